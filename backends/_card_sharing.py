@@ -1,4 +1,4 @@
-"""Detects whether a card is split or shared: MIG slices, partitions, vGPUs, MPS and other processes.
+"""Detect whether a card is split or shared: MIG slices, partitions, vGPUs, MPS and other processes.
 
 Checked against nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA's name of a device includes its MIG slice ("NVIDIA H100
 80GB HBM3 MIG 3g.40gb"). Every process uses MPS, the CUDA Multi-Process Service, while its control daemon runs. When the

@@ -1,4 +1,6 @@
-"""Clock stamps on NVIDIA GPUs, by a small kernel that the driver compiles from the PTX text below."""
+"""Measure the real clock of NVIDIA GPUs with stamps: small kernels that record the cycle counter of each SM and the
+time. The driver compiles them from the PTX text below.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,13 @@ END:
 _WAIT_NANOSECONDS = 1500
 #: Two blocks of this many threads fill an SM.
 _THREADS_PER_BLOCK, _BLOCKS_PER_UNIT = 1024, 2
-#: Number of slots for stamps, used in turn. Each half is cleared before its first slot is used again.
+#: Number of slots that store the results of stamps. Stamps use the slots in turn, and clear each half of the slots
+#: before they use its first slot again.
 _SLOT_COUNT, _HALF_SLOT_COUNT = 256, 128
 
 
 class CudaStamps:
-    """Takes clock stamps in torch's current stream.
+    """An instrument that queues clock stamps in torch's current stream and computes the clock between two of them.
 
     ``driver``: the driver's library. ``index``: the device. ``units``: its number of SMs.
     """

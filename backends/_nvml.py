@@ -1,4 +1,4 @@
-"""Reads the sensors of an NVIDIA device from NVML, and checks the state of its card.
+"""Read the sensors of an NVIDIA device from NVML, and check the state of its card.
 
 The device is found by UUID, or by PCI address if a virtual machine hides the UUID. An index would not work, because
 CUDA_VISIBLE_DEVICES changes the indices of torch, but not those of NVML.
@@ -47,7 +47,7 @@ class NvmlSensors:
         return self.call_system_or_none(query, self.handle, *arguments)
 
     def call_system_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        """Send a query about the whole system. Return None if NVML refuses it."""
+        """Return NVML's answer to a query about the whole machine; None if NVML refuses the query."""
         try:
             return query(*arguments)
         except self.errors:

@@ -48,7 +48,9 @@ _EMPTY_WINDOW_COUNT, _MAX_DRAWN_VALUES = 32, 2**22
 
 
 def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
-    """Call a function that the vendor may lack. Returns None if it is missing or unfinished."""
+    """Call ``query`` and return its result; None if the vendor's torch module lacks the function or has not finished
+    it.
+    """
     try:
         return query(*arguments)
     except _MISSING_FUNCTION_ERRORS:
@@ -61,7 +63,7 @@ def _return_none_if_missing(method: Callable[..., Any]) -> Any:
 
 
 class VendorModule:
-    """The vendor's torch module. torch.accelerator supplies the functions that it lacks."""
+    """A wrapper of the vendor's torch module that takes functions from torch.accelerator if the module lacks them."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -77,7 +79,7 @@ class VendorModule:
 
 
 class HostFilledPool(TorchOperandPool):
-    """Draws random operands on the host, for devices without a random number generator."""
+    """A pool of operands whose random values the host draws, for devices without a random number generator."""
 
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         drawn = torch.empty(min(buffer.numel(), _MAX_DRAWN_VALUES), dtype=buffer.dtype)
@@ -130,7 +132,9 @@ class AnyAcceleratorBackend(StreamedBackend):
 
     @classmethod
     def call_or_none(cls, name: str, *arguments: Any) -> Any:
-        """Call a function of the vendor's module. Returns None if it is missing or unfinished."""
+        """Call the function ``name`` of the vendor's torch module, and return its result; None if the function is
+        missing or unfinished.
+        """
         return _call_or_none(lambda: getattr(cls.vendor(), name)(*arguments))
 
     @classmethod
@@ -219,7 +223,9 @@ class AnyAcceleratorBackend(StreamedBackend):
         return float(end - start) if self.reason_without_events else super().seconds_between(start, end)
 
     def timer_overhead(self) -> float | None:
-        """Return the overhead of events as other backends do. For the host clock, return the median empty window."""
+        """Return the seconds that two marks add to a launch. For events, estimate them as other backends do. For the
+        host clock, return the median time between two marks without a launch.
+        """
         if not self.reason_without_events:
             return super().timer_overhead()
         windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOW_COUNT)]

@@ -1,4 +1,4 @@
-"""The CPU, timed by the host clock. Its compute units are torch's threads. Its sensors are of the whole system."""
+"""Measure the CPU with the host's clock. Its compute units are torch's threads; its sensors cover the whole machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _MIN_BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
-    """The sensors that the operating system shows to every user. Virtual machines often have none."""
+    """The clock and temperature sensors that the operating system shows to every user. Virtual machines often have
+    none.
+    """
 
     def read(self, energy: bool = False) -> Reading:
         frequency = read_cpu_frequency()
@@ -42,7 +44,9 @@ _CPP_COMPILERS = ("c++", "g++", "clang++")
 
 
 class ThreadMark:
-    """A mark in a thread's queue. Converting it to a float waits until the thread has reached it, in host seconds."""
+    """A mark in the queue of a thread. Its conversion to a float waits until the thread has reached the mark, and gives
+    the host time in seconds at which it did.
+    """
 
     def __init__(self, reached: Future[float]) -> None:
         self._reached = reached
@@ -52,7 +56,7 @@ class ThreadMark:
 
 
 class ThreadQueue(Queue):
-    """A second queue for CPU launches: a thread. ``now``: the backend's clock."""
+    """A thread that serves as the second queue of the CPU. ``now``: a function that returns the backend's time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -60,7 +64,7 @@ class ThreadQueue(Queue):
         self._queued: list[Future[object]] = []
 
     def fork(self) -> None:
-        """Do nothing: earlier CPU launches have already ended."""
+        """Do nothing, because earlier launches of a CPU have already ended."""
 
     def launch(self, call: Callable[[], object]) -> None:
         self._queued.append(self._thread.submit(call))
@@ -79,7 +83,8 @@ class CpuBackend(HostTimedBackend):
     runtime = "host"
     is_accelerator = False
     device_type = "cpu"
-    # A CPU changes its clock more slowly, and a matmul can take seconds: resting would only double the run's time.
+    # Do not rest between measurements: a CPU changes its clock more slowly than a GPU and a matmul can take seconds, so
+    # rests would double the time of a run and change nothing.
     burst_traits = BurstTraits(
         train_seconds=0.1,
         rest_ratio=0.0,
@@ -137,7 +142,7 @@ class CpuBackend(HostTimedBackend):
         if reading.clock_hz is None and reading.celsius is None:
             return Unavailable(
                 "the operating system reports neither clock nor temperature",
-                "usual in a virtual machine: nothing to do",
+                "this is usual in a virtual machine, so there is nothing to do",
             )
         return CpuSensors()
 
@@ -149,7 +154,7 @@ class CpuBackend(HostTimedBackend):
         return self._thread_queue
 
     def synchronize(self) -> None:
-        """Do nothing: a CPU launch returns when its work is done."""
+        """Do nothing, because a launch on a CPU returns only when its work is done."""
 
     def free_memory(self) -> int | None:
         return int(psutil.virtual_memory().available)

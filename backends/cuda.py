@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, timed by CUDA events, with sensors from NVML."""
+"""Measure NVIDIA GPUs with CUDA events, and read their sensors from NVML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CudaBackend(StreamedBackend):
     name = "cuda"
     runtime = "cuda"
     device_type = "cuda"
-    # The constants of mamf.calibration were measured on these devices.
+    # Use the default traits, because they were measured on NVIDIA GPUs (mamf.calibration).
     burst_traits = BurstTraits()
     sustained_traits = SustainedTraits()
     has_graphs = True
@@ -118,7 +118,9 @@ class CudaBackend(StreamedBackend):
         }
 
     def _read_vboost_of_card(self) -> dict[str, str]:
-        """Read the card's vboost. Empty without sensors, because nvidia-smi's index of the card is then unknown."""
+        """Return the card's vboost setting as a dictionary of one entry; empty without sensors, because the card's
+        index in nvidia-smi is then unknown.
+        """
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
 
@@ -198,7 +200,9 @@ class CudaBackend(StreamedBackend):
 
 @cache
 def _read_cublas_version() -> dict[str, str]:
-    """Return the version of the cuBLAS package, because one torch can run with several versions. Empty without it."""
+    """Return the version of the installed cuBLAS package as a dictionary of one entry; empty if there is no package.
+    Logs need it because the same torch can run with several versions of cuBLAS.
+    """
     major = str(torch.version.cuda).split(".")[0]
     version = get_cached_package_version("nvidia-cublas") or get_cached_package_version(f"nvidia-cublas-cu{major}")
     return {"cublas": version} if version else {}
@@ -233,7 +237,7 @@ def _check_environment() -> list[Advice]:
             "1",
             "each launch waits until the previous one ends, so times of small shapes include host time",
         ),
-        "NVIDIA_TF32_OVERRIDE": ("0", "tf32 is computed as float32, at a fraction of its speed"),
+        "NVIDIA_TF32_OVERRIDE": ("0", "matmuls of tf32 are computed as float32, at a fraction of the speed of tf32"),
     }
     return [
         Advice(name, "warning", f"is set to {value}", cost, f"unset {name}")

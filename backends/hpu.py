@@ -1,7 +1,7 @@
-"""Intel Gaudi, with habana_frameworks in eager or lazy mode.
+"""Measure Intel Gaudi devices with habana_frameworks, in eager or lazy mode.
 
-In lazy mode launches are collected in a graph until mark_step. So mark_step follows each launch: otherwise only the
-last of several matmuls into the same output would run.
+In lazy mode the library collects launches in a graph until mark_step is called. mamf calls mark_step after each launch,
+because otherwise only the last of several matmuls into the same output would run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mamf.machine.environment import get_package_version
 from mamf.torch_backend import AcceleratorBackend
 
 _GAUDI_PACKAGE = "habana_frameworks"
-# The software does not report cache sizes. Gaudi2 has software-managed SRAM, Gaudi3 an L2 and an L3 cache.
+# List the cache sizes here, because Intel's software does not report them. Gaudi2 has SRAM that software manages, and
+# Gaudi3 has an L2 and an L3 cache.
 _CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE_VARIABLE = "PT_HPU_LAZY_MODE"
 # Defined here because pyhlml has these constants in a deprecated module.

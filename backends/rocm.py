@@ -1,4 +1,4 @@
-"""AMD GPUs, through torch.cuda on HIP, with sensors from amdsmi and advice on TunableOp and NUMA balancing."""
+"""Measure AMD GPUs with torch.cuda on HIP, read their sensors from amdsmi, and check TunableOp and NUMA balancing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
-# The reasons for throttling, by the counter that increases meanwhile, on MI300 and newer.
+# Map each counter that increases while the card is throttled to the reason of the throttling, for MI300 and newer.
 _REASON_BY_RESIDENCY = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",

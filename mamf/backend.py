@@ -297,7 +297,7 @@ class Backend(ABC):
         """The clock stamps of the device, the same object at each access, or the reason why it has none."""
         return Unavailable(
             f"mamf cannot read the cycle counters of {self.info.name}",
-            "the column 'MHz requested' has the clock that the driver reports",
+            "the column 'MHz requested' shows the clock that the driver reports",
         )
 
     def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:

@@ -1,7 +1,9 @@
-"""The contract of a kernel: one implementation of an operation.
+"""Define the interface between mamf and a kernel, which is one implementation of an operation such as matmul.
 
-``prepare`` compiles, tunes and lays out operands. The launches that it returns take no argument and allocate nothing,
-so a timed launch contains only the kernel. Timed results are verified: see mamf.engine.regimes.base.
+The method ``prepare`` of a kernel compiles and tunes it and lays out its operands. The launches that ``prepare``
+returns take no argument and allocate nothing, so a timed launch contains only the kernel. An operand set is one copy of
+all operands: launches rotate over several sets, so that they do not find their operands in the cache. mamf verifies the
+results of timed launches (see mamf.engine.regimes.base).
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from mamf.dtypes import DTYPES
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one launch.
+    """The amount of work of one launch, from which mamf computes its rate.
 
-    - ``flop``, ``nbytes``: FLOP, and bytes read plus written (each operand once), by the named ``convention``.
+    - ``flop``: the number of floating-point operations. ``nbytes``: the bytes read plus written, each operand once.
+    - ``convention``: how ``flop`` and ``nbytes`` are counted, in words.
     - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
-    - ``has_products``: whether the FLOP are those of matmul, so that the matmul ceiling limits them. Always True if the
-      rate counts FLOP.
+    - ``has_products``: whether the FLOP are those of matmuls, so that no launch can exceed the highest measured matmul
+      rate. Always True if the rate counts FLOP.
     """
 
     flop: float
@@ -39,22 +42,25 @@ class Work:
 
     @property
     def amount(self) -> float:
-        """The FLOP or bytes that the rate counts."""
+        """The FLOP of the launch if its rate is in TFLOPS, its bytes if the rate is in TB/s."""
         return float(self.flop if self.unit == "TFLOPS" else self.nbytes)
 
 
-#: The number of rows, and of columns, in a cell of wrong values.
+#: Number of rows, and also of columns, in a cell: mamf divides an output matrix into square cells to report where its
+#: values are wrong.
 CELL = 64
-# Possible numbers of cells along a side of a tile, the fewest tiles that show a period, and how many tiles to name.
+# A tile of an output may have these numbers of cells along a side. Report a period only if at least 3 tiles are wrong,
+# because any two tiles have one. Name at most 4 tiles.
 _TILE_SIDES_IN_CELLS, _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = (4, 2, 1), 3, 4
 
 
 @dataclass(frozen=True)
 class WrongCells:
-    """The cells of an output that have a wrong value.
+    """The cells (squares of 64 x 64 values) of an output that contain a wrong value.
 
-    - ``cells``: the number in the batch, row and column of each, from 0.
-    - ``rows``, ``columns``: the size of one matrix, in values. ``values``: the number of values in the whole output.
+    - ``cells``: the position of each such cell: the matrix in the batch, the cell row and the cell column, from 0.
+    - ``rows``, ``columns``: the number of rows and columns of values in one matrix.
+    - ``values``: the number of values in the whole output.
     """
 
     cells: frozenset[tuple[int, int, int]]
@@ -64,7 +70,9 @@ class WrongCells:
 
 
 def describe_wrong_cells(wrong: WrongCells) -> str:
-    """Describe the wrong tiles in one line: their size, their place in the grid of tiles, and their period."""
+    """Return one line about the wrong tiles of an output: their number, their size, the positions of the first tiles,
+    and the period with which wrong tiles repeat, if any.
+    """
     down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
     sides = sorted(product(_TILE_SIDES_IN_CELLS, _TILE_SIDES_IN_CELLS), key=lambda side: -side[0] * side[1])
     fitting = (side for side in sides if side == (1, 1) or (side[0] <= down and side[1] <= across))
@@ -84,8 +92,8 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
 
 
 def _forms_whole_tiles(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
-    """Return whether the wrong cells form whole tiles of ``height`` x ``width`` cells. The whole output has ``down`` x
-    ``across`` cells.
+    """Return whether the wrong cells form complete tiles of ``height`` x ``width`` cells. Each matrix of the output has
+    ``down`` rows and ``across`` columns of cells.
     """
     tiles = {(b, row // height * height, column // width * width) for b, row, column in wrong.cells}
     return all(
@@ -96,16 +104,22 @@ def _forms_whole_tiles(wrong: WrongCells, height: int, width: int, down: int, ac
     )
 
 
+#: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_random).
 DATA = ("normal", "uniform", "zeros", "integers")
-#: ``wide``: normal times powers of two from 2^-10 to 2^2, so that sums mix small and large terms.
+#: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
+#: the sums of a matmul have small and large terms.
 ALL_DATA = (*DATA, "wide")
-# If operands are so small that this many sets fit in the cache, reading them does not limit a launch anyway.
+# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, their reads from memory do
+# not limit a launch.
 MAX_OPERAND_SETS = 64
-ALIGNMENT = 256  # elements
+# Number of elements to which the start of each operand set is aligned.
+ALIGNMENT = 256
 
 
 class Buffer(NamedTuple):
-    """A flat buffer of one dtype. ``fill``: whether to fill it with the problem's data, because launches read it."""
+    """The size and dtype of a flat device buffer that a launch needs. ``fill``: whether to fill it with random values,
+    because launches read it.
+    """
 
     elements: int
     dtype: str
@@ -117,14 +131,22 @@ class Buffer(NamedTuple):
 
 
 def aligned(elements: int) -> int:
-    """Round ``elements`` up so that the next operand set is aligned for the fastest loads."""
+    """Round a number of elements up to a multiple of 256, so that the next operand set in the buffer is aligned for the
+    fastest loads.
+    """
     return -(-elements // ALIGNMENT) * ALIGNMENT
 
 
 class Problem(Protocol):
-    """All parameters of an operation except its shape. Immutable."""
+    """The parameters of an operation other than its shape, such as the dtype. Problems are immutable.
 
-    #: The operation's name.
+    - ``dtype``: mamf's name of the operands' dtype. ``data``: the distribution of their values. ``seed``: the seed of
+      all random values.
+    - ``shape``, in all methods: the shape of the launch. ``sets``: the number of operand sets. ``rewrite``: whether the
+      output must be overwritten before each launch, as the regime ``classic`` does.
+    """
+
+    #: Name of the operation to which the problem belongs.
     operation: ClassVar[str]
 
     @property
@@ -137,10 +159,10 @@ class Problem(Protocol):
         """Return the FLOP and bytes of one launch."""
 
     def buffers(self, shape: Any, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the device buffers of the operands, by name."""
+        """Return the sizes and dtypes of the device buffers of all operand sets, by the name of the operand."""
 
     def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of the operands of a launch, which decide how many operand sets exceed the cache."""
+        """Return the bytes of the operands, from which mamf computes how many operand sets exceed the cache."""
 
 
 ProblemT = TypeVar("ProblemT", bound=Problem)
@@ -149,13 +171,14 @@ ShapeT = TypeVar("ShapeT")
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a result is from the reference: ``error`` is ||C - reference|| / ||reference|| over the sampled entries.
+    """The outcome of comparing a result with a reference.
 
-    - ``reference``: the arithmetic of the reference.
-    - ``reason``: why a result is wrong although its error is small, in one line.
-    - ``details``: further findings by name, as numbers or text. NaN and infinities are dropped.
-
-    Raises ValueError for details of any other type.
+    - ``error``: ||C - reference|| / ||reference|| over the compared entries of the result C.
+    - ``tolerance``: the largest error of a correct result.
+    - ``reference``: the arithmetic in which the reference was computed.
+    - ``reason``: why the result is wrong although its error is small, in one line; otherwise empty.
+    - ``details``: further findings by name, as numbers or text. NaN and infinities are dropped; for any other type the
+      constructor raises ValueError.
     """
 
     error: float
@@ -176,16 +199,17 @@ class Verdict:
         return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
-#: Takes a later result, queues its comparison, and returns a function that waits for the differing cells.
+#: Function that compares a later result with a remembered one: it queues the comparison on the device, and returns a
+#: function that waits for it and returns the cells that differ.
 Compare = Callable[[object], Callable[[], WrongCells]]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel ready to run on one shape.
+    """A kernel that is compiled, tuned and ready to run on one shape.
 
-    - ``launches``: one per operand set; they differ only in the memory that they use. Each returns its output, or None
-      if it writes to a buffer allocated in advance.
+    - ``launches``: one function per operand set. These functions differ only in the memory that they use. Each returns
+      its output, or None if it writes to a buffer allocated in advance.
     - ``verify``: compares the output of a set with the reference, given the set's index and the result of its last
       launch. It launches nothing.
     - ``poison``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned outputs, with
@@ -224,31 +248,36 @@ class Prepared:
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
-    """One implementation of an operation. Stateless: operands are in the pool.
+    """One implementation of an operation, such as a library's matmul. It has no state: the pool has the operands.
 
-    ``product_dtypes``: the dtypes of its matmuls if they differ from the operands' dtype (Sage: int8 and fp8), so that
-    reports can also show a share of that dtype's ceiling. ``is_exact``: False for a kernel that approximates. Reports
-    then show its error, and its FLOP include work that it skips.
+    - ``product_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
+      and fp8), so that reports can also show its share of the highest measured rate of that dtype.
+    - ``is_exact``: False for a kernel that approximates. Reports then show its error, and its FLOP include work that it
+      skips.
     """
 
     name: str
     operation: ClassVar[str]
-    #: Whether it is chosen if no kernel is named: the function that every model calls, not a faster alternative.
+    #: Whether mamf measures this kernel if the user names none. True for the function that models usually call, not for
+    #: faster alternatives.
     is_default: ClassVar[bool] = False
-    #: Whether a search tries it by default. False for kernels that compile for minutes per shape.
+    #: Whether a search for the fastest kernel tries this one if the user does not name it. False for kernels that
+    #: compile for minutes per shape.
     is_tried_unasked: ClassVar[bool] = True
-    #: Whether its ``variants`` need no compilation, so that even quick searches try all of them.
+    #: Whether the kernels that ``variants`` returns need no compilation, so that even quick searches try all of them.
     has_cheap_variants: ClassVar[bool] = False
-    #: Whether its rows report the memory that a launch needs.
+    #: Whether results of this kernel include the device memory that a launch needs.
     reports_memory: ClassVar[bool] = False
-    #: Whether its rows also report the memory that the process reserved. This releases cached blocks first, so that
-    #: launches of microseconds would wait for new allocations.
+    #: Whether results of this kernel also include the device memory that the process reserved. To measure it, mamf
+    #: releases cached blocks first, so that a launch of a few microseconds would then wait for new allocations.
     reports_reserved: ClassVar[bool] = False
-    #: Whether burst refuses a launch that is longer than a train, instead of measuring trains of a single launch.
+    #: Whether the regime ``burst``, which times short trains (series of launches), refuses a launch that takes longer
+    #: than a train should. If False, it measures trains of one such launch.
     must_fit_a_train: ClassVar[bool] = False
-    #: The argument that its class takes in brackets after the name, such as ``an attention kernel``; empty if none.
+    #: Description of the argument that the user writes in brackets after the kernel's name, such as ``an attention
+    #: kernel``; empty if the kernel takes none.
     takes: ClassVar[str] = ""
-    #: Operand dtypes that it supports; empty if ``unsupported`` does not depend on this list.
+    #: Operand dtypes that the kernel supports; empty if ``unsupported`` does not use this list.
     dtypes: ClassVar[tuple[str, ...]] = ()
     product_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
@@ -256,7 +285,8 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         """Return why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
 
-        If an installed library fails to import, in whatever way, return the reason instead of raising the error.
+        If the import of an installed library raises any error, this method must return the error as the reason, not
+        raise it.
         """
         return None
 
@@ -268,22 +298,30 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
 
     @abstractmethod
     def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:
-        """Return why this kernel does not support this problem (dtype, layout), or None. Must not allocate."""
+        """Return why this kernel does not support this problem (dtype, layout), or None. Must not allocate device
+        memory.
+        """
 
     def unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
         """Return why this kernel does not support this shape, or None."""
         return None
 
     def variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
-        """Return the library's algorithms for this shape, each as a kernel; only this kernel if there is no choice."""
+        """Return the algorithms that the library offers for this shape, each as a kernel; only this kernel if the
+        library offers no choice.
+        """
         return (self,)
 
     def settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
-        """Return a context that sets library flags (such as tf32) while this kernel runs, and restores them."""
+        """Return a context that sets the library flags that this kernel needs (such as tf32), and restores them at its
+        end.
+        """
         return nullcontext()
 
     def refuses(self, error: Exception) -> bool:
-        """Return whether an error means that the library does not support this shape; False if the launch failed."""
+        """Return whether an error of a launch means that the library does not support the shape; False if it means that
+        the launch failed.
+        """
         return False
 
     @abstractmethod
@@ -296,20 +334,21 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        """Take operands from ``pool``, compile, tune and, for a backward pass, run the forward pass.
+        """Get operands from ``pool``, compile and tune this kernel, run the forward pass if the kernel is a backward
+        pass, and return the launches.
 
-        ``sets``: the number of operand sets to rotate over. ``rewrite``: whether ``rewrite_output`` is needed. Raises
-        UnsupportedError or the device's own errors.
+        ``sets``: the number of operand sets over which launches rotate. ``rewrite``: whether mamf will call
+        ``rewrite_output``. Raises UnsupportedError or the device's own errors.
         """
 
 
-#: A kernel of any operation.
+#: Type of a kernel of any operation.
 AnyKernel = Kernel[Any, Any]
 
 
 def count_operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
-    """Return the number of operand sets that together exceed twice the cache: at least 3, at most MAX_OPERAND_SETS.
+    """Return the number of operand sets whose total size exceeds twice the cache: at least 3, at most 64.
 
-    ``cache_bytes``: the size of the last-level cache, if known.
+    ``cache_bytes``: the size of the last-level cache in bytes; None if unknown, for which the result is 3.
     """
     return 3 if not cache_bytes else min(MAX_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))

@@ -1,11 +1,13 @@
-"""The contract of an operation: what is computed, how its shapes are written, and what its rate counts.
+"""Define the interface between mamf and an operation such as matmul: what it computes, how users write its shapes, and
+whether its rate counts FLOP or bytes.
 
 An operation is one folder (or one third-party module) and one entry point in the group ``mamf.operations``. It supplies
 what the engine, logs and reports need; its problems define the work of a launch, and its kernels do that work.
 
-Its parameters are the sizes of its shapes and the fields of its problems. Each is a field of a dataclass. The options
-of the command line, the keywords of the Python API and their help are made from its type, its default and the metadata
-that ``describe`` adds.
+A problem is all that defines the work except the shape, such as the dtype. The parameters of an operation are the sizes
+of its shapes and the fields of its problems. Each parameter is a field of a dataclass. mamf makes command-line options,
+keywords of the Python API and their help from the type of the field, its default and the metadata that ``describe``
+adds.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": Fal
 
 @dataclass(frozen=True)
 class Parameter:
-    """A size or a field: one value of a shape or a problem.
+    """A parameter of an operation, which is one field of its shapes or of its problems, as users see it.
 
     - ``name``, ``kind``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
@@ -116,7 +118,7 @@ _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
         "is_rare": True,
     },
 }
-#: The metadata of a field that follows from other fields, so that it is not a parameter.
+#: Metadata of a dataclass field whose value follows from other fields, so that users cannot set it.
 DERIVED: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
@@ -221,7 +223,7 @@ def _convert_text(kind: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Preset(Generic[ShapeT]):
-    """Well-known shapes and problems under one name.
+    """A named selection of well-known shapes and problems, such as the layers of a model.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
     - ``sizes``: instead of shapes, values of sizes by name. They are measured in every combination. The user's sizes
@@ -257,19 +259,20 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: The command that sweeps it, if that is not ``mamf sweep --operation NAME``.
     own_command: ClassVar[str] = ""
-    #: How its sweeps are drawn: by ``kernels``, by ``shapes`` of one kernel, by sequence ``lengths``, by ``caches`` of
-    #: several lengths, or by ``phases`` of a training step.
+    #: What the lines of a chart of its sweeps (measurements of many shapes) compare: ``kernels``, ``shapes`` of one
+    #: kernel, sequence ``lengths``, ``caches`` of several lengths, or ``phases`` of a training step.
     chart: ClassVar[str] = "kernels"
     #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel, by default the usual one for
     #: the dtype, on each shape with the fastest of its algorithms.
     compares_kernels: ClassVar[bool] = True
-    #: Whether its ceiling is the compute roof of a device, so that rows of other operations are shares of it.
+    #: Whether its highest measured rate is the compute limit of a device in rooflines, so that reports show the rates
+    #: of other operations as shares of it.
     is_compute_roof: ClassVar[bool] = False
-    #: Whether a run first finds the compute ceiling, and shows its rows as shares of it.
+    #: Whether a run first searches for the highest matmul rate of the device, and shows its rates as shares of it.
     has_shares: ClassVar[bool] = False
-    #: Whether such a run also finds the read bandwidth of memory, because either one may limit a row.
+    #: Whether a run also measures the read bandwidth of memory, because it may limit a rate instead of the matmul rate.
     has_memory_shares: ClassVar[bool] = False
-    #: The regimes in which its rows can be measured, and the default one.
+    #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure it, and the default regime.
     regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
     #: Whether it counts a model's FLOP, so that shares of the datasheet and of the ceiling are called MFU and MAMFU.
@@ -328,13 +331,13 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
-        """Return the device's physical limit on the rate, in FLOP or bytes per second; None if unknown. ``shape``: the
-        shape, on which the limit may depend (whether it fits in a cache).
+        """Return the rate that the device cannot physically exceed, in FLOP or bytes per second; None if unknown.
+        ``shape``: the shape, because the limit may depend on whether the operands fit in a cache.
         """
         return None
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """Return the datasheet's figure in FLOP or bytes per second, or None."""
+        """Return the peak rate from the device's datasheet in FLOP or bytes per second, or None if it is unknown."""
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
@@ -355,7 +358,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
-        """Return ``words`` with a phrasing for reports."""
+        """Return the fields that identify a problem, phrased for reports. By default these are ``words``."""
         return self.words(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
@@ -391,7 +394,9 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure of an operation: shapes or values of sizes, and values of fields. Each replaces the preset's."""
+    """A user's request to measure an operation. ``shapes``, ``sizes`` and ``fields``: whole shapes, values of sizes and
+    values of problem fields, which replace those of ``preset``.
+    """
 
     operation: Operation[Any, Any]
     shapes: Sequence[Any] = ()
@@ -453,14 +458,14 @@ def get_field_parameters(operation: Operation[Any, Any]) -> Mapping[str, Paramet
     return get_parameters(operation.problem_type)
 
 
-# Random shapes: the largest size, as a multiple of the size if all are equal; each size is a multiple of one of the
-# second value; and the number of attempts.
+# Draw random sizes up to 4 times the size that they would have if all were equal. Make each size a multiple of one of
+# these numbers, so that some are aligned. Give up after 1000 attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
-    """Draw ``count`` random sizes: aligned and unaligned ones, for even, skinny and huge shapes. Their product times
-    ``equal`` is in the range ``terms``. If no attempt succeeds, all sizes are 1.
+    """Draw ``count`` random sizes of a shape, aligned or unaligned, similar or very different. Their product times
+    ``equal`` is in the range ``terms``. If no attempt succeeds, return sizes of 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (terms[-1] / equal) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):
@@ -472,13 +477,15 @@ def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1)
 
 
 class FlopOperation(Operation[ProblemT, ShapeT]):
-    """An operation whose rate counts FLOP and is limited by the device's peak for the dtype."""
+    """An operation whose rate counts FLOP, so that the device's peak for the dtype limits it."""
 
     def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         return compute_max_flops(info, problem.dtype)
 
     def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """Return the datasheet's FLOP per second; the share of it is MFU."""
+        """Return the peak from the device's datasheet in FLOP per second, or None. The measured rate divided by this
+        peak is the MFU (model FLOPs utilization).
+        """
         found = find_peak(info.name, problem.dtype, info.compute_units)
         return None if found is None else found.flops
 

@@ -1,9 +1,11 @@
-"""The rates that ship with this package: dense peaks and bandwidths from datasheets (peaks.csv), the names that drivers
-and people use for these devices (device_names.csv), and confirmed ceilings from results/ (contributed.csv).
+"""Look up the rates that ship with this package: dense peaks and bandwidths from datasheets (peaks.csv), the names that
+drivers and people use for these devices (device_names.csv), and confirmed ceilings from results/ (contributed.csv). A
+ceiling is the highest rate that mamf measured on a device.
 
-The first row of peaks.csv whose pattern matches a name decides which device it is. A device without a row has no peak.
-The column ``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops`` (not the
-bandwidth) or ``no`` (none). Unverified figures are marked in reports and limit nothing.
+The first row of peaks.csv whose pattern matches the name of a device says which model it is. A device without a row has
+no peak. The column ``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops``
+(not the bandwidth) or ``no`` (none). Reports mark unverified figures, and mamf never rejects a measurement because of
+them.
 """
 
 from __future__ import annotations
@@ -21,23 +23,25 @@ from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
-#: The file of confirmed ceilings in this package, which ``mamf results table`` writes.
+#: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
 CONTRIBUTED_FILE = "contributed.csv"
 
-# Headroom above the datasheet's peak if its clock is not listed: boards run faster than their datasheet (an RTX 4090
-# reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
+# Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock: boards run faster than their
+# datasheet (an RTX 4090 reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
 HEADROOM_UNKNOWN_CLOCK = 1.25
-# Headroom if the datasheet's clock is listed, because clocks are read and set in steps of 15 MHz or more.
+# Allow rates up to 1.02 times the peak if the datasheet gives a clock, because drivers report and set clocks in steps
+# of 15 MHz or more.
 _HEADROOM_KNOWN_CLOCK = 1.02
-# Headroom above the peak at the clock that was read during a row, and if that clock may have fallen during the row (see
-# compute_max_flops_at_clock).
+# Allow rates up to 1.02 times the peak at the clock that was read during a measurement, and up to 1.10 times if the
+# clock may have fallen during it (see compute_max_flops_at_clock).
 HEADROOM_OF_READ_CLOCK, HEADROOM_OF_FALLING_CLOCK = 1.02, 1.10
-# No device is faster in float64 than in float32.
+# Bound float64 by the float32 peak if no float64 peak is listed, because no device is faster in float64.
 _BOUNDING_DTYPES = {"fp64": "fp32"}
-# FLOP per cycle and unit are multiples of 16; a datasheet's rounding may shift them by 0.5 %.
+# The FLOP per cycle of a compute unit are a multiple of 16. Rounding in a datasheet may shift them by up to 0.5 %.
 _FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
-# Upper bounds for a CPU core: FLOP per cycle, and clock. Two 512-bit FMA units do 32 FLOP in float64 and 64 in float32;
-# matrix units (Intel AMX: 1024 multiply-adds; Apple's) do up to 256 in float32 and 2048 in narrower dtypes.
+# No CPU core exceeds these FLOP per cycle and this clock. Two 512-bit FMA units do 32 FLOP per cycle in float64 and 64
+# in float32. Matrix units (Intel's AMX, with 1024 multiply-adds, and Apple's) do up to 256 in float32 and 2048 in
+# narrower dtypes.
 _MAX_CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
 _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES = 2048
 _MAX_CORE_HZ = 7e9
@@ -45,13 +49,14 @@ _MAX_CORE_HZ = 7e9
 
 @dataclass(frozen=True, kw_only=True)
 class DatasheetRate(Rate):
-    """A row of peaks.csv: a dense rate, without sparsity.
+    """A row of peaks.csv: the peak rate of one device model for one dtype, without sparsity.
 
-    - ``rate``: 0 in a row that lists only a bandwidth. ``bandwidth_tb``: in TB/s.
-    - ``dtype``: the datasheet's name, as in ``DType.peak_name``.
-    - ``match``, ``compute_units``: the device's names and numbers of units (empty: any).
-    - ``clock_hz``: the clock of the peak; None if the source does not give it.
-    - ``verified``: see the module's docstring.
+    - ``rate``: the peak in TFLOPS; 0 in a row that lists only a bandwidth. ``bandwidth_tb``: the bandwidth in TB/s.
+    - ``dtype``: the datasheet's name of the dtype, as in ``DType.peak_name``.
+    - ``match``: a pattern for the names of the model. ``compute_units``: its possible numbers of compute units; empty
+      if any number is possible.
+    - ``clock_hz``: the clock at which the device reaches the peak; None if the source does not give it.
+    - ``verified``: which figures of the row were checked against their source: "yes" (all), "flops" or "no".
     """
 
     match: re.Pattern[str]
@@ -67,7 +72,7 @@ class DatasheetRate(Rate):
 
     @property
     def origin(self) -> str:
-        """The device name for reports, marked if the figure is unverified."""
+        """The device name for reports, with "(unverified)" if the rate was not checked against its source."""
         return self.device if self.is_verified else f"{self.device} (unverified)"
 
 
@@ -92,17 +97,18 @@ def _read_peak_rows() -> tuple[DatasheetRate, ...]:
 
 
 def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
-    """Return the peak of a device for a dtype (mamf's name), or None. ``compute_units`` distinguishes devices that have
-    the same name.
+    """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
+    ``compute_units`` distinguishes device models that have the same name.
     """
     return _find_first_peak(_find_device_rows(device_name, compute_units), DTYPES[dtype].peak_name)
 
 
 def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
-    """Return the FLOP per compute unit and cycle at a device's peak; None if the clock or the number of units is
+    """Return the FLOP per cycle of one compute unit at a device's peak; None if the clock or the number of units is
     unknown.
 
-    Because datasheets round (989 for 989.4), the result is rounded to a multiple of 16, as units have it.
+    The function rounds the result to a multiple of 16, which is what hardware has, because datasheets round the peak
+    (989 for 989.4 TFLOPS).
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -112,7 +118,9 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
 
 
 def find_listed_peak(device: str, dtype: str) -> DatasheetRate | None:
-    """Return the peak of a device by its name in peaks.csv for a dtype (mamf's name), or None."""
+    """Return the peak of a device, given by its name in peaks.csv, for a dtype (by mamf's name), or None if peaks.csv
+    does not list it.
+    """
     return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].peak_name)
 
 
@@ -132,8 +140,8 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """Return the rows of the first device that matches by pattern and number of units. Empty for a shared card, because
-    all figures are of whole cards.
+    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return none for
+    a card that is shared, because all figures are those of whole cards.
     """
     if parse_sharing(device_name):
         return ()
@@ -153,7 +161,7 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     if peak is None:
         return None
     if peak.clock_hz and info.max_clock_hz:
-        # No board runs 25 % above its model's clock.
+        # Limit the ratio, because no board runs 25 % above its model's clock: a higher reading is wrong.
         ratio = min(info.max_clock_hz / peak.clock_hz, HEADROOM_UNKNOWN_CLOCK)
         return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
     return peak.flops * HEADROOM_UNKNOWN_CLOCK
@@ -187,8 +195,9 @@ def find_listed_device(device_name: str) -> str | None:
 
 
 def find_device_by_pattern(device_name: str, *, by_name_alone: bool = False) -> str | None:
-    """Return the first device of peaks.csv with a pattern that matches a name in any case; None for a shared card.
-    ``by_name_alone``: ignore devices that need their number of compute units to be recognized.
+    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
+    none does, or for a shared card. ``by_name_alone``: ignore devices that mamf recognizes only with their number of
+    compute units.
     """
     usual = " ".join(device_name.split())
     rows = () if parse_sharing(device_name) else _read_peak_rows()
@@ -197,10 +206,11 @@ def find_device_by_pattern(device_name: str, *, by_name_alone: bool = False) -> 
 
 
 def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
-    """Return the verified peak that bounds a dtype: its own, or that of a dtype that is never slower.
+    """Return the verified peak that no rate in a dtype can exceed: the peak of the dtype itself, or else that of a
+    dtype that is never slower. None if neither is listed.
 
-    In fp16 and fp8 consumer boards are twice as fast with 16-bit accumulation, which a global flag enables, so the
-    higher peak is the bound.
+    In fp16 and fp8, consumer boards are twice as fast with 16-bit accumulation, which a global flag of torch enables.
+    Therefore the higher of the two peaks is the bound.
     """
     own, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
     for name in (own, _BOUNDING_DTYPES.get(own, own)):
@@ -215,7 +225,9 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 
 @dataclass(frozen=True)
 class NamedDevice:
-    """A device of peaks.csv. The first of ``names`` is torch's name if no other device shares it."""
+    """A device model of peaks.csv with all its names. The first of ``names`` is the name that torch reports, unless
+    another model has the same one.
+    """
 
     device: str
     names: tuple[str, ...]
@@ -239,14 +251,15 @@ def read_named_devices() -> tuple[NamedDevice, ...]:
 
 
 def find_devices(name: str) -> list[NamedDevice]:
-    """Return the devices that a name may mean; several if it is ambiguous. The first rule that finds any applies:
+    """Return the device models that a name may mean; several if it is ambiguous. Apply the first of these rules that
+    finds a model:
 
-    1. The name is listed, ignoring case, blanks and the vendor.
-    2. It contains a number, and a device has all its words. Of several such devices, the plain model whose words all
-       others have too (RTX 3090 for RTX 3090 and RTX 3090 Ti).
-    3. The pattern of a device in peaks.csv matches.
+    1. The name equals a listed name, ignoring case, blanks and the vendor.
+    2. The name contains a number, and all its words occur in the names of a model. If this is true of several models,
+       return only the one whose words all others have too (RTX 3090 rather than RTX 3090 Ti).
+    3. The pattern of a model in peaks.csv matches the name.
 
-    Raises UsageError with similar names if none applies.
+    Raises UsageError with similar names if no rule finds a model.
     """
     devices, words = read_named_devices(), _split_words(name)
     if equal := [
@@ -287,12 +300,15 @@ def _split_words(name: str) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContributedRate(Rate):
-    """The highest confirmed ceiling in results/ for a model of device, a dtype and a regime.
+    """The highest confirmed ceiling (highest measured rate) in results/ for a device model, a dtype and a regime, which
+    is a way of measuring such as ``burst``.
 
-    - ``compute_units``, ``power_limit_watts``: None if the vendor's libraries did not report them.
-    - ``shapes``: the winning shapes of finds on devices of this model, fastest first.
-    - ``kernel``: the winner of the fastest find that compared several kernels; empty if none did.
-    - ``cards``: the number of cards measured. ``lowest``: the ceiling of the slowest one, in TFLOPS.
+    - ``interval``: the confidence interval of the rate, in TFLOPS.
+    - ``compute_units``, ``power_limit_watts``: properties of the device; None if the vendor's libraries did not report
+      them.
+    - ``shapes``: the fastest shapes that ``mamf find`` runs found on devices of this model, fastest first.
+    - ``kernel``: the fastest kernel in the fastest of these runs that compared several kernels; empty if none did.
+    - ``cards``: the number of cards measured. ``lowest``: the ceiling of the slowest of these cards, in TFLOPS.
     - ``software``: the versions of torch, the vendor's libraries and the driver.
     """
 
@@ -329,6 +345,8 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
 
 
 def find_contributed_rates(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
-    """Return the contributed ceilings of devices with this name and number of units, for a dtype of ``label_dtype``."""
+    """Return the contributed ceilings of devices with the name ``device`` and this number of compute units. ``dtype``:
+    the dtype as ``label_dtype`` writes it.
+    """
     wanted = device, compute_units, dtype
     return [each for each in read_contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]

@@ -1,7 +1,8 @@
-"""Base classes of backends for devices that torch supports: opening, memory, operands and two kinds of timer.
+"""Provide the base classes of backends (adapters for one vendor's devices) whose devices torch supports.
 
-An adapter in ``backends/`` derives from ``AcceleratorBackend`` if the vendor's torch module has events and memory
-statistics (``torch.cuda``, ``torch.xpu``, ``torch.hpu``), else from ``HostTimedBackend``, and adds the rest.
+A backend in ``backends/`` derives from ``AcceleratorBackend`` if the vendor's torch module has events and memory
+statistics (``torch.cuda``, ``torch.xpu``, ``torch.hpu``), otherwise from ``HostTimedBackend``. It adds what differs
+between vendors, such as sensors. A mark is a point in the device's queue at which the time is recorded.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
-# Number of elements to draw at a time for 8-bit dtypes, because their values are drawn in float32 first.
+# Draw only this many elements at a time for 8-bit dtypes: their values are drawn in float32 first, which takes four
+# times the memory.
 _ELEMENTS_PER_DRAW = 2**26
+# Bytes to write in order to flush a cache of unknown size.
 _DEFAULT_FLUSH_BYTES = 256 * MIB
-# Kernels with known cycles calibrate the timer: 5 us at 2 GHz, and eight times as long. If the clock changes by 1 %
-# between the two, the estimate shifts by 0.05 us. The median of this many rounds repeats within 0.1 us.
+# Estimate the timer's overhead from spin kernels, which wait for a given number of clock cycles: a short one (5 us at
+# 2 GHz) and one that is eight times as long. If the clock changes by 1 % between the two kernels, the estimate shifts
+# by 0.05 us. The median of 32 estimates repeats within 0.1 us.
 _SHORT_SPIN_CYCLES = 10_000
 _LONG_TO_SHORT_SPIN_RATIO = 8
 _OVERHEAD_ESTIMATE_COUNT = 32
@@ -34,7 +38,7 @@ _FLUSHES_BEFORE_SPINS = 20
 
 
 def to_torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype that stores ``name``: tf32 is float32 in memory."""
+    """Return the torch dtype in which values of mamf's dtype ``name`` are stored, which is float32 for tf32."""
     dtype = getattr(torch, "float32" if name == "tf32" else name)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -70,7 +74,7 @@ class TorchOperandPool(OperandPool):
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if buffer.dtype == torch.int32:  # for overwriting C of an int8 matmul: any integers will do
+        if buffer.dtype == torch.int32:  # mamf only overwrites the output of int8 matmuls with this, so any integers do
             buffer.random_(-128, 128, generator=generator)
             return
         if buffer.dtype.itemsize > 1:
@@ -83,15 +87,17 @@ class TorchOperandPool(OperandPool):
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
-    """Raise MemoryError if ``nbytes`` are not free. A system that overcommits would kill the process later."""
+    """Raise MemoryError if fewer than ``nbytes`` bytes of device memory are free. Without this check, an operating
+    system that overcommits memory would grant the allocation and kill the process later.
+    """
     free = backend.free_memory()
     if free is not None and nbytes > free:
         raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
 
 def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
-    """Fill ``values`` in place. ``data``: normal (mean 0, deviation 1), wide (normal, times powers of two), uniform (-1
-    to 1), integers (-2 to 2) or zeros.
+    """Fill the tensor ``values`` in place with random values. ``data``: their distribution: normal (mean 0, standard
+    deviation 1), wide (normal, times random powers of two), uniform (-1 to 1), integers (-2 to 2) or zeros.
     """
     if data == "normal":
         values.normal_(generator=generator)
@@ -107,13 +113,15 @@ def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> 
 
 
 def scale_to_int8(values: torch.Tensor, data: str) -> torch.Tensor:
-    """Scale normal (to 4 sigma) and uniform values to -127..127 and round them; other data are integers already."""
+    """Scale ``values`` in place to the range of int8, round them, and return them. 4 standard deviations of normal data
+    and 1 of uniform data become 127. Data of the other distributions are not scaled.
+    """
     scale = {"normal": 127 / 4, "uniform": 127.0}.get(data, 1.0)
     return values.mul_(scale).round_().clamp_(-127, 127)
 
 
 class TorchBackend(Backend):
-    """A device that torch addresses as ``device_type:index``."""
+    """A device that torch addresses as ``device_type:index``, such as "cuda:0"."""
 
     has_tensors = True
     device_type: str
@@ -128,23 +136,28 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}; it has {count} (0 to {count - 1})")
         self.index = index
         self.device = self.open_device()
-        # Buffers by size, because slicing a single buffer would take the host as long as queueing the flush.
+        # Keep one buffer for each flush size, because to slice a single buffer would take the host as long as to queue
+        # the flush.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
         self.info = replace(info, name=add_sharing_to_name(info.name, self.sharing()))
-        # A cache size that is measured later (mamf.engine.traits) only enlarges the flush: a larger cache may exist.
+        # Remember this size as a minimum: if mamf later measures a smaller cache (mamf.engine.traits), the device may
+        # have a larger one that the measurement did not see.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
 
     def open_device(self) -> torch.device:
         return torch.device(self.device_type, self.index)
 
     def setup(self) -> None:
-        """Set up what the vendor needs in this process. Changes nothing on the machine."""
+        """Prepare the vendor's libraries in this process before the device is used. Changes no setting of the
+        machine.
+        """
 
     @abstractmethod
-    def describe(self) -> DeviceInfo: ...
+    def describe(self) -> DeviceInfo:
+        """Return the description of the opened device for logs and reports."""
 
     def open_telemetry(self) -> Telemetry | Unavailable:
         return Unavailable(f"mamf cannot read sensors of {self.name} devices", "the log will lack power and clock")
@@ -177,7 +190,9 @@ class TorchBackend(Backend):
 
 
 class HostTimedBackend(TorchBackend):
-    """A device that is timed with the host's clock around a synchronize, because it has no reliable events."""
+    """A device whose launches mamf times with the host's clock, because it has no reliable events. Each mark first
+    waits until the device is idle.
+    """
 
     timer = "host clock"
 
@@ -193,7 +208,7 @@ class HostTimedBackend(TorchBackend):
 
 
 class AcceleratorBackend(TorchBackend):
-    """A device that is timed with events in its queue. ``vendor``: returns the torch module of the device."""
+    """A device whose launches mamf times with events in the device's queue."""
 
     timer = "device events"
 
@@ -219,7 +234,7 @@ class AcceleratorBackend(TorchBackend):
 
     def bus_address(self) -> str | None:
         properties = self.vendor().get_device_properties(self.index)
-        # Not all vendors have these properties.
+        # Read the properties with a default, because only some vendors' torch modules have them.
         domain, bus, device = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
         return None if bus is None or device is None else f"{domain or 0:04x}:{bus:02x}:{device:02x}.0"
 
@@ -238,12 +253,12 @@ class AcceleratorBackend(TorchBackend):
         return float(start.elapsed_time(end)) * 1e-3
 
     def timer_overhead(self) -> float | None:
-        """Estimate the overhead from kernels of N and rN cycles: (r T(N) - T(rN)) / (r - 1) is the time of a window
-        without cycles.
+        """Estimate the seconds that two events add to the time of the launch between them. If T(N) is the measured time
+        of a kernel that spins for N cycles, the overhead is (r T(N) - T(rN)) / (r - 1).
 
-        A train has kernels of one length only, like a burst. Windows at even and odd positions in the queue differ by
-        about 0.3 us. With alternating lengths each length would get only one kind of position, and the estimate would
-        multiply that error by up to (r + 1) / (r - 1), which is 3 for r = 2.
+        Each measurement launches kernels of one length only. Times at even and odd positions in the queue differ by
+        about 0.3 us. If lengths alternated, each length would get only even or only odd positions, and the estimate
+        would multiply that difference by up to (r + 1) / (r - 1), which is 3 for r = 2.
         """
         spin = getattr(self.vendor(), "_sleep", None)
         if spin is None:
@@ -256,8 +271,8 @@ class AcceleratorBackend(TorchBackend):
         return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
 
     def _measure_spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
-        """Return the median window of a train of kernels. They follow flushes, so that the host stays ahead of the
-        device.
+        """Return the median seconds between the events around kernels that spin for ``cycles`` cycles. Cache flushes
+        before the kernels keep the device busy, so that it never waits for the host.
         """
         for _ in range(_FLUSHES_BEFORE_SPINS):
             self.flush_cache()
@@ -283,7 +298,9 @@ class AcceleratorBackend(TorchBackend):
         return self._read_requested_bytes("peak", self.vendor().max_memory_allocated)
 
     def _read_requested_bytes(self, moment: str, allocated: Callable[[int], int]) -> int:
-        """Return the bytes requested, which do not depend on the allocator's cache; if unknown, the bytes allocated."""
+        """Return the bytes that tensors requested, which do not depend on the allocator's rounding; if torch does not
+        count them, the result of ``allocated``. ``moment``: "current" or "peak".
+        """
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)
 
@@ -299,7 +316,11 @@ class AcceleratorBackend(TorchBackend):
 
 
 class StreamQueue(Queue):
-    """A stream as the second queue of an accelerator. ``mark``: the backend's method."""
+    """A torch stream that serves as the second queue of an accelerator.
+
+    - ``vendor``: the vendor's torch module, such as torch.cuda. ``index``: the device's index.
+    - ``mark``: the function that inserts a mark into the current stream, ``Backend.mark``.
+    """
 
     def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
         self._vendor, self._stream, self._mark = vendor, vendor.Stream(index), mark
@@ -320,7 +341,7 @@ class StreamQueue(Queue):
 
 
 class StreamedBackend(AcceleratorBackend):
-    """A device with streams."""
+    """A device for which torch supports streams, so that it can have a second queue."""
 
     @functools.cached_property
     def _stream_queue(self) -> StreamQueue:

@@ -37,7 +37,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         defaults = {"world_size": trainer.world_size, "model_parallel": trainer.world_size // replicas}
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
-            raise UsageError(f"precision {trainer.precision} does not determine one dtype: give dtype=")
+            raise UsageError(f"precision {trainer.precision} does not determine the dtype of matmuls: give dtype=")
         defaults["dtype"] = get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32"))
         self.start_metering(configured, pl_module, defaults)
         self._last_global_step = trainer.global_step

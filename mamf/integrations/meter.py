@@ -179,7 +179,7 @@ class Meter:
         self._flops_per_pass, self._flop_per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
-                raise UsageError("give a meter either model= with sequence_length=, or flops_per_step=")
+                raise UsageError("give the meter either model= with sequence_length=, or flops_per_step=")
             self._flop_per_token = model_flops(model).per_token(sequence_length, causal) * self._share_of_rank
         self._lock = threading.RLock()
         self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}

@@ -91,7 +91,7 @@ def make_block_group(blocks: int, device_type: str) -> Any:
     """Make a process group of all ranks that uses ``blocks`` thread blocks per rank to communicate.
 
     If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function with the same
-    number. Raises UnsupportedError if the library has no setting for the number of blocks.
+    number. Raises UnsupportedError if the library has no setting for the number of communication blocks.
     """
     if not blocks:
         return None
@@ -99,7 +99,7 @@ def make_block_group(blocks: int, device_type: str) -> Any:
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     options_class: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(options_class, "config"):
-        raise UnsupportedError(f"{library} has no setting for the number of blocks")
+        raise UnsupportedError(f"{library} has no setting for the number of communication blocks")
     options = options_class()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)

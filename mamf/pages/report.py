@@ -312,7 +312,7 @@ def make_finder_source(name: str, run: FinderRun) -> LogSource:
             f"mamf-finder, best {statistic}",
             "TFLOPS",
             RangePoint(row.tflops[statistic], row.tflops[statistic], row.tflops[statistic]),
-            ["as printed: no samples, no checks", f"at {row.shape or 'an unknown shape'}"],
+            ["as printed by mamf-finder, without samples or checks", f"at {row.shape or 'an unknown shape'}"],
         )
         for statistic, row in run.best.items()
     ]

@@ -162,7 +162,9 @@ def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) 
     if is_headline and regimes:
         return "figures of mamf-finder have no samples, and it confirms its ceilings in another way"
     is_other_loop = any(regime != CLASSIC for regime in regimes)
-    return "figures of mamf-finder have no samples" + (", and its loop is another regime" if is_other_loop else "")
+    return "figures of mamf-finder have no samples" + (
+        ", and its loop loads the device in another way" if is_other_loop else ""
+    )
 
 
 def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
@@ -212,7 +214,7 @@ def _make_finder_columns() -> list[Column[Reported]]:
 def _describe_finder_run(run: FinderRun) -> Iterator[str]:
     known = (run.device, run.dtype, *(f"{name} {version}" for name, version in run.software.items()))
     yield ", ".join(text for text in known if text) or "unknown device"
-    version = run.version or "of unknown version"
+    version = run.version or "of an unknown version"
     yield f"tier {LEGACY_TIER}: figures of mamf-finder {version}, in TFLOPS, without samples or checks"
 
 
@@ -227,5 +229,5 @@ def _describe_finder_end(run: FinderRun) -> Iterator[str]:
         elapsed = "" if seconds is None else f" in {datetime.timedelta(seconds=round(seconds))}"
         yield f"tried {format_count(run.tried, 'shape')}{elapsed}"
     if not run.is_complete:
-        yield "interrupted: no ceilings"
+        yield "the run was interrupted, so it has no ceilings"
     yield from (f"remark: {remark}" for remark in run.remarks)

@@ -280,7 +280,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
     x_limits = min(shown, default=1.0) / _LEFT_FACTOR, max(shown, default=1.0) * _RIGHT_FACTOR
-    note = "Thick lines: burst ceilings; thin: sustained. Bytes: each operand read and each result written once."
+    note = "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
         describe_machine_briefly(header),

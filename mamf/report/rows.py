@@ -397,7 +397,7 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
     if uncompared:
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
     lines.append(
-        f"ranks and averages use the rate scaled to the first device ({COMPARABLE_TITLE}); all else is as measured"
+        f"ranks and averages use rates scaled to the first device ({COMPARABLE_TITLE}); other figures are as measured"
     )
     return lines
 

@@ -254,7 +254,9 @@ class Shares:
         known = (compute_mamfu_error(row, self.ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
-        accuracy = [f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches less"]
+        accuracy = [
+            f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches are less accurate"
+        ]
         has_mbu = any(self.compute_row_mbu(row) for row in rows)
         measured += [
             f"MBU: of {format_rate(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"

@@ -207,7 +207,7 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
         parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
     if seen.clock_hz:
         parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
-    return ", ".join(parts) or "no sensor reads power or clock"
+    return ", ".join(parts) or "no sensor of this device reads power or clock"
 
 
 def make_explanation_document(

@@ -147,7 +147,7 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
         (kernel, dtype), least = min(tested.items(), key=lambda item: item[1]["problems"])
         bound = _describe_wrong_share(least["wrong"], least["problems"])
         yield (
-            f"least tested: {kernel} in {dtype}, "
+            f"the least tested kernel is {kernel} in {dtype}, "
             f"{format_count(least['problems'], 'problem')}: {bound} of its problems are wrong"
         )
 

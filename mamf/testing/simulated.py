@@ -60,7 +60,7 @@ class SimulatedSensors:
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
             joules=device.read_joules() if energy else None,
-            celsius=45 + 20 * device.heat,
+            celsius=45 + 20 * device.heat_share,
             throttle_reasons=(
                 *(("power cap",) if device.is_capped else ()),
                 *(("hardware thermal slowdown",) if device.is_throttled else ()),
@@ -125,14 +125,18 @@ class SimulatedBackend(Backend):
         # The clock while a kernel computes, as a share of the clock that sensors read.
         self._true_clock_share = 1.0
         self.mean_watts = self.world.idle_watts
-        self.heat = 0.0
+        # How hot the device is, from 0 (idle) to 1 (at its power limit for long).
+        self.heat_share = 0.0
         # Pairs of a time in seconds and the joules used until then. Consecutive times differ by about a millisecond.
         self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
-        self.cached: object = None
-        self.is_marked = False
-        self.rested_until = self.awake_from = 0.0
-        self.intervals_read = 0
+        # The key of the operand set of the last launch, whose operands may still be in the cache.
+        self.cached_operands: object = None
+        # Whether a mark precedes the next launch, so that the overhead of the timer adds to the time of this launch.
+        self.is_after_mark = False
+        # Times until which the device is faster after a rest, and slower after it slept.
+        self.rested_end_time = self.fully_awake_time = 0.0
+        self.interval_count = 0
         self._variation_by_capped = {True: self.world.capped, False: self.world.at_boost}
         self.begin_run()
         self.telemetry: Telemetry | Unavailable = SimulatedSensors(self)
@@ -155,7 +159,7 @@ class SimulatedBackend(Backend):
     def clock_hz(self) -> float:
         clock = self.world.capped_hz if self.is_capped else self.world.boost_hz
         clock /= 2 if self.is_throttled else 1
-        return clock * (1 - self.world.thermal_drift * self.heat)
+        return clock * (1 - self.world.thermal_drift * self.heat_share)
 
     @property
     def is_throttled(self) -> bool:
@@ -165,13 +169,13 @@ class SimulatedBackend(Backend):
     def read_joules(self) -> float:
         """Return what the energy counter shows: the joules used until its last update."""
         tick_seconds = self.world.counter_seconds
-        moment = self.host_time // tick_seconds * tick_seconds if tick_seconds else self.host_time
-        while len(self._energy_history) > 2 and self._energy_history[1][0] <= moment:
+        counter_time = self.host_time // tick_seconds * tick_seconds if tick_seconds else self.host_time
+        while len(self._energy_history) > 2 and self._energy_history[1][0] <= counter_time:
             self._energy_history.popleft()
         (start, before), (end, after) = self._energy_history[0], self._energy_history[1]
-        if moment >= end:
-            return after + self.world.idle_watts * (moment - end)
-        return before + (after - before) * max(0.0, moment - start) / (end - start)
+        if counter_time >= end:
+            return after + self.world.idle_watts * (counter_time - end)
+        return before + (after - before) * max(0.0, counter_time - start) / (end - start)
 
     def now(self) -> float:
         return self.host_time
@@ -215,7 +219,7 @@ class SimulatedBackend(Backend):
     def mark(self) -> float:
         self.host_time += self.world.launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time)
-        self.is_marked = True
+        self.is_after_mark = True
         return self.device_time
 
     @property
@@ -229,11 +233,11 @@ class SimulatedBackend(Backend):
         self.host_time = max(self.host_time, mark)
 
     def seconds_between(self, start: float, end: float) -> float:
-        self.intervals_read += 1
-        return 1e-9 if self.world.glitch_every and self.intervals_read % self.world.glitch_every == 0 else end - start
+        self.interval_count += 1
+        return 1e-9 if self.world.glitch_every and self.interval_count % self.world.glitch_every == 0 else end - start
 
     def flush_cache(self, size: int | None = None) -> None:
-        self.cached = None
+        self.cached_operands = None
         self._run_on_device((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
 
     def multiply(self, shape: MatmulShape, operands: object) -> None:
@@ -259,7 +263,7 @@ class SimulatedBackend(Backend):
         """Simulate the launch of a kernel that reads and writes ``nbytes`` bytes of memory. Its time does not depend on
         the clock.
         """
-        is_cached = self.cached == operands and nbytes <= self.world.cache_bytes
+        is_cached = self.cached_operands == operands and nbytes <= self.world.cache_bytes
         rate = (is_cached and self.world.cache_bandwidth) or self.world.bandwidth
         self._launch(nbytes, rate, self.world.flush_watts, operands)
 
@@ -272,12 +276,12 @@ class SimulatedBackend(Backend):
         hook = type(self).on_launch
         if hook is not None:
             hook(self.launches)
-        if self.cached == operands:
+        if self.cached_operands == operands:
             work *= 1 - self.world.cache_gain
-        self.cached = operands
-        if self.device_time < self.rested_until:
+        self.cached_operands = operands
+        if self.device_time < self.rested_end_time:
             work *= 1 - self.world.rested_gain
-        if self.device_time < self.awake_from:
+        if self.device_time < self.fully_awake_time:
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
         noisy = work * self._compute_time_factor() * (noise if noise > 0.5 else 0.5)
@@ -295,37 +299,37 @@ class SimulatedBackend(Backend):
         peak = units * self.world.flop_per_cycle_per_unit * self.world.efficiency
         return peak * occupancy * shape.k / (shape.k + 200)
 
-    def _idle_until_time(self, moment: float) -> float:
-        idle = moment - self.device_time
+    def _idle_until_time(self, target_time: float) -> float:
+        idle = target_time - self.device_time
         if idle <= 0:
             return self.device_time
         if idle > self.world.asleep_after_seconds:
-            self.awake_from = moment + self.world.waking_seconds
+            self.fully_awake_time = target_time + self.world.waking_seconds
         if idle > self.world.rested_after_seconds:
-            self.rested_until = moment + self.world.rested_gain_seconds
+            self.rested_end_time = target_time + self.world.rested_gain_seconds
         self._add_energy(idle, self.world.idle_watts)
         self.counted_cycles += idle * self.clock_hz
-        return moment
+        return target_time
 
     def _run_on_device(self, seconds: float, watts: float) -> None:
         self.host_time += self.world.launch_seconds
         self.counted_cycles += seconds * self.clock_hz * self._true_clock_share
-        if self.is_marked:
+        if self.is_after_mark:
             seconds += self.world.timer_overhead
             self.counted_cycles += self.world.timer_overhead * self.clock_hz
-            self.is_marked = False
+            self.is_after_mark = False
         self.device_time = self._idle_until_time(self.host_time) + seconds
         self._add_energy(seconds, watts)
 
     def _add_energy(self, seconds: float, watts: float) -> None:
         world, cap_watts, idle_watts = self.world, self.world.cap_watts, self.world.idle_watts
-        moment, spent_joules = self._energy_history[-1]
-        if moment - self._energy_history[-2][0] < _MIN_ENERGY_STEP_SECONDS:
+        last_time, spent_joules = self._energy_history[-1]
+        if last_time - self._energy_history[-2][0] < _MIN_ENERGY_STEP_SECONDS:
             self._energy_history.pop()
-        self._energy_history.append((moment + seconds, spent_joules + watts * seconds))
+        self._energy_history.append((last_time + seconds, spent_joules + watts * seconds))
         self.mean_watts += (watts - self.mean_watts) * -math.expm1(-seconds / world.reaction_seconds)
         target_heat = (watts - idle_watts) / (cap_watts - idle_watts) if watts < cap_watts else 1.0
-        self.heat += (target_heat - self.heat) * -math.expm1(-seconds / world.thermal_seconds)
+        self.heat_share += (target_heat - self.heat_share) * -math.expm1(-seconds / world.thermal_seconds)
         self.is_capped = self.mean_watts >= (0.97 if self.is_capped else 0.995) * cap_watts
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -117,5 +117,5 @@ def test_what_is_shown_of_an_interrupted_import_calls_no_figure_a_scout(folder, 
     imported(log("mm.out", samples.V2G.split("Tried 3")[0]))
     main(["show", "out/mm.jsonl"])
     out = capsys.readouterr().out
-    assert "interrupted: no ceilings" in out
+    assert "the run was interrupted, so it has no ceilings" in out
     assert "scout" not in out

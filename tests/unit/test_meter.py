@@ -40,7 +40,7 @@ def train(card, meter, steps=5, data=0.0, begin=True, **told):
         card.sleep(data)
         if begin:
             meter.begin()
-        card.cached = None
+        card.cached_operands = None
         card._run_on_device(STEP, 300.0)
         figures.append(meter.step(**told))
     return [each for each in [*figures, meter.finish()] if each is not None]

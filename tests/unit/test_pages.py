@@ -121,7 +121,7 @@ def test_a_log_of_mamf_finder_stands_beside_a_new_one():
     assert "with their 95 % repeat intervals" not in page
     assert "burst ceiling, bfloat16" in page
     alone = render_page(make_report([old]))
-    assert "as printed: no samples, no checks" in alone
+    assert "as printed by mamf-finder, without samples or checks" in alone
     assert "mamf-finder.py" in alone
 
 

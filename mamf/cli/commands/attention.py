@@ -64,9 +64,9 @@ def add_options(parser: Parser) -> None:
 
 
 def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
-    either = group.add_mutually_exclusive_group()
-    add_shared_options(either, "--ceiling", default_text="find the ceilings first")
-    either.add_argument(
+    exclusive_group = group.add_mutually_exclusive_group()
+    add_shared_options(exclusive_group, "--ceiling", default_text="find the ceilings first")
+    exclusive_group.add_argument(
         "--no-ceiling",
         action="store_true",
         default=None,
@@ -91,14 +91,14 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     """Return the operation called ``name``, attention or decode. If ``name`` is None, return the operation that has
     ``preset``, or attention if ``preset`` is None too. Raises UnknownNameError for an unknown name or preset.
     """
-    known: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
+    operations_by_name: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
-        owners = {each: name for name, of in known.items() for each in of.presets()}
+        operation_names_by_preset = {each: name for name, of in operations_by_name.items() for each in of.presets()}
         if preset:
-            require_known(("preset of attention", preset, owners))
-        name = owners.get(preset or "", next(iter(known)))
-    require_known(("operation of attention", name, known))
-    return known[name]
+            require_known(("preset of attention", preset, operation_names_by_preset))
+        name = operation_names_by_preset.get(preset or "", next(iter(operations_by_name)))
+    require_known(("operation of attention", name, operations_by_name))
+    return operations_by_name[name]
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -115,17 +115,19 @@ class _AttentionSession(Session):
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
         super().__init__(request, options, *interruption_and_log)
-        held = (
+        logged_ceilings = (
             [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
             if self.resumed_log
             else []
         )
-        self.ceilings: dict[tuple[str, str], Ceiling] = {make_ceiling_key(ceiling): ceiling for ceiling in held}
-        given = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
+        self.ceilings: dict[tuple[str, str], Ceiling] = {
+            make_ceiling_key(ceiling): ceiling for ceiling in logged_ceilings
+        }
+        given_ceilings = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
         if self.resumed_log and self.resumed_plan:
-            require_same_ceilings(options, self.resumed_log, self.resumed_plan, given)
-        self.given = {key: ceiling for key, ceiling in given.items() if key not in self.ceilings}
-        self.ceilings |= given
+            require_same_ceilings(options, self.resumed_log, self.resumed_plan, given_ceilings)
+        self.new_given_ceilings = {key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings}
+        self.ceilings |= given_ceilings
         self.measured_run.known = self.ceilings
         self._open_reference_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
         names = {each.name for _, each in self.kernels}
@@ -172,7 +174,7 @@ class _AttentionSession(Session):
         return SharesStrategy(
             setup,
             self.ceilings,
-            [LogRecord("ceiling", make_ceiling_record(each)) for each in self.given.values()],
+            [LogRecord("ceiling", make_ceiling_record(each)) for each in self.new_given_ceilings.values()],
             searches,
             choose_references=lambda ceilings: self._open_reference_kernels(ceilings, lambda remark: None),
             on_failure=self.record_failure,

@@ -116,28 +116,32 @@ class AutoprofileCommands:
         asking for the next pair, because the arguments of later commands depend on earlier logs.
         """
         is_accelerator = self.backend.is_accelerator
-        dtype = ["--dtype", self.dtype] if self.dtype else []
+        dtype_options = ["--dtype", self.dtype] if self.dtype else []
         yield self._make_resumable_command(
-            "ceilings", "find", *dtype, "--regime", BURST, *([SUSTAINED] if is_accelerator else [])
+            "ceilings", "find", *dtype_options, "--regime", BURST, *([SUSTAINED] if is_accelerator else [])
         )
-        size = "4GiB" if is_accelerator else "128MiB"
-        yield self._make_resumable_command("bandwidth", "bandwidth", "--pattern", "copy", "--size", size)
-        sizes = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
-        ceiling = self._make_ceiling_option(BURST) or ["--no-ceiling"]
-        attention = ["attention", *dtype, "--direction", "fwd", "bwd", *sizes, "--time-limit", "0.3s"]
-        yield self._make_resumable_command("kernels", *attention, *([] if self._has_log("kernels") else ceiling))
+        array_size = "4GiB" if is_accelerator else "128MiB"
+        yield self._make_resumable_command("bandwidth", "bandwidth", "--pattern", "copy", "--size", array_size)
+        attention_sizes = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
+        ceiling_options = self._make_ceiling_option(BURST) or ["--no-ceiling"]
+        attention = ["attention", *dtype_options, "--direction", "fwd", "bwd", *attention_sizes, "--time-limit", "0.3s"]
+        yield self._make_resumable_command(
+            "kernels", *attention, *([] if self._has_log("kernels") else ceiling_options)
+        )
         if kernels := self._choose_counters_arguments():
             yield self._make_resumable_command("counters", "counters", *kernels)
         if not self._has_log("step"):
-            count = ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
-            log = ["--output", str(self.folder / "step.jsonl")]
+            step_options = (
+                ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
+            )
+            output_options = ["--output", str(self.folder / "step.jsonl")]
             yield (
                 "step.jsonl",
                 [
                     "profile",
-                    *count,
+                    *step_options,
                     *self._make_ceiling_option(SUSTAINED),
-                    *log,
+                    *output_options,
                     *self._device_options,
                     *self._make_model_step_command(),
                 ],
@@ -205,15 +209,19 @@ class AutoprofileCommands:
         except MamfError as error:
             self.skip_reasons["counters.jsonl"] = str(error)
             return []
-        most = max(rows, key=lambda row: row.amount)
-        same = [row for row in rows if (row.problem, row.shape) == (most.problem, most.shape)]
-        names = [row.kernel for row in sorted(same, key=lambda row: row.seconds)[:_MAX_COUNTED_KERNELS]]
-        return [*names, *make_run_options(most.problem, most.shape)]
+        largest_row = max(rows, key=lambda row: row.amount)
+        rows_of_largest_shape = [
+            row for row in rows if (row.problem, row.shape) == (largest_row.problem, largest_row.shape)
+        ]
+        names = [
+            row.kernel for row in sorted(rows_of_largest_shape, key=lambda row: row.seconds)[:_MAX_COUNTED_KERNELS]
+        ]
+        return [*names, *make_run_options(largest_row.problem, largest_row.shape)]
 
     def _make_model_step_command(self) -> list[str]:
         """Return Python's arguments that run training steps of GPT-2 small or, on a CPU, of a model with two layers."""
-        on_cpu = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
-        sizes = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
+        cpu_options = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
+        accelerator_options = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
         script = [
             "-m",
             "mamf",
@@ -225,8 +233,8 @@ class AutoprofileCommands:
             "--backend",
             self._backend_name,
         ]
-        device = ["--device", str(self.backend.index), *(["--dtype", self.dtype] if self.dtype else [])]
-        return [*script, *device, *(sizes if self.backend.is_accelerator else on_cpu)]
+        device_options = ["--device", str(self.backend.index), *(["--dtype", self.dtype] if self.dtype else [])]
+        return [*script, *device_options, *(accelerator_options if self.backend.is_accelerator else cpu_options)]
 
 
 def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
@@ -250,11 +258,13 @@ def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> It
     for name, title in LOG_HEADINGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
-            shown = [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
+            picture_blocks = (
+                [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
+            )
             report = make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
             blocks = [
                 *_choose_essential_blocks(report),
-                *shown,
+                *picture_blocks,
                 documents.Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
         else:

@@ -67,9 +67,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(yield_local_file(path)) for path in side] for side in sides]
-        imported = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
-        if any(imported):
-            return _print_side_by_side(options, [path for side in files for path in side], imported)
+        finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
+        if any(finder_runs):
+            return _print_side_by_side(options, [path for side in files for path in side], finder_runs)
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, make_comparison_document(comparison, options.tolerance, options.top))
@@ -77,20 +77,20 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _print_side_by_side(
-    options: argparse.Namespace, paths: Sequence[Path], imported: Sequence[FinderRun | None]
+    options: argparse.Namespace, paths: Sequence[Path], finder_runs: Sequence[FinderRun | None]
 ) -> int:
     """Print the figures of two logs in adjacent columns, for a pair of which at least one is a log of mamf-finder.
 
-    ``imported``: for each of ``paths``, the run that was read from it if it is a log of mamf-finder, otherwise None.
+    ``finder_runs``: for each of ``paths``, the run that was read from it if it is a log of mamf-finder, otherwise None.
     """
     from mamf.cli.reading import read_log
     from mamf.report.imported import convert_log, convert_run, make_side_by_side_document
 
     if len(paths) != 2:
         raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
-    shown = [
+    comparable_logs = [
         convert_log(read_log(path)) if run is None else convert_run(path.name, run)
-        for path, run in zip(paths, imported, strict=True)
+        for path, run in zip(paths, finder_runs, strict=True)
     ]
-    print_document(options, make_side_by_side_document(*shown))
+    print_document(options, make_side_by_side_document(*comparable_logs))
     return 0

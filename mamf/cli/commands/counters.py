@@ -89,10 +89,10 @@ class CountersSession(Session):
         super().__init__(request, options, *interruption_and_log)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
-        before = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.counted_steps = {step for step, counts in before.items() if counts.ok}
-        backend = options.backend or self.backend.name
-        self.ncu = Ncu(options.ncu, backend, self.backend.index, options.launches)
+        logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
+        self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}
+        backend_name = options.backend or self.backend.name
+        self.ncu = Ncu(options.ncu, backend_name, self.backend.index, options.launches)
 
     def make_strategy(self, setup: Setup) -> CountingStrategy:
         from mamf.profiling.counters.counting import CountingStrategy

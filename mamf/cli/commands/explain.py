@@ -88,19 +88,27 @@ class ExplainSession(Session):
         from mamf.operations.matmul.shapes import MatmulShape
 
         options, backend = self.options, self.backend
-        asked = options.kernel[0] if options.kernel else None
+        kernel_name = options.kernel[0] if options.kernel else None
         problem = problem_for(backend, options.dtype)
         if options.shape:
-            return problem, MatmulShape.parse(options.shape), asked or choose_matmul_kernel(backend, problem).name
-        given, dtype = options.ceiling, options.dtype and problem.dtype
-        best = (
-            _read_burst_ceiling(given, dtype, backend) if given else find_cached_ceiling(backend.info, problem, BURST)
+            return problem, MatmulShape.parse(options.shape), kernel_name or choose_matmul_kernel(backend, problem).name
+        ceiling_path, dtype = options.ceiling, options.dtype and problem.dtype
+        ceiling = (
+            _read_burst_ceiling(ceiling_path, dtype, backend)
+            if ceiling_path
+            else find_cached_ceiling(backend.info, problem, BURST)
         )
-        if best is None:
+        if ceiling is None:
             raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
-        if not given:
-            warn(f"explaining {best.shape} by {best.kernel}, the best result of 'mamf find' on {best.date[:10]}")
-        return replace(best.problem, data=DATA[0]), best.shape, asked or get_installed_kernel(best.kernel).name
+        if not ceiling_path:
+            warn(
+                f"explaining {ceiling.shape} by {ceiling.kernel}, the best result of 'mamf find' on {ceiling.date[:10]}"
+            )
+        return (
+            replace(ceiling.problem, data=DATA[0]),
+            ceiling.shape,
+            kernel_name or get_installed_kernel(ceiling.kernel).name,
+        )
 
     def list_requested_kernels(self) -> Sequence[str]:
         return [self.matmul_to_explain[2]]
@@ -138,12 +146,12 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log
 
-    held = read_run_log(path).all_ceilings
-    names = [name for name, regime in held if regime == BURST]
-    wanted = dtype or next(iter(names), "")
-    ceiling = find_rate(held, wanted, BURST)
+    ceilings = read_run_log(path).all_ceilings
+    dtypes = [name for name, regime in ceilings if regime == BURST]
+    wanted_dtype = dtype or next(iter(dtypes), "")
+    ceiling = find_rate(ceilings, wanted_dtype, BURST)
     if ceiling is None:
-        remedy = f"it has {', '.join(names)}" if names else "give a log of 'mamf find'"
-        raise UsageError(f"{path} has no burst ceiling{f' of {wanted}' if wanted else ''}: {remedy}")
+        remedy = f"it has {', '.join(dtypes)}" if dtypes else "give a log of 'mamf find'"
+        raise UsageError(f"{path} has no burst ceiling{f' of {wanted_dtype}' if wanted_dtype else ''}: {remedy}")
     require_usable_ceiling(ceiling, backend)
     return ceiling

@@ -93,7 +93,7 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     # A resumed run continues with the dtype of its log, so ignore --dtype here.
     is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
-    output: Path | None = options.output
+    output_path: Path | None = options.output
     if options.budget is not None and not is_resumed:
         options.budget /= len(dtypes)
 
@@ -104,8 +104,8 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
                 choose_search_kernels(backend, problem, options.kernel)
         for dtype in dtypes[len(options.codes) :]:
             options.dtype = dtype
-            if output is not None and len(dtypes) > 1:
-                options.output = output.with_name(f"{output.stem}-{dtype}{output.suffix}")
+            if output_path is not None and len(dtypes) > 1:
+                options.output = output_path.with_name(f"{output_path.stem}-{dtype}{output_path.suffix}")
             try:
                 code = _MatmulSearchSession(Request(options.of), options, interruption, resumed).run()
             except UsageError as error:  # Go on, for example if only this dtype is too slow for a search.
@@ -148,11 +148,11 @@ class _MatmulSearchSession(Session):
             )
             return list(zip(self._search_plan.kernels, opened, strict=True))
         if options.kernel:
-            then, now = (
+            logged_names, requested_names = (
                 [choose_matmul_kernel(self.backend, before.problem, name).name for name in names]
                 for names in (before.kernels, options.kernel)
             )
-            require_same_kernels(options, then, now)
+            require_same_kernels(options, logged_names, requested_names)
         return list(
             zip(before.kernels, choose_search_kernels(self.backend, before.problem, before.kernels), strict=True)
         )
@@ -227,10 +227,10 @@ class _OperationFindSession(Session):
         if self.request.names_shapes:
             if filter_possible_ceilings(plan.shapes):
                 return plan.shapes
-            other = filter_possible_ceilings(self.operation.default_shapes(self.backend))
+            possible_shapes = filter_possible_ceilings(self.operation.default_shapes(self.backend))
             raise UsageError(
                 "--shapes: all of these fit in a cache, so none can be a memory ceiling; add larger ones"
-                + (f", such as {other[0]}" if other else "")
+                + (f", such as {possible_shapes[0]}" if possible_shapes else "")
             )
         if shapes := filter_possible_ceilings(plan.shapes):
             return tuple(shapes)

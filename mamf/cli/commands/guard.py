@@ -106,38 +106,40 @@ def read_guard_file(path: Path) -> GuardFile:
             content = file.read(_MAX_GUARD_FILE_BYTES + 1)
         if len(content) > _MAX_GUARD_FILE_BYTES:
             raise ValueError(f"it is larger than {_MAX_GUARD_FILE_BYTES >> 10} KiB")
-        found = tomllib.loads(content.decode())
-        require_known(*(("key", name, GuardKeys.__struct_fields__) for name in found))
-        given = read_record(found, GuardKeys)
-        require_values("shapes", given.shapes, str)
-        require_known(*(("regime", name, COMMON_REGIMES) for name in given.regimes), ("by", given.by, COMPARED_FIGURES))
-        tolerance = parse_share_option(str(given.tolerance))
-        rounds = require_whole_number("rounds", given.rounds, 3, MAX_GUARD_ROUNDS)
-        options = _make_sweep_options(given)
+        values_by_key = tomllib.loads(content.decode())
+        require_known(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
+        guard_keys = read_record(values_by_key, GuardKeys)
+        require_values("shapes", guard_keys.shapes, str)
+        require_known(
+            *(("regime", name, COMMON_REGIMES) for name in guard_keys.regimes), ("by", guard_keys.by, COMPARED_FIGURES)
+        )
+        tolerance = parse_share_option(str(guard_keys.tolerance))
+        rounds = require_whole_number("rounds", guard_keys.rounds, 3, MAX_GUARD_ROUNDS)
+        options = _make_sweep_options(guard_keys)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
         raise UsageError(f"{path}: its values are nested too deeply") from None
     except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    return GuardFile(path.parent / given.baseline, tolerance, rounds, given.by, options)
+    return GuardFile(path.parent / guard_keys.baseline, tolerance, rounds, guard_keys.by, options)
 
 
-def _make_sweep_options(given: GuardKeys) -> dict[str, Any]:
+def _make_sweep_options(guard_keys: GuardKeys) -> dict[str, Any]:
     fields = {
         name: [str(value) for value in (values if isinstance(values, list) else [values])]
-        for name, values in given.problem.items()
+        for name, values in guard_keys.problem.items()
     }
     return {
-        "operation": given.operation,
-        "kernel": given.kernels,
-        "shapes": given.shapes,
+        "operation": guard_keys.operation,
+        "kernel": guard_keys.kernels,
+        "shapes": guard_keys.shapes,
         "dtype": fields.pop("dtype", None),
         "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
-        "regime": given.regimes,
-        "precision": None if given.precision is None else parse_share_option(str(given.precision)),
-        "seconds": None if given.time_limit is None else parse_duration(str(given.time_limit)),
-        "flush": None if given.flush else False,
+        "regime": guard_keys.regimes,
+        "precision": None if guard_keys.precision is None else parse_share_option(str(guard_keys.precision)),
+        "seconds": None if guard_keys.time_limit is None else parse_duration(str(guard_keys.time_limit)),
+        "flush": None if guard_keys.flush else False,
     }
 
 
@@ -187,8 +189,10 @@ class _GuardSession(Session):
         from mamf.engine.strategies.studies import GuardStrategy
         from mamf.logs.judging import list_guarded_rows
 
-        before = [] if self.baseline is None else list_guarded_rows(self.baseline, self.guard_file.compared_figure)
-        baseline = None if self.baseline is None else {entry.key: entry for entry in before}
+        baseline_rows = (
+            [] if self.baseline is None else list_guarded_rows(self.baseline, self.guard_file.compared_figure)
+        )
+        baseline = None if self.baseline is None else {entry.key: entry for entry in baseline_rows}
         return GuardStrategy(setup, baseline, self.guard_file.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
@@ -197,18 +201,20 @@ class _GuardSession(Session):
         from mamf.logs.compared_rows import make_pairing_fields
         from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
-        here = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
-        found = find_blocking_differences(baseline.header, here)
+        header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
+        obstacles = find_blocking_differences(baseline.header, header)
         if self.guard_file.compared_figure == COMPARE_CYCLES:
-            found = [each for each in found if not each.is_of_card]
-        if found:
+            obstacles = [each for each in obstacles if not each.is_of_card]
+        if obstacles:
             raise IncomparableError(
-                f"{baseline.path} is not comparable: {', '.join(map(str, found))}; measure a baseline with --update"
+                f"{baseline.path} is not comparable: {', '.join(map(str, obstacles))}; measure a baseline with --update"
             )
-        names = {name: each.name for name, each in self.kernels}
-        wanted = [make_pairing_fields(step._replace(kernel=names[step.kernel])) for step in self.plan.steps()]
+        kernel_names = {name: each.name for name, each in self.kernels}
+        wanted_fields = [
+            make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.steps()
+        ]
         if not any(
-            entry.fields in wanted
+            entry.fields in wanted_fields
             for entry in list_guarded_rows(baseline, self.guard_file.compared_figure)
             if entry.tflops is not None
         ):
@@ -258,10 +264,10 @@ class _GuardSession(Session):
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
-        elif wide := find_noisy_rows(log, self.guard_file.tolerance):
-            self.update_exit_code, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, wide[0]
+        elif noisy_rows := find_noisy_rows(log, self.guard_file.tolerance):
+            self.update_exit_code, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, noisy_rows[0]
             warn(
-                f"no baseline was written: {len(wide)} of {len(self.plan.steps())} rows vary by more than the "
+                f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
                 f"tolerance of {format_share(self.guard_file.tolerance)}, above all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )

@@ -42,22 +42,25 @@ def run_with_options(options: argparse.Namespace) -> int:
     if not options.output_folder.is_dir():
         raise UsageError(f"there is no folder {options.output_folder}: create it, or choose another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
-    written: list[Path] = []
+    written_paths: list[Path] = []
     with Interruption():
         # Read all files before writing any, so that an unreadable file leaves no partial set of new logs.
         with show_reading_progress(paths) as seen:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, seen)]
-        targets = _choose_target_paths((path for path, _ in runs), options.output_folder)
+        target_paths = _choose_target_paths((path for path, _ in runs), options.output_folder)
         try:
-            for target, (_, run) in zip(targets, runs, strict=True):
-                write_legacy_log(run, target)
-                written.append(target)
+            for target_path, (_, run) in zip(target_paths, runs, strict=True):
+                write_legacy_log(run, target_path)
+                written_paths.append(target_path)
         except BaseException:
-            for target in written:
-                target.unlink()
+            for target_path in written_paths:
+                target_path.unlink()
             raise
-    for target, (path, run) in zip(targets, runs, strict=True):
-        for line in (f"{target} ({path}): {describe_finder_run(run)}", *(f"    {remark}" for remark in run.remarks)):
+    for target_path, (path, run) in zip(target_paths, runs, strict=True):
+        for line in (
+            f"{target_path} ({path}): {describe_finder_run(run)}",
+            *(f"    {remark}" for remark in run.remarks),
+        ):
             print_line(line)
     return 0
 
@@ -68,14 +71,14 @@ def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
     A path has the name of this log with the suffix .jsonl; further runs of this log get a number. Raises UsageError if
     a file with this path exists.
     """
-    targets: list[Path] = []
+    target_paths: list[Path] = []
     for path in paths:
-        named = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
-        target = next(each for each in yield_numbered_paths(named) if each not in targets)
-        if target.exists():
-            raise UsageError(f"{target} already exists: choose another folder for --output-folder")
-        targets.append(target)
-    return targets
+        first_path = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
+        target_path = next(each for each in yield_numbered_paths(first_path) if each not in target_paths)
+        if target_path.exists():
+            raise UsageError(f"{target_path} already exists: choose another folder for --output-folder")
+        target_paths.append(target_path)
+    return target_paths
 
 
 def describe_finder_run(run: FinderRun) -> str:
@@ -83,8 +86,8 @@ def describe_finder_run(run: FinderRun) -> str:
     from mamf.report.document import format_count
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
-    whole = "" if run.is_complete else ", interrupted: no ceilings"
-    known = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"
+    end = "" if run.is_complete else ", interrupted: no ceilings"
+    origin = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"
     return (
-        f"{known}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{whole}; {figures or 'no best'}"
+        f"{origin}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; {figures or 'no best'}"
     )

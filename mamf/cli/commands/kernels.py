@@ -37,15 +37,17 @@ def run_with_options(options: argparse.Namespace) -> int:
         make_operation(options.operation)  # Report an unknown operation before mamf opens a device.
     backend = open_backend(options.backend or "auto", options.device or 0)
     # List matmul and attention first, because most users look for their kernels.
-    names = (
+    operation_names = (
         [options.operation]
         if options.operation
         else sorted(
             find_entry_points_by_name(OPERATION_GROUP), key=lambda name: (name != "matmul", name != "attention", name)
         )
     )
-    head = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
-    print_document(options, Document("Kernels", [head, *(make_kernel_table(name, backend) for name in names)]))
+    device_line = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
+    print_document(
+        options, Document("Kernels", [device_line, *(make_kernel_table(name, backend) for name in operation_names)])
+    )
     return 0
 
 
@@ -58,10 +60,10 @@ def make_kernel_table(name: str, backend: Backend) -> Block:
 
     try:
         of = make_operation(name)
-        rows = [(each, _describe_availability(of, each, backend)) for each in list_kernel_names(of)]
+        table_rows = [(each, _describe_availability(of, each, backend)) for each in list_kernel_names(of)]
     except MamfError as error:
         return Lines([str(error)], f"{name}:")
-    return replace(make_text_table(("kernel", "on this device"), rows), title=f"{name}:")
+    return replace(make_text_table(("kernel", "on this device"), table_rows), title=f"{name}:")
 
 
 def _describe_availability(of: AnyOperation, name: str, backend: Backend) -> str:

@@ -61,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     if options.quick:
-        given = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_SECONDS}
-        for name, value in given.items():
+        quick_values = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_SECONDS}
+        for name, value in quick_values.items():
             if name not in options.given and getattr(options, name) in (None, (1024,)):
                 setattr(options, name, value)
     options.kernel = make_kernel_names(options)
@@ -87,12 +87,12 @@ def _profile_single_row(options: argparse.Namespace) -> int:
             f"--nvtx, --dtypes and --memory need a single row, not {len(rows)}: name one phase and context"
         )
     ((kernel, problem, shape),) = rows
-    watched = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
-    watched += ["--memory", str(options.memory)] if options.memory else []
-    device = ["--backend", backend.name, "--device", str(backend.index)]
-    launch = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device, "--no-verify"]
-    steps = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
-    return run_command(["profile", *steps, *watched, *device, *launch, "--launches", "3"])
+    watch_options = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
+    watch_options += ["--memory", str(options.memory)] if options.memory else []
+    device_options = ["--backend", backend.name, "--device", str(backend.index)]
+    launch_command = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device_options, "--no-verify"]
+    step_options = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
+    return run_command(["profile", *step_options, *watch_options, *device_options, *launch_command, "--launches", "3"])
 
 
 def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
@@ -103,8 +103,8 @@ def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
 
     if options.resume and not has_plan_options(options):
         return None
-    ways = ("torch", "compiled") if options.compile else ("torch",)
-    return [f"{way}[{name}]" for name in options.attention or ("sdpa",) for way in ways]
+    kernel_prefixes = ("torch", "compiled") if options.compile else ("torch",)
+    return [f"{prefix}[{name}]" for name in options.attention or ("sdpa",) for prefix in kernel_prefixes]
 
 
 class ModelSession(Session):
@@ -120,38 +120,40 @@ class ModelSession(Session):
         from mamf.logs.records import make_known_ceiling_record
 
         super().__init__(*arguments)
-        wanted = list_needed_ceilings(self.plan)
+        needed_keys = list_needed_ceilings(self.plan)
         self.known_ceilings = dict(self.resumed_log.known_ceilings) if self.resumed_log else {}
-        for key, each in read_given_ceilings(self.options, wanted, self.backend).items():
-            ceiling, before = mark_as_from_option(each), self.known_ceilings.get(key)
-            if before and make_known_ceiling_record(before) != make_known_ceiling_record(ceiling):
-                then = f"a {' '.join(key)} ceiling of {before.tflops:.6g} TFLOPS"
-                raise make_contradiction_error(self.options, "ceiling", then, self.options.ceiling)
-            if any(find_rate({key: ceiling}, *each) for each in wanted):
+        for key, each in read_given_ceilings(self.options, needed_keys, self.backend).items():
+            ceiling, previous_ceiling = mark_as_from_option(each), self.known_ceilings.get(key)
+            if previous_ceiling and make_known_ceiling_record(previous_ceiling) != make_known_ceiling_record(ceiling):
+                logged_ceiling = f"a {' '.join(key)} ceiling of {previous_ceiling.tflops:.6g} TFLOPS"
+                raise make_contradiction_error(self.options, "ceiling", logged_ceiling, self.options.ceiling)
+            if any(find_rate({key: ceiling}, *each) for each in needed_keys):
                 self.known_ceilings[key] = ceiling
 
         if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.resumed_log is None:
             self._require_budget_for_first_row(self.plan.budget_seconds)
 
-    def _require_budget_for_first_row(self, budget: float) -> None:
-        """Raise UsageError if the first row, with its verification, takes more than ``budget`` seconds on this CPU."""
+    def _require_budget_for_first_row(self, budget_seconds: float) -> None:
+        """Raise UsageError if the first row, with its verification, takes more than ``budget_seconds`` on this CPU."""
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
         # Estimate with the rate of float32: the verification of a model of any dtype computes its reference in float32.
         flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
-        needed = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
-        if needed > budget:
+        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
+        if row_seconds > budget_seconds:
             raise UsageError(
-                f"the first row takes about {needed:.0f} s on this CPU, which is more than the budget: choose a "
+                f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
                 "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
             )
 
     def print_plan(self) -> None:
         super().print_plan()
-        needed = max((problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0)
-        print_needed_memory(needed, "the largest row, without its activations", self.backend)
+        needed_bytes = max(
+            (problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
+        )
+        print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
     def make_strategy(self, setup: Setup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
@@ -159,28 +161,28 @@ class ModelSession(Session):
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_known_ceiling_record
 
-        missing = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
-        self.known_ceilings |= find_known_ceilings(self.backend, missing)
-        logged = self.resumed_log.known_ceilings if self.resumed_log else {}
-        new = [
+        missing_keys = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
+        self.known_ceilings |= find_known_ceilings(self.backend, missing_keys)
+        logged_ceilings = self.resumed_log.known_ceilings if self.resumed_log else {}
+        new_records = [
             LogRecord("known_ceiling", make_known_ceiling_record(each))
             for key, each in self.known_ceilings.items()
-            if key not in logged
+            if key not in logged_ceilings
         ]
-        return RowsStrategy(setup, records=new)
+        return RowsStrategy(setup, records=new_records)
 
 
-def find_known_ceilings(backend: Backend, needed: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
-    """Return the ceiling for each pair of dtype and regime in ``needed`` that was measured on this device, or that
+def find_known_ceilings(backend: Backend, needed_keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
+    """Return the ceiling for each pair of dtype and regime in ``needed_keys`` that was measured on this device, or that
     users contributed for devices of this model. Warn of each pair without a ceiling.
     """
     from mamf.contribution.known_ceilings import find_measured_peak
 
-    known: dict[tuple[str, str], Rate] = {}
-    for dtype, regime in needed:
+    known_ceilings: dict[tuple[str, str], Rate] = {}
+    for dtype, regime in needed_keys:
         try:
-            found = find_measured_peak(backend, dtype, regime)
-            known[found.dtype, regime] = found
+            ceiling = find_measured_peak(backend, dtype, regime)
+            known_ceilings[ceiling.dtype, regime] = ceiling
         except MamfError as error:
             warn(f"rows show no MAMFU in {regime}: {error}")
-    return known
+    return known_ceilings

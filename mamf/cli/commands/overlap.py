@@ -99,34 +99,47 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.operations.overlap import COUNTED_WORKS, Pair
     from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
-    step = [each for each in (options.flop, options.bytes) if each is not None]
-    if len(step) == 1 or not all(0 < each < math.inf for each in step):
+    step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
+    if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
         raise UsageError("--flop and --bytes describe one step: give both, each above 0")
-    place, name = find_rank_place(os.environ), options.backend or find_first_backend()
-    count = load_backend_class(name).device_count()
-    beside = options.beside or (_DEFAULT_WORK_ON_SEVERAL_DEVICES if place or count > 1 else _DEFAULT_WORK_ON_ONE_DEVICE)
-    collectives = [each for each in beside if each in COLLECTIVES]
-    is_over = options.resume and read_run_log(options.resume).tier == "complete"
-    if collectives and place is None and count < 2 and not is_over:
-        raise UsageError(f"{collectives[0]} needs several devices, but {name} has {count}: use --beside to_host copy")
-    if collectives and place is None and not (is_over or options.dry_run):
-        ranks = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m", "mamf")
+    place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
+    device_count = load_backend_class(backend_name).device_count()
+    other_work = options.beside or (
+        _DEFAULT_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_WORK_ON_ONE_DEVICE
+    )
+    collectives = [each for each in other_work if each in COLLECTIVES]
+    is_complete = options.resume and read_run_log(options.resume).tier == "complete"
+    if collectives and place is None and device_count < 2 and not is_complete:
+        raise UsageError(
+            f"{collectives[0]} needs several devices, but {backend_name} has {device_count}: use --beside to_host copy"
+        )
+    if collectives and place is None and not (is_complete or options.dry_run):
+        launcher_options = (
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={device_count}",
+            "-m",
+            "mamf",
+        )
         import subprocess
 
-        return subprocess.call([sys.executable, *ranks, *options.typed], stdout=get_report_stream())
+        return subprocess.call([sys.executable, *launcher_options, *options.typed], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device. Then that device has the index 0 in every process.
-        options.backend, options.device = name, place.index % max(count, 1)
+        options.backend, options.device = backend_name, place.index % max(device_count, 1)
     if place is not None and place.rank:
         return (
             0
-            if list(yield_results_as_rank(OverlapStrategy(open_backend(name, options.device), Pair(), ()), place))
+            if list(
+                yield_results_as_rank(OverlapStrategy(open_backend(backend_name, options.device), Pair(), ()), place)
+            )
             else 1
         )
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [
-        *(f"other={','.join(beside)}", f"timed={','.join(COUNTED_WORKS)}", "alone=yes,no"),
+        *(f"other={','.join(other_work)}", f"timed={','.join(COUNTED_WORKS)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
     return run_kernel_session(options, OverlapSession)
@@ -187,5 +200,5 @@ class OverlapSession(Session):
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.studies import make_overlap_document
 
-        step = self.options.flop and (self.options.flop, self.options.bytes)
-        return make_overlap_document(log.measurements, log.header, log.summary, self.options.top, step)
+        step_to_predict = self.options.flop and (self.options.flop, self.options.bytes)
+        return make_overlap_document(log.measurements, log.header, log.summary, self.options.top, step_to_predict)

@@ -53,10 +53,10 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
     from mamf.report.document import Answer, Column, Document, Table, format_interval, format_significant
 
     if options.name is not None:
-        known = find_peaks_by_name(options.name, options.dtype, options.regime, options.source)
+        rates = find_peaks_by_name(options.name, options.dtype, options.regime, options.source)
     else:
         backend = open_backend(options.backend or "auto", options.device or 0)
-        known = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
+        rates = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
     columns: Sequence[Column[Rate]] = (
         Column("source", "source", attrgetter("source"), left=True),
         Column("tier", "tier", attrgetter("tier"), left=True),
@@ -65,11 +65,13 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
         Column("", "interval", attrgetter("interval"), format_interval),
         Column("reference", "from", attrgetter("reference"), left=True, importance=1),
     )
-    table = Table(columns, known, key="known", shown=known if len(known) > 1 else [])
-    best = known[0]
-    origin = [] if best.reference in best.description else [f"from: {best.reference}"]
+    table = Table(columns, rates, key="known", shown=rates if len(rates) > 1 else [])
+    best_rate = rates[0]
+    origin = [] if best_rate.reference in best_rate.description else [f"from: {best_rate.reference}"]
     return Document(
-        "Peak", [table, Answer([_format_rate_sentence(best), best.description, *origin])], _make_json_record(best)
+        "Peak",
+        [table, Answer([_format_rate_sentence(best_rate), best_rate.description, *origin])],
+        _make_json_record(best_rate),
     )
 
 
@@ -87,13 +89,13 @@ def _make_json_record(rate: Rate) -> dict[str, Any]:
 def _format_rate_sentence(rate: Rate) -> str:
     from mamf.report.document import UNKNOWN_INTERVAL_REASON, format_rate, format_significant
 
-    kind = rate.regime or ("theoretical" if rate.source == "datasheet" else rate.source)
-    what = f"{rate.device}, {rate.dtype}, {kind}: {format_rate(rate.tflops, 'TFLOPS')}"
+    rate_kind = rate.regime or ("theoretical" if rate.source == "datasheet" else rate.source)
+    sentence = f"{rate.device}, {rate.dtype}, {rate_kind}: {format_rate(rate.tflops, 'TFLOPS')}"
     if rate.interval is None:
-        return what
+        return sentence
     low, high = format_significant(rate.interval.low), format_significant(rate.interval.high)
     return (
-        f"{what}, 95 % repeat interval: {low} to {high}"
+        f"{sentence}, 95 % repeat interval: {low} to {high}"
         if rate.interval.is_known
-        else f"{what}, {UNKNOWN_INTERVAL_REASON}"
+        else f"{sentence}, {UNKNOWN_INTERVAL_REASON}"
     )

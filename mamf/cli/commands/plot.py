@@ -82,17 +82,17 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         raise UsageError(
             f"{folders[0]} is a folder of 'mamf node', which cannot be drawn with other logs: name only this folder"
         )
-    imported = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
-    if any(imported):
+    finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
+    if any(finder_runs):
         _refuse_regime_and_direction(options, "a log of mamf-finder")
-        named = zip(options.logs, imported, strict=True)
+        paths_and_runs = zip(options.logs, finder_runs, strict=True)
         return make_side_by_side_chart(
-            [convert_run(path.stem, run) if run else convert_log(read_log(path)) for path, run in named]
+            [convert_run(path.stem, run) if run else convert_log(read_log(path)) for path, run in paths_and_runs]
         )
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 
 def _refuse_regime_and_direction(options: argparse.Namespace, picture_name: str) -> None:
-    for given in ("regime", "direction"):
-        if getattr(options, given):
-            raise UsageError(f"--{given} cannot be combined with {picture_name}, which has no {given}")
+    for option_name in ("regime", "direction"):
+        if getattr(options, option_name):
+            raise UsageError(f"--{option_name} cannot be combined with {picture_name}, which has no {option_name}")

@@ -140,9 +140,10 @@ def run_with_options(options: argparse.Namespace) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _choose_output_path(options: argparse.Namespace, option: str) -> Path | None:
-    """Return the path of the file that this process writes for ``option`` ("output", "trace" or "memory"), or None if
-    it writes no such file. With torchrun only the first process (rank) writes files, except logs with --ranks all.
+def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path | None:
+    """Return the path of the file that this process writes for the option ``option_name`` ("output", "trace" or
+    "memory"), or None if it writes no such file. With torchrun only the first process (rank) writes files, except
+    logs with --ranks all.
 
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
     if the file exists already or its folder does not.
@@ -150,27 +151,27 @@ def _choose_output_path(options: argparse.Namespace, option: str) -> Path | None
     from mamf.profiling.log import get_rank_log_path
     from mamf.profiling.running import get_rank
 
-    path: Path | None = getattr(options, option)
-    if path is not None and option == "output" and options.ranks == "all":
-        make_folder(path, "; choose another folder for --output")
-        path = get_rank_log_path(path, get_rank())
-    elif path is None or get_rank():
+    output_path: Path | None = getattr(options, option_name)
+    if output_path is not None and option_name == "output" and options.ranks == "all":
+        make_folder(output_path, "; choose another folder for --output")
+        output_path = get_rank_log_path(output_path, get_rank())
+    elif output_path is None or get_rank():
         return None
-    if path.exists():
-        raise UsageError(f"{path} already exists: choose another file for --{option}")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}, because its folder does not exist: create it first")
-    return path.absolute()
+    if output_path.exists():
+        raise UsageError(f"{output_path} already exists: choose another file for --{option_name}")
+    if not output_path.parent.is_dir():
+        raise UsageError(f"cannot write {output_path}, because its folder does not exist: create it first")
+    return output_path.absolute()
 
 
 def _report_existing_trace(options: argparse.Namespace) -> int:
     from mamf.profiling.profile import make_profile
     from mamf.profiling.traces import read_trace
 
-    for name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
-        if getattr(options, name):
-            what = "a SCRIPT" if name == "script" else f"--{name}"
-            raise UsageError(f"--from cannot be combined with {what}: it reads an existing trace")
+    for option_name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
+        if getattr(options, option_name):
+            typed_option = "a SCRIPT" if option_name == "script" else f"--{option_name}"
+            raise UsageError(f"--from cannot be combined with {typed_option}: it reads an existing trace")
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
     _write_and_print_profile(
@@ -179,7 +180,7 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
     return 0
 
 
-def _profile_script(options: argparse.Namespace, program: Program, folder: Path) -> int:
+def _profile_script(options: argparse.Namespace, program: Program, temporary_folder: Path) -> int:
     from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
     from mamf.profiling.profile import make_profile
@@ -191,28 +192,28 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
         make_trace_range_provider,
     )
 
-    memory = None if options.memory is None else MemoryWatch(options.memory)
-    dtypes = DtypeWatch() if options.dtypes else None
-    ranges = ModuleRanges(lambda: resolve_backend(_make_device_name(options))) if options.nvtx else None
-    module_spans = ModuleRanges(lambda: make_range_provider(memory.record_module_span)) if memory else None
+    memory_watch = None if options.memory is None else MemoryWatch(options.memory)
+    dtype_watch = DtypeWatch() if options.dtypes else None
+    nvtx_ranges = ModuleRanges(lambda: resolve_backend(_make_device_name(options))) if options.nvtx else None
+    module_spans = ModuleRanges(lambda: make_range_provider(memory_watch.record_module_span)) if memory_watch else None
     watches = [
         each
-        for each in (module_spans, memory, dtypes, ranges, ModuleRanges(make_trace_range_provider))
+        for each in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRanges(make_trace_range_provider))
         if each is not None
     ]
-    profiler = running.StepProfiler(options.steps, options.warmup, folder, watches, stop=options.stop)
+    profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, stop=options.stop)
     if running.get_rank() and options.ranks == "first":  # Count steps, to end after as many as the profiled rank 0.
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
         _make_ceiling_lookup(options)
-    terminal, is_kept = sys.stdout, False  # Keep sys.stdout, because the script may replace it.
-    process, printed = os.getpid(), folder / "printed"
+    terminal, is_written = sys.stdout, False  # Keep sys.stdout, because the script may replace it.
+    process_id, printed_mark = os.getpid(), temporary_folder / "printed"
 
     def write_profile_once(code: int = 0) -> None:
-        nonlocal is_kept
-        folder.mkdir(parents=True, exist_ok=True)  # The script may have removed temporary files.
-        trace = profiler.read_trace(options.trace or folder / "trace.json")
-        if trace is None and printed.exists():
+        nonlocal is_written
+        temporary_folder.mkdir(parents=True, exist_ok=True)  # The script may have removed temporary files.
+        trace = profiler.read_trace(options.trace or temporary_folder / "trace.json")
+        if trace is None and printed_mark.exists():
             return  # A process that the script forked has already printed the profile.
         if trace is None:
             raise NothingProfiledError(profiler.explain_missing_profile(options.calls), code)
@@ -220,17 +221,22 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
             profile = make_profile(
                 trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
             )
-            profile = replace(profile, memory=memory.rows if memory else (), dtypes=dtypes.rows if dtypes else ())
+            profile = replace(
+                profile,
+                memory=memory_watch.rows if memory_watch else (),
+                dtypes=dtype_watch.rows if dtype_watch else (),
+            )
             _write_and_print_profile(options, Path(program.name).name, profile)
-        is_kept = True
-        if os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)  # Remove it now, because the script may end by os._exit.
+        is_written = True
+        if os.getpid() == process_id:
+            # Remove the folder now, because the script may end by os._exit.
+            shutil.rmtree(temporary_folder, ignore_errors=True)
         else:
-            printed.touch()
+            printed_mark.touch()
 
     profiler.on_profiled = write_profile_once
     code = running.profile_program(program, profiler, options.calls)
-    if not is_kept:
+    if not is_written:
         write_profile_once(code)
     for watch in watches:
         if watch.remark:
@@ -238,19 +244,19 @@ def _profile_script(options: argparse.Namespace, program: Program, folder: Path)
     return code
 
 
-def _write_and_print_profile(options: argparse.Namespace, name: str, profile: Profile) -> None:
+def _write_and_print_profile(options: argparse.Namespace, program_name: str, profile: Profile) -> None:
     """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
-    process, also print its report. ``name``: the file name of the script or trace.
+    process, also print its report. ``program_name``: the file name of the script or trace.
     """
     from mamf.profiling.log import make_profile_document, write_profile
     from mamf.profiling.running import get_rank
 
     if options.output:
-        path = write_profile(options.output, options.command_line, name, profile)
+        path = write_profile(options.output, options.command_line, program_name, profile)
         if path != options.output:
             warn(f"another program created {options.output} meanwhile: the profile is in {path}")
     if not get_rank():
-        print_document(options, make_profile_document(name, profile, options.top))
+        print_document(options, make_profile_document(program_name, profile, options.top))
         if options.ranks == "all":
             print_line(f"all ranks: mamf show {options.output.parent}", choose_note_stream(options))
         get_report_stream().flush()
@@ -269,14 +275,14 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
 
     if not options.ceiling and not options.source:
         return functools.partial(find_known_sustained_ceiling, _make_device_name(options, is_of_device))
-    given: dict[tuple[str, str], Rate] = {}
+    given_ceilings: dict[tuple[str, str], Rate] = {}
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
-            known = f"it has: {', '.join(log.ceilings) or 'none'}"
-            raise RunLogError(f"{path} has no sustained ceiling ({known}); measure one with 'mamf find'")
-        given |= {key: mark_as_from_option(each) for key, each in log.all_ceilings.items()}
-    return lambda dtype: find_rate(given, dtype, SUSTAINED)
+            regimes_of_log = f"it has: {', '.join(log.ceilings) or 'none'}"
+            raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}); measure one with 'mamf find'")
+        given_ceilings |= {key: mark_as_from_option(each) for key, each in log.all_ceilings.items()}
+    return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
 
 
 @functools.cache

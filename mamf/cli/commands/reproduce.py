@@ -81,8 +81,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    is_named = bool(options.source) + bool(options.claim) == (options.resume is None)
-    if not (is_named or options.restart) or options.top == 0:
+    has_one_source = bool(options.source) + bool(options.claim) == (options.resume is None)
+    if not (has_one_source or options.restart) or options.top == 0:
         raise UsageError("give exactly one of LOG, --claim and --resume; --top must be at least 1")
     return run_session(options, ReproduceSession)
 
@@ -115,18 +115,20 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
 
     parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if parts is None or not float(parts[1]):
-        form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-        raise UsageError(f"{shorten(text)!r} is not a claim: write {form}")
-    number, decimals, unit, kernel, written, words = parts.groups()
-    of = _find_operation_of_claim(kernel, written)
-    if (counted := of.problem_type().work(shape := of.parse_shape(written)).unit) != unit:
-        raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {counted}")
+        claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
+        raise UsageError(f"{shorten(text)!r} is not a claim: write {claim_form}")
+    rate_text, decimals, unit, kernel, shape_text, words = parts.groups()
+    of = _find_operation_of_claim(kernel, shape_text)
+    if (unit_of_operation := of.problem_type().work(shape := of.parse_shape(shape_text)).unit) != unit:
+        raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {unit_of_operation}")
     fields = [word if "=" in word else f"{_find_field_with_value(word, of)}={word}" for word in words.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
-    asked = parse_field_texts(of, [each for each in fields if each != f"regime={regime}"])
+    values_by_field = parse_field_texts(of, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
-    step = StepKey(regime, {name: values[0] for name, values in asked.items()}, shape, kernel)
-    return of.name, Claim(step, float(number), Interval(float(number) - half_digit, float(number) + half_digit, 1.0))
+    step = StepKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
+    return of.name, Claim(
+        step, float(rate_text), Interval(float(rate_text) - half_digit, float(rate_text) + half_digit, 1.0)
+    )
 
 
 def _find_field_with_value(word: str, of: AnyOperation) -> str:
@@ -157,18 +159,18 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
         make_operation,
     )
 
-    readers, names = list[AnyOperation](), set[str]()
+    operations, kernel_names = list[AnyOperation](), set[str]()
     for of in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
         with suppress(UsageError):
             of.parse_shape(shape)
-            readers.append(of)
-    for of in readers:
+            operations.append(of)
+    for of in operations:
         if is_class_path(kernel) or kernel.partition("[")[0] in list_kernel_names(of):
             return of
-        names |= {*list_kernel_names(of)}
-    if not readers:
+        kernel_names |= {*list_kernel_names(of)}
+    if not operations:
         raise UsageError(f"no operation has a shape {shorten(shape)!r}")
-    raise UnknownNameError("kernel", kernel, names)
+    raise UnknownNameError("kernel", kernel, kernel_names)
 
 
 class ReproduceSession(Session):
@@ -199,26 +201,28 @@ class ReproduceSession(Session):
 
         if self.resumed_plan:
             return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
-        given = choose_kernels(self.operation, self.backend, self.options.kernel) if self.options.kernel else []
-        opened = {
-            name: next((each for each in given if name in (each[0], each[1].name)), None)
+        given_kernels = choose_kernels(self.operation, self.backend, self.options.kernel) if self.options.kernel else []
+        kernels_by_name = {
+            name: next((each for each in given_kernels if name in (each[0], each[1].name)), None)
             or self._open_installed_kernel(name)
             for name in dict.fromkeys(claim.step[3] for claim in self.requested_claims.claims)
         }
         header = self.source_log.header if self.source_log else {}
-        here = {**header, "device": asdict(self.backend.info)}
-        has_cycles = bool(header) and any(each.is_of_card for each in find_blocking_differences(header, here))
+        header_of_this_device = {**header, "device": asdict(self.backend.info)}
+        has_cycles = bool(header) and any(
+            each.is_of_card for each in find_blocking_differences(header, header_of_this_device)
+        )
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
             problem = self.operation.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
-            if each := opened[name]:
+            if each := kernels_by_name[name]:
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))
         if not claims:
             raise UnavailableError(f"cannot reproduce {self.requested_claims.source}: none of its kernels can run here")
         self.requested_claims = replace(self.requested_claims, claims=tuple(claims))
-        return list({each[1].name: each for each in opened.values() if each}.values())
+        return list({each[1].name: each for each in kernels_by_name.values() if each}.values())
 
     def _open_installed_kernel(self, name: str) -> tuple[str, AnyKernel] | None:
         """Return the installed kernel called ``name`` with its name. If it is not installed or cannot run here, warn
@@ -242,7 +246,7 @@ class ReproduceSession(Session):
     def make_new_plan(self) -> Plan:
         from mamf.operation import make_operation_plan
 
-        asked, before, steps = (
+        options, source_plan, steps = (
             self.options,
             self.source_log and self.source_log.plan,
             [each.step for each in self.requested_claims.claims],
@@ -254,11 +258,11 @@ class ReproduceSession(Session):
             dict.fromkeys(step.shape for step in steps),
             (name for name in REGIME_NAMES if name in {step.regime for step in steps}),
             REPRODUCE,
-            precision=before.precision if before else Plan.precision,
-            seconds=before.seconds if before else None,
-            budget_seconds=asked.budget or DEFAULT_BUDGET_SECONDS,
-            flush=before.flush if before else Plan.flush,
-            options=replace(self.requested_claims, tolerance=asked.tolerance or self.requested_claims.tolerance),
+            precision=source_plan.precision if source_plan else Plan.precision,
+            seconds=source_plan.seconds if source_plan else None,
+            budget_seconds=options.budget or DEFAULT_BUDGET_SECONDS,
+            flush=source_plan.flush if source_plan else Plan.flush,
+            options=replace(self.requested_claims, tolerance=options.tolerance or self.requested_claims.tolerance),
         )
 
     def make_plan_to_compare(self, before: Plan) -> Plan:

@@ -134,28 +134,30 @@ def submit_logs(options: argparse.Namespace) -> int:
 def _submit_log(options: argparse.Namespace, path: Path) -> int:
     from mamf.contribution.review import find_free_place, format_findings
 
-    root, found = options.results, _review_file(path)
-    for line in format_findings(found):
+    root, review = options.results, _review_file(path)
+    for line in format_findings(review):
         print_line(line)
-    if found.is_rejected():
+    if review.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
         return _REJECTED_EXIT_CODE
     content = path.read_bytes()
-    target = find_free_place(found, root)
-    print_line(f"tier {found.tier}; {len(content) / 1e3:.0f} kB -> {target}")
+    target_path = find_free_place(review, root)
+    print_line(f"tier {review.tier}; {len(content) / 1e3:.0f} kB -> {target_path}")
     if options.dry_run:
         print_line("dry run: nothing is written")
         return 0
-    make_folder(target.parent)
-    create_file_atomically(target, content)
-    log, ceilings, folder = (shlex.quote(str(path)) for path in (target, _get_contributed_ceilings_path(root), root))
+    make_folder(target_path.parent)
+    create_file_atomically(target_path, content)
+    log, ceilings, folder = (
+        shlex.quote(str(path)) for path in (target_path, _get_contributed_ceilings_path(root), root)
+    )
     print_lines(f"""
 look for private text, above all in the notes and the command, because mamf removes only known formats: {log}
 then, in a clone of your fork:
-    git switch -c results-{target.stem}
+    git switch -c results-{target_path.stem}
     mamf results table --results {folder}
     git add {folder} {ceilings}
-    git commit -m "Results: {target.parent.name}, {target.stem}"
+    git commit -m "Results: {target_path.parent.name}, {target_path.stem}"
     git push -u origin HEAD
 and open a pull request
 """)
@@ -171,20 +173,22 @@ def write_tables(options: argparse.Namespace) -> int:
     logs = sorted(root.glob("*/*.jsonl"))  # Search only one level, in case root is not results/.
     if not logs:
         raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
-    for found in review_results(root, logs):
-        if found.is_rejected():
-            for line in format_findings(found, with_warnings=False):
+    for review in review_results(root, logs):
+        if review.is_rejected():
+            for line in format_findings(review, with_warnings=False):
                 print_line(line)
-            raise UsageError(f"{found.path} breaks the rules of results/: fix or remove it")
+            raise UsageError(f"{review.path} breaks the rules of results/: fix or remove it")
     collection = read_collection(root, logs)
     pages = {root / path: page for path, page in make_results_pages(collection).items()}
-    if (ceilings := _get_contributed_ceilings_path(root)).exists():
-        pages[ceilings] = make_contributed_csv(collection)
+    if (ceilings_path := _get_contributed_ceilings_path(root)).exists():
+        pages[ceilings_path] = make_contributed_csv(collection)
     if options.check:
-        stale = {path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page}
+        stale_paths = {
+            path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page
+        }
         for path in pages:
-            print_line(f"{path} is {'stale: run mamf results table' if path in stale else 'up to date'}")
-        return _REJECTED_EXIT_CODE if stale else 0
+            print_line(f"{path} is {'stale: run mamf results table' if path in stale_paths else 'up to date'}")
+        return _REJECTED_EXIT_CODE if stale_paths else 0
     for path, page in pages.items():
         write_file_atomically(path, page)
         print_line(f"written: {path}")

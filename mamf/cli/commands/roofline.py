@@ -89,12 +89,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.document import describe_machine
     from mamf.report.roofline import make_roofline_chart, make_roofline_document, make_tracelens_arch, select_points
 
-    export = options.export_file or (Path(f"{options.export}.json") if options.export else None)
+    export_path = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
         get_file_type(options.picture)
-    if export and not options.export:
-        raise UsageError(f"--export-file {export}: name the format too (--export {ROOF_EXPORT_FORMATS[0]})")
-    for path in filter(None, (options.picture, export)):
+    if export_path and not options.export:
+        raise UsageError(f"--export-file {export_path}: name the format too (--export {ROOF_EXPORT_FORMATS[0]})")
+    for path in filter(None, (options.picture, export_path)):
         if path.exists() and not options.overwrite:
             raise make_exists_error(path)
     rows, code = list(map(read_log, options.rows)), 0
@@ -115,16 +115,16 @@ def run_with_options(options: argparse.Namespace) -> int:
     for log in rows:
         if not options.anyway:
             require_card_of_roofs(log, roofs)
-        found = select_points(log.measurements, roofs)
-        if not found:
+        points_of_log = select_points(log.measurements, roofs)
+        if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
-        points += found
+        points += points_of_log
     print_document(options, make_roofline_document(roofs, points, describe_machine(logs[0].header), options.top))
     header = logs[0].header
-    if export:
+    if export_path:
         content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
-        (write_file_atomically if options.overwrite else create_file_atomically)(export, content.encode())
-        print_line(f"{options.export}: {export}", choose_note_stream(options))
+        (write_file_atomically if options.overwrite else create_file_atomically)(export_path, content.encode())
+        print_line(f"{options.export}: {export_path}", choose_note_stream(options))
     if options.picture:
         save_figure(draw_figure(make_roofline_chart(roofs, points, header)), options.picture, options.overwrite)
         print_line(f"figure: {options.picture}", choose_note_stream(options))
@@ -150,20 +150,20 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     with redirect_reports(sys.stderr):
         for name, arguments in _yield_search_arguments(options, backend):
             logs.append(folder / f"{name}.jsonl")
-            typed = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
-            print_line(f"-- mamf {shlex.join(typed)}")
-            code = max(code, run_command(typed))
+            find_command = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
+            print_line(f"-- mamf {shlex.join(find_command)}")
+            code = max(code, run_command(find_command))
             if code == INTERRUPTED_EXIT_CODE:
                 break
-    found = []
+    logs_with_ceiling = []
     for path in filter(Path.exists, logs):
         log = read_log(path)
         if log.all_ceilings or log.own_ceilings:
-            found.append(path)
-    if not found and not options.dry_run:
+            logs_with_ceiling.append(path)
+    if not logs_with_ceiling and not options.dry_run:
         advice = f"continue with 'mamf roofline --output-folder {folder}'"
         raise UsageError(f"mamf could not confirm a ceiling: {advice}, if needed with a longer --budget")
-    return found, code
+    return logs_with_ceiling, code
 
 
 def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
@@ -175,29 +175,33 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     from mamf.operations.matmul.operation import problem_for
 
     dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
-    part = DEFAULT_BUDGET_SECONDS
+    dtype_seconds = DEFAULT_BUDGET_SECONDS
     if options.budget:
-        part = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
-    shared = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]
-    shared += ["--regime", *(options.regime or CEILING_REGIMES), *(["--notes", options.notes] if options.notes else [])]
-    quick = ["--quick"] if part < _MIN_THOROUGH_SEARCH_SECONDS else []
+        dtype_seconds = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
+    shared_options = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]
+    shared_options += [
+        "--regime",
+        *(options.regime or CEILING_REGIMES),
+        *(["--notes", options.notes] if options.notes else []),
+    ]
+    quick_options = ["--quick"] if dtype_seconds < _MIN_THOROUGH_SEARCH_SECONDS else []
     for dtype in dtypes:
-        yield dtype, ["--dtype", dtype, "--budget", f"{part}s", *quick, *shared]
+        yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds}s", *quick_options, *shared_options]
     cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    largest = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _FREE_MEMORY_DIVISOR
-    multiples, passes = (
+    max_size = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _FREE_MEMORY_DIVISOR
+    multiples, cache_passes = (
         (_CACHE_SIZE_MULTIPLES, _PASSES_OVER_CACHE)
         if backend.is_accelerator
         else (_CPU_CACHE_SIZE_MULTIPLES, _CPU_PASSES_OVER_CACHE)
     )
-    large = [
-        min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(largest)) for multiple in multiples
+    memory_sizes = [
+        min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(max_size)) for multiple in multiples
     ]
-    small = [floor_to_power_of_two(cache // part) for part in _CACHE_SIZE_DIVISORS]
-    levels = [("memory", 1, list(dict.fromkeys(large)))]
+    cache_sizes = [floor_to_power_of_two(cache // divisor) for divisor in _CACHE_SIZE_DIVISORS]
+    levels = [("memory", 1, list(dict.fromkeys(memory_sizes)))]
     if backend.info.cache_bytes:
-        levels.append(("cache", passes, small))
-    for name, warm, sizes in levels:
+        levels.append(("cache", cache_passes, cache_sizes))
+    for name, pass_count, sizes in levels:
         shapes = (str(BandwidthShape(size)) for size in sizes)
-        what = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={warm}", "--shapes", *shapes]
-        yield name, [*what, "--budget", f"{_BANDWIDTH_BUDGET_SHARE * part}s", *shared]
+        arguments = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={pass_count}", "--shapes", *shapes]
+        yield name, [*arguments, "--budget", f"{_BANDWIDTH_BUDGET_SHARE * dtype_seconds}s", *shared_options]

@@ -77,11 +77,11 @@ def run_with_options(options: argparse.Namespace) -> int:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
         return 0
-    watch = list_device_kernels if options.kernel_names else None
-    asked = LaunchRequest(
-        options.launches, not options.no_verify, watch, _DETERMINISM_LAUNCHES if options.determinism else 0
+    watch_kernels = list_device_kernels if options.kernel_names else None
+    launch_request = LaunchRequest(
+        options.launches, not options.no_verify, watch_kernels, _DETERMINISM_LAUNCHES if options.determinism else 0
     )
-    launched = launch_in_profiler_window(kernel, problem, shape, backend, asked)
+    launched = launch_in_profiler_window(kernel, problem, shape, backend, launch_request)
     words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
@@ -104,12 +104,12 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
     from mamf.report.document import format_significant
 
-    flop, seconds = (sum(each) for each in zip(*parts.values(), strict=True))
+    total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
-    for name, (own, took) in parts.items():
-        time, work = took / seconds, own / flop
-        cells = f"{time:12.1%} {own / TERA:10.4g} {work:12.1%} {own / took / TERA:9.4g} {time / work:12.2f}"
-        yield f"{name:8} {format_significant(took * 1e3):>9} {cells}"
+    for name, (flop, seconds) in parts.items():
+        time, work = seconds / total_seconds, flop / total_flop
+        cells = f"{time:12.1%} {flop / TERA:10.4g} {work:12.1%} {flop / seconds / TERA:9.4g} {time / work:12.2f}"
+        yield f"{name:8} {format_significant(seconds * 1e3):>9} {cells}"
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
@@ -122,8 +122,10 @@ def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]
         verdict = launched.verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
     yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
-    seconds = statistics.median(launched.seconds)
-    rate = f"{format_significant(seconds * 1e3)} ms, {format_rate(work.amount / seconds / TERA, work.unit)}"
+    median_seconds = statistics.median(launched.seconds)
+    rate = (
+        f"{format_significant(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
+    )
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
     else:

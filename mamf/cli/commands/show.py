@@ -37,8 +37,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.shared_runs import is_shared_folder
 
-    path, *others = options.logs
-    if others or is_shared_folder(path):
+    path, *other_paths = options.logs
+    if other_paths or is_shared_folder(path):
         print_document(options, _make_run_log_document(read_log(*options.logs), options))
     elif path.is_dir():
         print_document(options, _make_folder_document(path))
@@ -72,11 +72,11 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     from mamf.report.imported import make_finder_document
 
     with show_reading_progress([path]) as seen:
-        imported = read_legacy_or_none(path, seen)
-    if imported:
-        return make_finder_document(imported, options.top)
-    if (profiled := read_profile_or_none(path)) is not None:
-        return make_profile_document(*profiled, options.top)
+        finder_run = read_legacy_or_none(path, seen)
+    if finder_run:
+        return make_finder_document(finder_run, options.top)
+    if (profile := read_profile_or_none(path)) is not None:
+        return make_profile_document(*profile, options.top)
     return _make_run_log_document(read_log(path), options)
 
 

@@ -129,20 +129,20 @@ class _OneKernelSession(Session):
         kernel = choose_matmul_kernel(backend, problem, name)
         # A log names a kernel that was loaded from package.module:Class by this path, but older logs have the kernel's
         # own name instead.
-        planned = name if is_class_path(before.kernels[0] if before else name) else kernel.name
+        planned_name = name if is_class_path(before.kernels[0] if before else name) else kernel.name
         if before:
-            require_same_kernels(self.options, before.kernels, [planned])
+            require_same_kernels(self.options, before.kernels, [planned_name])
         if reason := kernel.unsupported(backend, problem):
             raise UnsupportedError(reason)
-        return [(planned, kernel)]
+        return [(planned_name, kernel)]
 
     def make_new_plan(self) -> Plan:
-        given = {field: getattr(self.options, option) for field, option in _SWEEP_OPTION_BY_FIELD.items()}
-        given["reference"] = self.options.reference and self.operation.parse_shape(self.options.reference)
-        how = replace(
-            SweepOptions(SHUFFLED_ORDER), **{field: each for field, each in given.items() if each is not None}
+        values_by_field = {field: getattr(self.options, option) for field, option in _SWEEP_OPTION_BY_FIELD.items()}
+        values_by_field["reference"] = self.options.reference and self.operation.parse_shape(self.options.reference)
+        sweep_options = replace(
+            SweepOptions(SHUFFLED_ORDER), **{field: each for field, each in values_by_field.items() if each is not None}
         )
-        return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], how)
+        return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], sweep_options)
 
     def print_plan(self) -> None:
         from mamf.engine.estimate import estimate_seconds, measure_matmul_flops

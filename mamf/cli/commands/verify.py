@@ -79,18 +79,18 @@ class _VerifySession(Session):
         from mamf.cli.resuming import require_same_kernels
         from mamf.engine.strategies.studies import choose_kernels_to_verify
 
-        asked, before = self.options.kernel, self.resumed_plan
-        if before and asked:
-            require_same_kernels(self.options, before.kernels, choose_kernels_to_verify(self.backend, asked))
-        return list(choose_kernels_to_verify(self.backend, before.kernels if before else asked).items())
+        requested_names, before = self.options.kernel, self.resumed_plan
+        if before and requested_names:
+            require_same_kernels(self.options, before.kernels, choose_kernels_to_verify(self.backend, requested_names))
+        return list(choose_kernels_to_verify(self.backend, before.kernels if before else requested_names).items())
 
     def make_new_plan(self) -> Plan:
         from mamf.engine.strategies.studies import make_verify_plan
 
-        asked, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
-        largest = self.operation.parse_shape(asked.largest) if asked.largest else None
-        given = (asked.budget, asked.dtype, regimes, largest, asked.seed or 0, asked.number)
-        return make_verify_plan(self.backend, dict(self.kernels), *given)
+        options, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
+        largest_shape = self.operation.parse_shape(options.largest) if options.largest else None
+        plan_arguments = (options.budget, options.dtype, regimes, largest_shape, options.seed or 0, options.number)
+        return make_verify_plan(self.backend, dict(self.kernels), *plan_arguments)
 
     def print_plan(self) -> None:
         plan = self.plan

@@ -71,11 +71,7 @@ class AttentionShape:
     """
 
     batch: int = field(
-        metadata=describe(
-            "number of sequences",
-            default="16384 divided by the number of keys, or 1024 divided by it on a CPU",
-            read=parse_size,
-        )
+        metadata=describe("number of sequences", default="16384 / keys, or 1024 / keys on a CPU", read=parse_size)
     )
     heads: int = field(
         metadata=describe("number of query heads", default="2048 / head dimension", read=parse_size, metavar="H")

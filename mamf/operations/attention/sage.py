@@ -110,7 +110,7 @@ class Sage1(_SageAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {**super().details(problem, shape, operands), "ran": "the time includes a copy of K"}
+        return {**super().details(problem, shape, operands), "ran": "the measured time includes a copy of K"}
 
 
 class Sage2(_SageAttention):
@@ -140,7 +140,9 @@ class Sage2(_SageAttention):
         flag = _BUILT_FLAGS.get(capability)
         core = importlib.import_module("sageattention.core")
         if flag is not None and not getattr(core, flag, True):
-            raise ImportError(f"it was not built for sm{capability[0]}{capability[1]} ({flag} is False)")
+            raise ImportError(
+                f"the installed package was not built for sm{capability[0]}{capability[1]} ({flag} is False)"
+            )
 
     def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
         return k, {}

@@ -180,7 +180,7 @@ class TritonMatmul(TorchMatmul):
             if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT_BYTES:
                 return (
                     f"{self.name} needs rows whose length is a multiple of "
-                    f"{_DESCRIPTOR_ALIGNMENT_BYTES} bytes, unlike those of {name}"
+                    f"{_DESCRIPTOR_ALIGNMENT_BYTES} bytes, but those of {name} are not"
                 )
         return None
 

@@ -91,9 +91,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         describe_machine_briefly(log.header),
         marks,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
-        notes=(
-            "TFLOPS are equal along a grey line. Cycles depend on the kernel, the clock on the card and the energy.",
-        ),
+        notes=("grey: lines of equal TFLOPS. Cycles depend on the kernel, the clock on the card and the energy.",),
     )
 
 

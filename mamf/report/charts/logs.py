@@ -330,7 +330,7 @@ def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Ite
         if each := find_rate(known, *key):
             yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
         else:
-            yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so there is no MAMFU"
+            yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so shares of it (MAMFU) are unknown"
 
 
 # -- charts of attention kernels ---------------------------------------------------------------------------------------

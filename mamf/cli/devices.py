@@ -337,7 +337,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Create a folder for new logs. Raises UsageError, which names ``option``, if it is not empty or cannot be created."""
+    """Create a folder for new logs. Raises UsageError, which names ``option``, if it is not empty or cannot be made."""
     make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")

@@ -27,7 +27,7 @@ _SHARING_COST = "figures are lower and cannot be compared with a peak or with fi
 
 
 def find_mig_slice(name: str) -> str | None:
-    """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb". None for a whole card."""
+    """Return the MIG slice that is part of CUDA's name of a device, such as "MIG 3g.40gb"; None for a whole card."""
     match = _MIG_SLICE_PATTERN.search(name)
     return match[0] if match else None
 
@@ -47,7 +47,7 @@ def _detect_vgpu(sensors: Any) -> str | None:
 
 
 def _detect_mps(sensors: Any) -> str | None:
-    # nvidia-ml-py before 11.495 lacks the query.
+    # Read the query with a default, because nvidia-ml-py before 11.495 lacks it.
     query = sensors and getattr(sensors.nvml, "nvmlDeviceGetMPSComputeRunningProcesses", None)
     clients = sensors.call_or_none(query) if query else None
     daemon = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid")
@@ -74,7 +74,7 @@ def count_other_processes(sensors: Any) -> int | None:
 
 
 def _find_pids_of_run() -> set[int]:
-    """Return the pids of this process and of all others in the same run of mamf."""
+    """Return the pids of this process and of all other processes of the same mamf run."""
     pids = {os.getpid()}
     if leader := os.environ.get(LEADER_PID_VARIABLE):
         with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
@@ -84,7 +84,9 @@ def _find_pids_of_run() -> set[int]:
 
 
 def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
-    """Check for other users of the card. ``index``: the card's index in nvidia-smi."""
+    """Check whether the card is split or other processes use it, and return the findings. ``index``: the card's index
+    in nvidia-smi.
+    """
     findings = [_check_other_processes(sensors)]
     if part := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"

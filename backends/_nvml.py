@@ -13,7 +13,7 @@ from mamf_backends._card_sharing import check_sharing, find_mig_slice
 
 from mamf.backend import Advice, Reading, Unavailable
 
-# NVML's clock-event reasons that count as throttling. Idling and a clock that the user has set do not.
+# Count these clock-event reasons of NVML as throttling. Idling and a clock that the user has set are not throttling.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -30,7 +30,7 @@ _NVML_NOT_INSTALLED = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one device. A query that the driver or a container refuses returns None.
+    """The sensors of one NVIDIA device, read from NVML; None for a value that the driver or a container refuses.
 
     ``is_whole``: whether the device is a whole card. Power is measured per card, so the power of a slice is unknown.
     """

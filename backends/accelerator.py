@@ -1,7 +1,7 @@
-"""Any device of torch.accelerator without another backend, such as one that a vendor registers as PrivateUse1.
+"""Measure devices of torch.accelerator that have no other backend, such as a vendor's PrivateUse1 device.
 
-The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. A function that it
-lacks is taken from torch.accelerator. Every capability is tried when the device is opened.
+The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. This backend
+takes functions that the module lacks from torch.accelerator, and tries out every capability when it opens the device.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _MISSING_FUNCTION_ERRORS = (
 )
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
-# The load on which events and the host clock are compared. It is so long that the overhead of launches does not count.
+# Compare events and the host clock on a load that takes at least 0.02 s, so that the overhead of launches is
+# negligible. Events may differ from the host clock by 10 %.
 _LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
-# Number of comparisons, because a busy host may delay one of them.
+# Compare events and the host clock this many times, because a busy host may delay one comparison.
 _TIMER_COMPARISON_COUNT = 3
 _EMPTY_WINDOW_COUNT, _MAX_DRAWN_VALUES = 32, 2**22
 
@@ -58,7 +59,9 @@ def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | Non
 
 
 def _return_none_if_missing(method: Callable[..., Any]) -> Any:
-    """Wrap a method so that it returns None if the vendor lacks a function that it needs, or reports 0."""
+    """Wrap a method of the backend so that it returns None if the vendor's torch module lacks a function that the
+    method needs, or if the result is 0.
+    """
     return lambda backend: _call_or_none(method, backend) or None
 
 

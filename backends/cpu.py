@@ -39,7 +39,7 @@ class CpuSensors:
         )
 
 
-# For CPUs Inductor generates C++ and needs one of these compilers.
+# Look for one of these compilers, because Inductor (the compiler of torch.compile) generates C++ for CPUs.
 _CPP_COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -110,7 +110,7 @@ class CpuBackend(HostTimedBackend):
         return torch.device("cpu")
 
     def setup(self) -> None:
-        # Without native instructions bfloat16 is emulated, much more slowly than float32.
+        # Prefer float32 without native bfloat16 instructions, because torch then emulates bfloat16 much more slowly.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
     def without_compiler(self) -> Unavailable | None:
@@ -194,7 +194,7 @@ def read_cpu_frequency() -> Any:
 
 
 def read_cpu_field(name: str) -> str | None:
-    """Return a field of the first processor in /proc/cpuinfo. None if it is missing, or not on Linux."""
+    """Return the field ``name`` of the first processor in /proc/cpuinfo; None if it is missing, or not on Linux."""
     if not _CPUINFO_FILE.exists():
         return None
     for line in _CPUINFO_FILE.read_text(encoding="utf-8", errors="replace").splitlines():

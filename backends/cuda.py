@@ -50,7 +50,7 @@ class CudaBackend(StreamedBackend):
 
     def setup(self) -> None:
         super().setup()
-        # Drivers have this function since CUDA 12.5.
+        # Look for the function in the driver, because drivers older than CUDA 12.5 lack it.
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod
@@ -224,7 +224,7 @@ def _read_vboost(index: int) -> dict[str, str]:
 
 
 def _load_driver() -> Any:
-    """Load the driver's library, or return None if there is no driver."""
+    """Return the CUDA driver's library, or None if there is no driver."""
     try:
         return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:

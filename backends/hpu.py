@@ -25,13 +25,13 @@ _GAUDI_PACKAGE = "habana_frameworks"
 # Gaudi3 has an L2 and an L3 cache.
 _CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE_VARIABLE = "PT_HPU_LAZY_MODE"
-# Defined here because pyhlml has these constants in a deprecated module.
+# Define these constants of pyhlml here, because pyhlml has them only in a deprecated module.
 HLML_CLOCK_SOC = 0
 HLML_TEMPERATURE_ON_AIP = 0
 
 
 class HlmlSensors:
-    """The sensors of one device, from pyhlml. A query that it refuses returns None."""
+    """The sensors of one Gaudi device, read from pyhlml; None for a value that pyhlml refuses."""
 
     def __init__(self, hlml: Any, handle: Any) -> None:
         self.hlml = hlml
@@ -93,7 +93,7 @@ class HpuBackend(AcceleratorBackend):
         return None
 
     def open_device(self) -> torch.device:
-        # The software gives each process one device and ignores an index.
+        # Give no index, because Intel's software gives each process one device and ignores an index.
         return torch.device("hpu")
 
     def setup(self) -> None:
@@ -130,7 +130,7 @@ class HpuBackend(AcceleratorBackend):
         return int(statistics["Limit"] - statistics["InUse"])
 
     def release_memory(self) -> None:
-        """Do nothing: freed memory returns to the device automatically."""
+        """Do nothing, because freed memory returns to the device automatically."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "Allocation failed" in str(error)

@@ -30,15 +30,17 @@ _REASON_BY_RESIDENCY = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
-# Libraries that mark ranges for profilers: the library of rocprofv3, which can also pause it, and the older library.
+# Try these libraries, which mark ranges for profilers, in this order: the first belongs to rocprofv3 and can also pause
+# it; the second is older.
 _ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Fields that the device does not support have all bits set. amdsmi reports "N/A" only for some widths.
+# Ignore these values: fields that the device does not support have all bits set, and amdsmi reports "N/A" only for
+# some widths of fields.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one device. A query that amdsmi answers with "N/A" or an error returns None.
+    """The sensors of one AMD device; None for a value that amdsmi answers with "N/A" or an error.
 
     ``is_whole``: whether the device is a whole card. Power is measured per socket, so the power of a partition is
     unknown.

@@ -210,8 +210,8 @@ class Prepared:
 
     - ``launches``: one function per operand set. These functions differ only in the memory that they use. Each returns
       its output, or None if it writes to a buffer allocated in advance.
-    - ``verify``: compares the output of a set with the reference, given the set's index and the result of its last
-      launch. It launches nothing.
+    - ``verify``: compares the output of an operand set with the reference, given the set's index and the result of its
+      last launch. It does not launch the kernel.
     - ``poison``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned outputs, with
       values that no launch produces. Takes the results of the last launches.
     - ``changed_operands``: returns the names of operands that launches modified, except those that the operation must
@@ -225,7 +225,7 @@ class Prepared:
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
       ``verify`` expects the new results, and ``changed_operands`` undoes the change. None: operands never change.
     - ``remember``: keeps the output of a set's last launch, given the set's index and its result. Returns a function
-      (``Compare``) that compares later outputs with it, bit by bit. None: not available.
+      (``Compare``) that compares later outputs with it, bit by bit. None: the kernel cannot.
     - ``repeats_bits``: whether launches on unchanged operands always give the same bits.
     - ``locate``: finds where the output of a set is wrong, given the set's index and the result. None: not available.
     - ``verify_special``: launches the first set with infinities, NaN and subnormal numbers among its operands, checks

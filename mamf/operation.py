@@ -78,7 +78,7 @@ class Parameter:
 
     @property
     def is_readable(self) -> bool:
-        """Whether its values can be given as text."""
+        """Whether a user can give values of this parameter as text."""
         return self.read is not None or _strip_optional(self.kind) in (str, int, float, bool) or bool(self.choices)
 
     @property
@@ -107,7 +107,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
     return {_METADATA_KEY: {"help": help, **more}}
 
 
-#: The metadata of the fields that every problem has.
+#: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
     "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
     "seed": {
@@ -123,7 +123,7 @@ DERIVED: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
 def get_parameters(kind: Any) -> Mapping[str, Parameter]:
-    """Return the parameters of a dataclass of shapes or problems, by name."""
+    """Return the parameters of a dataclass of shapes or problems, by the name of the field."""
     return _read_parameters(kind)
 
 
@@ -163,7 +163,7 @@ class DeclaredProblem:
 
 
 def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values, by name. Raises UsageError if there are more than a run may have rows."""
+    """Yield every combination of the values, by name. Raises UsageError if there are more than a run may measure."""
     require_steps(*map(count_values, values.values()))
     return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
@@ -191,14 +191,16 @@ def _format_default(value: object) -> str:
 
 
 def _strip_optional(kind: Any) -> Any:
-    """Return the type of a parameter without None."""
+    """Return the type of a parameter without its ``| None``."""
     if get_origin(kind) not in (Union, types.UnionType):
         return kind
     return next(each for each in get_args(kind) if each is not type(None))
 
 
 def _convert_text(kind: Any, text: str) -> Any:
-    """Convert text to a value of a type: Literal, optional or plain. Raises UsageError."""
+    """Convert text to a value of the type ``kind``, which may be a Literal, optional or plain. Raises UsageError for
+    invalid text.
+    """
     required = _strip_optional(kind)
     if text.lower() == "none" and required is not kind:
         return None
@@ -296,7 +298,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     @abstractmethod
     def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
-        """Return the shapes to measure by default."""
+        """Return the shapes that mamf measures if the user names none."""
 
     def presets(self) -> Mapping[str, Preset[ShapeT]]:
         """Return the presets by name: well-known shapes and problems."""
@@ -341,11 +343,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Return whether the rate at this shape may be a ceiling. False if, for example, the arrays fit in a cache."""
+        """Return whether the rate at this shape may count as the device's highest; False if arrays fit in a cache."""
         return True
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns for this operation, by name and in order of importance.
+        """Return additional columns that reports show for a measurement of this operation, most important first.
 
         ``info``: the device that measured the row, if known.
         """
@@ -362,7 +364,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.words(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
-        """Describe a shape in a report."""
+        """Return the text that reports show for a shape."""
         return str(shape)
 
     def axis(self, shape: ShapeT) -> float:

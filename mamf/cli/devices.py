@@ -349,7 +349,7 @@ def watch_children(
     release_waiting: Callable[[ChildProcesses], None] = lambda children: None,
     on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
-    """Run one command per device in a process of its own, and show on the terminal what each device is doing.
+    """Run one command per device in its own process, and show on the terminal what each device is doing.
 
     ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each of their
     messages.

@@ -155,8 +155,8 @@ class _AttentionSession(Session):
         return limit_search_budgets(self.plan.budget_seconds, searches)
 
     def _open_ceiling_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn`` takes
-        remarks.
+        """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
+        function that receives warnings as text.
         """
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels

@@ -90,7 +90,8 @@ class GuardFile(NamedTuple):
 
 
 def read_guard_file(path: Path) -> GuardFile:
-    """Read and check the guard file at ``path``. A relative path of the baseline in it starts from the file's folder.
+    """Read and check the guard file at ``path``. If its path of the baseline is relative, resolve it from the file's
+    folder.
 
     Raises UsageError, with the path of the guard file in the message, if the file cannot be read or is invalid.
     """
@@ -148,7 +149,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     options.guard_file = file = read_guard_file(options.file)
     vars(options).update(file.sweep_options)
-    options.given.add("problem")  # Let --resume compare the log with the guard file, a complete plan.
+    options.given.add("problem")  # Make --resume check that the log fits the guard file.
     options.baseline = options.baseline or file.baseline_path
     if options.update and (options.junit or options.markdown):
         raise UsageError("--update cannot be combined with --junit or --markdown, because it compares nothing")

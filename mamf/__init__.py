@@ -92,6 +92,7 @@ __all__ = sorted(_MODULE_BY_NAME)
 
 
 def __getattr__(name: str) -> Any:
+    """Import the module of a public name on first use, and return the object of that name."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -102,7 +103,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _render_as_html(shown: Tabular) -> str:
-    """Render an object as html for a notebook. This imports the report modules, on first use."""
+    """Render an object as HTML for a notebook. The modules for reports are imported on the first call."""
     from mamf.kinds.notebook import render_html
 
     return render_html(shown)
@@ -112,4 +113,5 @@ Tabular.render = staticmethod(_render_as_html)
 
 
 def __dir__() -> list[str]:
+    """List the public names, for completion in notebooks."""
     return __all__

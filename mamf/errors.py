@@ -32,31 +32,34 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: The beginnings of the reason of a failed row if its launch ended the process or lost the device.
+#: How the reason of a failed row begins if its launch ended the process, made the device unusable, or ended the process
+#: three times.
 CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
     "crashed the process",
     "lost the device",
     "ended the process three times",
 )
 _MAX_MESSAGE_CHARACTERS = 1000
-#: The names of the signals of a crash, by exit code.
+#: The names of the signals that end a crashed process, by the exit code that Python gives for them.
 CRASH_SIGNAL_NAMES = {
     -each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"
 }
 
 
 class MamfError(Exception):
-    """Base of all errors raised on purpose. The message is one line that a user can act on."""
+    """The base class of all errors that mamf raises on purpose. Its message is one line that tells a
+    user what to do.
+    """
 
     exit_code = 2
 
 
 class UsageError(MamfError, ValueError):
-    """The request is wrong."""
+    """The error for a request that is wrong, such as an option with a value that is not allowed."""
 
 
 class UnknownNameError(UsageError):
-    """No such name; the message lists the known names and the nearest match."""
+    """The error for a name that does not exist. Its message lists the known names and suggests the nearest."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         choices = sorted(known)
@@ -66,45 +69,52 @@ class UnknownNameError(UsageError):
 
 
 class LogMismatchError(UsageError):
-    """A run log belongs to another device, software or request."""
+    """The error for a run log that belongs to another device, software or request, and so cannot be resumed."""
 
 
 class IncomparableError(UsageError):
-    """Figures of different regimes, dtypes or devices: their ratio would be meaningless."""
+    """The error for comparing figures of different regimes, dtypes or devices, whose ratio would be meaningless."""
 
 
 class PluginError(MamfError):
-    """A backend, kernel or operation broke its contract by what it raised or returned."""
+    """The error for a backend, kernel or operation that broke its contract by what it raised or returned."""
 
 
 class MamfWarning(UserWarning):
-    """A problem that does not stop a run. The command line prints each warning once, in one line."""
+    """A warning about a problem that does not stop a run. The command line prints each warning once, in one line."""
 
 
 class PluginWarning(MamfWarning):
-    """A registered plugin is broken and is skipped, because it was not requested by name."""
+    """The warning that mamf skips a broken plugin, because the user did not request it by name."""
 
 
 class LogChangedWarning(MamfWarning):
-    """Another program changed the log of a run, which was written again. A command then ends with exit code 1."""
+    """The warning that another program changed the log of a run, and that mamf wrote the log again.
+
+    A command that gave this warning ends with exit code 1.
+    """
 
 
 class UnavailableError(MamfError):
-    """A backend, device or kernel cannot be used on this machine."""
+    """The error for a backend, device or kernel that cannot be used on this machine."""
 
 
 class UnsupportedError(MamfError):
-    """A kernel does not support this dtype, layout or shape."""
+    """The error for a dtype, layout or shape that a kernel does not support."""
 
 
 class DeviceError(MamfError):
-    """The device failed outside the measurement of a shape: this run cannot measure anything else."""
+    """The error for a device that failed outside the measurement of a row, so that this run cannot measure anything
+    else.
+    """
 
     exit_code = 1
 
 
 class DeviceLostError(DeviceError):
-    """A launch left the device unusable for this process. ``row``: its failed measurement, for the log."""
+    """The error for a launch that left the device unusable for this process. ``row``: the launch's failed row, for the
+    log.
+    """
 
     def __init__(self, message: str, row: Any) -> None:
         super().__init__(message)
@@ -112,7 +122,10 @@ class DeviceLostError(DeviceError):
 
 
 class NothingProfiledError(MamfError):
-    """A script ended before one of its training steps was profiled. ``exit_code``: the script's exit code, or 1."""
+    """The error for a script that ended before any of its training steps was profiled.
+
+    ``exit_code``: the script's exit code, or 1 if that is 0.
+    """
 
     def __init__(self, reason: str, script_exit_code: int) -> None:
         super().__init__(f"nothing was profiled: {reason}")
@@ -120,7 +133,9 @@ class NothingProfiledError(MamfError):
 
 
 class RunLogError(MamfError):
-    """A run log cannot be read. ``whole_lines``: how many lines before the faulty one can be read."""
+    """The error for a run log that cannot be read. ``whole_lines``: how many lines before the faulty
+    one can be read.
+    """
 
     def __init__(self, message: str, whole_lines: int = 0) -> None:
         super().__init__(message)
@@ -128,28 +143,32 @@ class RunLogError(MamfError):
 
 
 class RunLogWriteError(MamfError):
-    """A run log cannot be written."""
+    """The error for a run log that cannot be written, for example because the disk is full."""
 
     exit_code = 1
 
 
 class Interrupted(KeyboardInterrupt):
-    """The command line received a signal that ends the run. (A plugin may raise KeyboardInterrupt itself.)"""
+    """The exception for a signal that ends the run, raised by the command line.
+
+    It is a separate class because a plugin may raise KeyboardInterrupt itself.
+    """
 
 
-#: Exceptions that end a run wherever they are raised. While the command line handles signals, the first is Interrupted.
+#: The exceptions that end a run wherever they are raised. The first one is Interrupted while the command line handles
+#: signals, and KeyboardInterrupt otherwise.
 ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that an ``except`` clause catches from a plugin: all, even SystemExit, except those in
-    ENDING_EXCEPTIONS.
+    """Return the exceptions that an ``except`` clause around a plugin's code catches: all exceptions, even SystemExit.
+    Return none if the current exception is one of ENDING_EXCEPTIONS.
     """
     return () if isinstance(sys.exc_info()[1], tuple(ENDING_EXCEPTIONS)) else (BaseException,)
 
 
 def get_first_message_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, shortened, because vendors' messages can fill pages."""
+    """Return the first line of an exception's message, shortened because the messages of vendors can fill pages."""
     try:
         lines = str.strip(str(error)).splitlines()
     except get_catchable_plugin_errors():
@@ -163,23 +182,25 @@ def describe_error(error: BaseException) -> str:
     return line if isinstance(error, MamfError) or line == kind else f"{kind}: {line}"
 
 
-#: The largest 64-bit index; no memory is this large.
+#: The largest size that a shape may have, because it is the largest 64-bit index.
 MAX_SIZE = 2**63 - 1
-#: Random number generators take seeds of 64 bits, and each operand adds a 32-bit number to the seed.
+#: The largest seed of a problem. Random number generators take 64 bits, and each operand adds a 32-bit number.
 MAX_SEED = 2**63 - 1
-#: The largest run log; its longest line (half a million samples), because a record takes several times its length in
-#: memory; and the deepest nesting of objects.
+#: The limits of a run log that mamf reads: the bytes of the file, the bytes of one line (half a million samples, as
+#: a record takes several times as much memory), and how deep objects are nested.
 MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTING_DEPTH = 512 << 20, 16 << 20, 32
 LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
-#: The most steps (combinations of kernel, problem, shape and regime) of a run.
+#: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.
 MAX_STEPS = 1_000_000
-# An error shows this many characters of a long value.
+#: How many characters of a long value an error shows.
 _MAX_SHOWN_CHARACTERS = 24
 
 
 def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-    """Return ``value`` (an int, or numpy's) as an int. Raises UsageError if it is below or above the bounds."""
+    """Return ``value``, an int of Python or numpy, as an int. Raises UsageError for another type, or outside the
+    bounds.
+    """
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]
@@ -219,7 +240,10 @@ def parse_share(text: str) -> float:
 
 
 def require_known(*triples: tuple[str, str, Collection[str]]) -> None:
-    """Check triples of label, value and known values. Raises UnknownNameError for the first unknown value."""
+    """Raise UnknownNameError for the first triple whose value is not among its known values.
+
+    Each triple is the label of the value for the error, the value, and the known values.
+    """
     for label, value, known in triples:
         if value not in known:
             raise UnknownNameError(label, value, known)
@@ -250,27 +274,27 @@ def require_values(label: str, values: object, kind: type) -> None:
 
 
 def require_steps(*counts: int) -> None:
-    """Raise UsageError if the product of these counts exceeds the number of steps that a run may have."""
+    """Raise UsageError if the product of ``counts`` exceeds MAX_STEPS, the number of rows that one run may measure."""
     steps = math.prod(counts)
     if steps > MAX_STEPS:
         raise UsageError(f"{shorten(steps)} rows exceed the limit of {MAX_STEPS}: choose fewer sizes or a larger STEP")
 
 
 def count_values(values: Collection[object]) -> int:
-    """Count the values. Unlike ``len``, this works for a range that is longer than a machine word can count."""
+    """Count the values. Unlike ``len``, this works for a range of more values than a 64-bit number can count."""
     return max(0, -((values.start - values.stop) // values.step)) if isinstance(values, range) else len(values)
 
 
 def is_number(value: object) -> bool:
-    """Return whether ``value`` is a finite or infinite number. NaN and bools are not."""
+    """Return whether ``value`` is a finite or infinite int or float. NaN and bools do not count as numbers."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
 def shorten(value: object) -> str:
-    """Return the text of a value, shortened for a one-line error."""
+    """Return the text of a value, shortened so that it fits in a one-line error."""
     try:
         text = value if isinstance(value, str) else repr(value)
-    except ValueError:  # an int of more digits than Python writes
+    except ValueError:  # Python refuses to write an int of more than 4300 digits
         return "with thousands of digits"
     return (
         text
@@ -280,9 +304,10 @@ def shorten(value: object) -> str:
 
 
 class Sizes:
-    """Base class of shapes: frozen dataclasses of whole numbers, written by ``str`` and read by ``parse``.
+    """The base class of shapes: frozen dataclasses of whole numbers that ``str`` writes and ``parse`` reads.
 
-    ``pattern``: matches the text, with one group per field. ``written``: describes the notation in error messages.
+    ``pattern``: the regular expression of the text, with one group per field. ``written``: describes the text in
+    errors.
     """
 
     __slots__ = ()
@@ -290,7 +315,7 @@ class Sizes:
     written: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]  # derived classes are dataclasses
+        for field in fields(self):  # type: ignore[arg-type]  # all derived classes are dataclasses
             object.__setattr__(self, field.name, require_whole_number(field.name, getattr(self, field.name)))
 
     @classmethod
@@ -307,15 +332,15 @@ SizesT = TypeVar("SizesT", bound=Sizes)
 
 #: The formats of reports; mamf.report.formats has a renderer for each.
 FORMATS = ("table", "csv", "json", "markdown", "html")
-#: The sources of ``mamf peak``, the best first.
+#: The sources from which ``mamf peak`` takes the rate of a device, from the most to the least reliable.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 #: The file formats of other tools in which measured roofs can be written.
 ROOF_EXPORT_FORMATS = ("tracelens",)
-#: A row that is slower by more than this share counts as a regression.
+#: The share by which a row must be slower than its baseline to count as a regression.
 DEFAULT_REGRESSION_TOLERANCE = 0.01
-#: A device that shares a run counts as hung if it reports nothing for this long. Compiling a kernel can take minutes.
+#: Seconds without a report after which a device of a shared run counts as hung. Compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
-#: Exit codes of the verdict on a node.
+#: The exit code of ``mamf node`` for each verdict on the machine.
 VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

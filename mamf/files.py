@@ -1,6 +1,6 @@
-"""Writes files atomically: a reader never sees a partial file, and if the disk is full the old file stays intact.
+"""Write files atomically: a reader never sees a partial file, and if the disk is full the old file stays intact.
 
-Logs of running measurements are different: logs/writer.py appends to them.
+The logs of running measurements are not written by this module: logs/writer.py appends to them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _WRITE_BUFFER_BYTES = 1 << 20
-# Errors of the disk, which another file name does not fix.
+#: The numbers of errors of the disk itself, which the user cannot fix by another file name.
 _DISK_ERROR_NUMBERS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 FileContent = str | bytes | Iterable[str]
 
 
 def read_packaged_csv_rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file that ships with this package."""
+    """Read the rows of a CSV file that is installed with this package, as one dict per row. ``name``:
+    the file's name.
+    """
     text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 def make_folder(folder: Path, advice: str = "") -> None:
-    """Make a folder unless it exists. Raises UsageError, with the advice appended, if that fails."""
+    """Create a folder and its parents unless it exists. Raises UsageError, with ``advice`` at its
+    end, if that fails.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -39,25 +43,29 @@ def make_folder(folder: Path, advice: str = "") -> None:
 
 
 def write_file_atomically(path: Path, content: FileContent) -> None:
-    """Replace a file atomically. ``content``: text (UTF-8) or bytes, or an iterable of text.
+    """Write a file so that it has either its old content or all of the new content at any moment.
 
-    Raises RunLogWriteError if the disk is full, UsageError if the file cannot be written for another reason.
+    ``content``: text, which is encoded as UTF-8, or bytes, or an iterable of text. Raises RunLogWriteError if the disk
+    is full, and UsageError if the file cannot be written for another reason.
     """
     with _convert_os_errors(path):
-        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe or a device, such as /dev/stdout
+        if (
+            path.exists() and not path.is_file() and not path.is_dir()
+        ):  # write into a pipe or a device, such as /dev/stdout, because it cannot be replaced
             with path.open("wb") as stream:
                 stream.writelines(_encode_content(content))
             return
-        # A symbolic link stays a link: its target is replaced.
+        # Resolve a symbolic link, so that the file that it points to is replaced and not the link.
         target = path.resolve()
         with _write_temporary_file(target, content) as temporary_path:
             temporary_path.replace(target)
 
 
 def create_file_atomically(path: Path, content: FileContent, is_numbered: bool = False) -> Path:
-    """Write a new file like ``write_file_atomically``, and return its path.
+    """Create a file that has all of its content from the beginning, and return its path.
 
-    If the file exists, raises UsageError or, if ``is_numbered``, uses the first free name of ``yield_numbered_paths``.
+    If a file of this name exists, raise UsageError or, if ``is_numbered``, use the first free name of
+    ``yield_numbered_paths``. Raises the same errors as ``write_file_atomically``.
     """
     with _convert_os_errors(path), _write_temporary_file(path, content) as temporary_path:
         for place in yield_numbered_paths(path) if is_numbered else (path,):
@@ -76,7 +84,9 @@ def yield_numbered_paths(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _write_temporary_file(target: Path, content: FileContent) -> Iterator[Path]:
-    """Write a temporary file in the same folder, and remove it afterwards, even after Ctrl-C."""
+    """Write a temporary file in the folder of ``target`` and yield its path. Remove the file afterwards, even after
+    Ctrl-C.
+    """
     temporary_path = target.with_name(f".mamf-{secrets.token_hex(8)}.part")
     try:
         with temporary_path.open("xb", buffering=_WRITE_BUFFER_BYTES) as file:
@@ -90,24 +100,30 @@ def _write_temporary_file(target: Path, content: FileContent) -> Iterator[Path]:
 
 
 def _encode_content(content: FileContent) -> Iterable[bytes]:
+    """Return the content as pieces of bytes, with text encoded as UTF-8."""
     if isinstance(content, bytes):
         return (content,)
     return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))
 
 
 def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
-    """Rename a file without replacing another. Raises FileExistsError, as making a hard link does on every system."""
+    """Rename a file. Raises FileExistsError if ``target`` exists: a hard link fails then on every system, but a rename
+    does not.
+    """
     try:
         os.link(temporary_path, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links, so reserve the name with an empty file
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         temporary_path.replace(target)
 
 
 @contextlib.contextmanager
 def _convert_os_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError into RunLogWriteError if the disk is at fault, or else into UsageError. ``path``: the file to
+    name.
+    """
     try:
         yield
     except FileNotFoundError:

@@ -20,12 +20,12 @@ from mamf.errors import (
 from mamf.statistics import FigureError, Interval
 
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
-#: The warm-up of mamf-finder.
+#: Seconds of warm-up in the regime classic, as in mamf-finder, the predecessor of mamf.
 CLASSIC_WARMUP_SECONDS = 30.0
 #: Regimes that check results instead of measuring: with a rest before each launch, or back to back at the power limit.
 SPACED, LOADED = CHECKING_REGIMES = ("spaced", "loaded")
 REGIME_NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING_REGIMES)
-#: The statistic that ranks rows.
+#: The statistic of a row's samples by which rows are ranked, by regime.
 RANKING_STATISTIC_BY_REGIME = {
     BURST: "median",
     SUSTAINED: "mean",
@@ -38,12 +38,14 @@ CEILING_REGIMES = (BURST, SUSTAINED)
 
 
 def choose_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the requested regimes, else ``default``, in the order of ``known`` (if empty: of ``default``)."""
+    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``known``, or
+    of ``default`` if ``known`` is empty.
+    """
     return tuple(name for name in known or default if name in (asked or default))
 
 
 def require_known_regime(name: str) -> None:
-    """Raises UnknownNameError unless ``name`` is a regime."""
+    """Raise UnknownNameError unless ``name`` is the name of a regime."""
     require_known(("regime", name, REGIME_NAMES))
 
 
@@ -52,23 +54,23 @@ def require_known_regime(name: str) -> None:
 #: random problems whose results are verified.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
-#: The phase of rows that rank the algorithms of a kernel.
+#: The value of ``phase`` in rows that were measured only to choose the fastest algorithm of a kernel.
 ALGORITHM_PHASE = "algorithm"
-#: The operation that measures compute ceilings.
+#: The name of the operation that measures compute ceilings.
 MATMUL = "matmul"
 #: Rows whose true clock is measured: the best ones, all, or none.
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCKS = ("best", "all", "none")
 SHUFFLED_ORDER, GIVEN_ORDER = ORDERS = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 13.2
-#: For the parts that each device of a node measures alone. Half of it is for the search, which takes a little longer
-#: than on a single device because all devices share the host.
+#: Seconds for what ``mamf node`` measures on each device alone. Half of them are for the search for the ceiling, which
+#: takes a little longer than on a single device, because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
-#: A minute, including the time to open the device.
+#: Seconds of ``mamf verify`` without --budget. Together with opening the device they make a minute.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
-#: The most rounds of repeated visits in a guard.
+#: The maximum of GuardOptions.rounds.
 MAX_GUARD_ROUNDS = 100
 
 #: Types of fields whose values the plan's operation writes to a log and reads from it.
@@ -77,7 +79,7 @@ Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
 
 
 class StepKey(NamedTuple):
-    """What a row measures: the key that identifies it in a plan. ``kernel``: its name as requested."""
+    """The key of a row in a plan: what the row measures. ``kernel``: the kernel's name as the user requested it."""
 
     regime: str
     problem: Problem
@@ -115,7 +117,10 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """The options of a guard. ``rounds``: the most repeated visits to a row in doubt."""
+    """The options of a guard, a run that compares rows with a baseline.
+
+    ``rounds``: how often a row with an undecided verdict is measured again at most.
+    """
 
     rounds: int
 
@@ -238,22 +243,24 @@ class Plan:
 
     @property
     def problem(self) -> Any:
-        """The first problem; a matmul run has only one."""
+        """The first problem of the plan. A run of matmul has only one."""
         return self.problems[0]
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The operations of the rows. The matmul rows that other rows are shares of do not count."""
+        """The names of the operations whose rows the run reports. The matmul rows that only give the ceiling do not
+        count.
+        """
         return getattr(self.options, "operations", ()) or (self.operation,)
 
     @property
     def is_search(self) -> bool:
-        """Whether the run searches a grid of shapes instead of measuring given shapes."""
+        """Whether the run searches a grid of shapes for a ceiling, instead of measuring given shapes."""
         return self.kind == FIND and self.options is not None
 
     @property
     def confirms(self) -> bool:
-        """Whether the best row of each problem is confirmed in all regimes."""
+        """Whether the run measures the best row of each problem again in all regimes, to confirm it."""
         return self.kind in (FIND, ROOFLINE) and not self.is_search
 
     @property
@@ -262,9 +269,10 @@ class Plan:
         return self.kind == SWEEP and self.options.ranks > 0
 
     def dealt(self, rank: int, ranks: int) -> Plan:
-        """Return the part of one of several processes: every ``ranks``-th shape, and a reference that makes rows
-        comparable, by default the shape with the median work. Only sweeps are divided; other runs are repeated on each
-        device.
+        """Return the plan for one of several processes that divide a sweep. Return any other plan unchanged.
+
+        The process measures every ``ranks``-th shape from number ``rank`` on, and a reference shape that all processes
+        measure, so that their rows can be compared. By default the reference is the shape with the median work.
         """
         if self.kind != SWEEP:
             return self
@@ -273,10 +281,10 @@ class Plan:
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
-        """Return the steps that are not in ``held``. The kernels of a shape follow each other.
+        """List the steps of the plan that are not in ``held``. The kernels of a shape follow each other.
 
-        If the best rows are confirmed later, all rows are measured in the first regime only. An explanation measures
-        sustained on its first problem only.
+        If the run later confirms the best rows, list only the first regime. An ``explain`` run measures sustained on
+        its first problem only.
         """
         done = frozenset(held)
         everything = (
@@ -289,7 +297,9 @@ class Plan:
         return [step for step in everything if step not in done]
 
     def own_shapes(self) -> list[Any]:
-        """Return the shapes in the order of measurement; in a shared run, those of this process."""
+        """List the shapes in the order in which this process measures them. In a shared run, leave out those of other
+        processes.
+        """
         shapes = list(self.shapes)
         if self.kind == SWEEP and self.options.order == SHUFFLED_ORDER:
             random.Random(self.problem.seed).shuffle(shapes)

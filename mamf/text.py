@@ -1,7 +1,7 @@
-"""Escapes untrusted text from logs and devices, with one function per output format.
+"""Escape untrusted text from logs and devices, with one function per output format.
 
-A log can come from anyone. Its text must not control a terminal, run as a formula in a spreadsheet or act as markup.
-Ordinary text stays unchanged.
+A log can come from a stranger. Its text must not control a terminal, run as a formula in a spreadsheet or act as
+markup. Ordinary text stays unchanged.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import textwrap
 import unicodedata
 
 _NON_PRINTABLE_ASCII = re.compile(r"[^ -~]")
-# Control characters, invisible or direction-changing characters, lone surrogates, line separators.
+#: The Unicode categories of characters that a reader cannot see: control and format characters, lone surrogates, and
+#: separators of lines and paragraphs.
 _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
-# OWASP's rule against CSV injection, including full-width signs.
+#: Matches the beginning of a cell that a spreadsheet runs as a formula, by OWASP's rule against CSV injection. It
+#: includes full-width signs.
 _FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
-# GitHub markup at any position. Plain addresses stay as they are.
+#: Matches what GitHub's markdown treats as markup anywhere in a line. It does not match plain web addresses.
 _INLINE_MARKUP = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
     r"|\*(?=\S)"  # emphasis that is not opened needs no escape at its end
@@ -26,17 +28,18 @@ _INLINE_MARKUP = re.compile(
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )
 _HTML_ENTITY_START = re.compile(r"&(?=#?\w+;)")
-# A heading, quotation, list, rule or link definition.
+#: Matches a link, an escaped character, or a sign of code or bold text in markdown.
 _LINK_ESCAPE_OR_EMPHASIS = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
+#: Matches the beginning of a line that starts a heading, quotation, list, rule or link definition in markdown.
 _MARKDOWN_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
-    """Text that is markup on purpose: it is not escaped in markdown."""
+    """A text that mamf wrote as markdown on purpose, so that no function here escapes it."""
 
 
 class Link(str):
-    """Text that links to ``address``: an http or https address, or a path relative to the page."""
+    """A text that a page shows as a link. ``address``: an http or https address, or a path relative to the page."""
 
     address: str
 
@@ -47,7 +50,7 @@ class Link(str):
 
 
 def strip_markup(text: str) -> str:
-    """Remove links, escapes and emphasis from Markup. Other text is returned unchanged."""
+    """Remove links, escapes and emphasis from a Markup. Return any other text unchanged."""
     return (
         _LINK_ESCAPE_OR_EMPHASIS.sub(lambda found: found[1] or found[2] or "", text)
         if isinstance(text, Markup)
@@ -56,12 +59,14 @@ def strip_markup(text: str) -> str:
 
 
 def escape_invisible_characters(text: str) -> str:
-    """Escape invisible characters in a text, which makes it one line: Escape as ``\\x1b``, a line end as ``\\n``."""
+    """Escape invisible characters in a text: the Escape character as ``\\x1b``, a line end as ``\\n``. The result is
+    one line.
+    """
     return _NON_PRINTABLE_ASCII.sub(_escape_match_if_invisible, text)
 
 
 def escape_invisible_characters_in_lines(text: str) -> str:
-    """Escape the invisible characters in a text of several lines, except line ends."""
+    """Escape invisible characters in a text of several lines. Keep the line ends."""
     return "\n".join(map(escape_invisible_characters, text.split("\n")))
 
 
@@ -69,7 +74,10 @@ _MIN_WRAP_COLUMNS = 8
 
 
 def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
-    """Break a line at blanks if it is longer than ``width``, and indent the lines after the first."""
+    """Break a line at blanks if it has more than ``width`` characters, and indent all lines after the first.
+
+    Return the line unchanged if ``width`` is None. ``indent``: the number of blanks.
+    """
     if width is None or len(line) <= width:
         return line
     indentation = line[: len(line) - len(line.lstrip())]
@@ -84,13 +92,16 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
 
 
 def _escape_match_if_invisible(match: re.Match[str]) -> str:
+    """Return the matched character, escaped as in a Python string if it is invisible."""
     character = match[0]
     is_invisible = unicodedata.category(character) in _INVISIBLE_CATEGORIES
     return character.encode("unicode_escape").decode() if is_invisible else character
 
 
 def convert_to_csv_cell(value: object) -> object:
-    """Convert a value for csv.writer: numbers unchanged, an apostrophe in front of text that looks like a formula."""
+    """Convert a value to what csv.writer takes: a number unchanged, or a text with an apostrophe in front if a
+    spreadsheet would run it as a formula.
+    """
     if value is None or isinstance(value, (int, float)):
         return value
     text = escape_invisible_characters(str(value))
@@ -98,7 +109,7 @@ def convert_to_csv_cell(value: object) -> object:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape a text for use within a line of markdown, such as a cell or part of a heading."""
+    """Escape a text so that it shows literally within a line of markdown, such as in a cell or in part of a heading."""
     if isinstance(text, Markup):
         return text
     escaped = _INLINE_MARKUP.sub(
@@ -108,7 +119,9 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """Escape a text for use as a whole line of markdown, so that it starts no heading, list or other block."""
+    """Escape a text so that it shows literally as a whole line of markdown, and begins no heading,
+    list or other block.
+    """
     return (
         text
         if isinstance(text, Markup)

@@ -48,14 +48,16 @@ from mamf.report.document import format_count
 
 _Value = TypeVar("_Value")
 _Parameters = ParamSpec("_Parameters")
-#: One value or several.
+#: The type of an argument that takes one value or several.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
-#: Called with each measurement as it is made.
+#: A function that a call of this API calls with each row as soon as it is measured.
 RowCallback = Callable[[Measurement], object]
 
 
 class Rows:
-    """Rows that are measured as you iterate. Leaving the loop or calling ``close`` ends the run."""
+    """An iterator over rows that are measured one by one, as the caller asks for them. Leaving the loop or calling
+    ``close`` ends the run.
+    """
 
     def __init__(self, what: str, rows: Iterator[Measurement]) -> None:
         self._what, self._rows = what, rows
@@ -67,6 +69,7 @@ class Rows:
         return next(self._rows)
 
     def close(self) -> None:
+        """End the run and its log."""
         if isinstance(self._rows, Generator):
             self._rows.close()
 
@@ -88,6 +91,7 @@ def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_P
 
 
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
+    """Make the error for an unknown keyword of a call. It suggests the nearest known keyword, or lists all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
@@ -200,11 +204,11 @@ class CeilingSearch:
 
     def __iter__(self) -> Generator[Measurement, None, None]:
         """Yield each row as soon as it is measured."""
-        yield from self.rows  # and closes them with the loop
+        yield from self.rows  # closing this generator closes the rows too, which ends the run
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """The ceilings that the rows so far confirm, by regime."""
+        """The ceilings that the rows measured so far confirm, by regime."""
         return {regime: ceiling for (_, regime), ceiling in self._run.confirmed_ceilings.items()}
 
     @property
@@ -304,6 +308,9 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
 
 
 def _run(plan: Plan, backend: Backend, kernels: Sequence[NamedKernel], log: str | Path | None) -> Run:
+    """Make the run of a plan. It measures nothing until its rows are requested. ``log``: the path of
+    its log, or None.
+    """
     return Run(plan, backend, kernels, path=None if log is None else Path(log))
 
 
@@ -336,6 +343,9 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
 
 
 def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
+    """Open a backend on one of its devices, unless ``backend`` is open already, and measure the traits that it only
+    assumes.
+    """
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
     replace_assumed_traits(opened)
     return opened
@@ -366,11 +376,11 @@ def make_problems_and_shapes(
     call: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the given problems and shapes, or else every combination of the given parameters and the device's
+    """Return the given problems and shapes. If they are missing, combine the given parameters and the device's
     defaults.
 
-    ``shapes`` may be one text with several shapes. ``max_values``: maximum number of values of a field. Raises
-    UsageError, or TypeError for an unknown parameter.
+    ``shapes`` may be one text with several shapes. ``call``: the name of the call, for errors. ``max_values``: how many
+    values a field may have at most, or None. Raises UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = (
         _parse_parameters(get_size_parameters(of), parameters),
@@ -397,6 +407,6 @@ def make_problems_and_shapes(
 
 
 def _parse_parameters(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the parameters whose keyword is not None, by name."""
+    """Return the values of the parameters that ``given`` sets by keyword, by the name of the parameter."""
     values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
     return {name: known[name].parse_values(value) for name, value in values.items() if value is not None}

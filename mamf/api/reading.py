@@ -1,4 +1,4 @@
-"""Calls that read, compare, draw, import and check run logs. They load no measuring code."""
+"""Read, compare, draw, import and check run logs, for programs and notebooks. No call here loads code that measures."""
 
 from __future__ import annotations
 
@@ -150,4 +150,5 @@ def check(path: str | Path) -> Review:
 
 
 def _read_if_path(log: LogOrPath) -> RunLog:
+    """Read the log if its path is given, and return a log that is already read unchanged."""
     return log if isinstance(log, RunLog) else read_run(Path(log))

@@ -1,7 +1,8 @@
-"""The command line. Each command is one file in mamf.cli.commands, with its examples, its options and its code.
+"""Run the command line: parse the words, choose the command, and turn errors into one-line messages and exit codes.
 
-``mamf COMMAND --help`` imports only the file of that command, which keeps help fast. A command imports the code that
-measures and reports inside the function that needs it.
+Each command is one file in mamf.cli.commands, with its examples, its options and its code. ``mamf COMMAND --help``
+imports only the file of that command, which keeps help fast. A command imports the code that measures and reports
+inside the function that needs it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
 from mamf.text import wrap_line
 
-#: Seconds that other threads may keep the process running after a command has ended.
+#: Seconds for which threads of a plugin may keep the process running after the command has ended.
 _MAX_THREAD_WAIT_SECONDS = 5.0
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMAND_GROUPS = {
@@ -75,20 +76,24 @@ COMMAND_DESCRIPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 (not finished), 2 (bad input), 3 (regression), 130 (interrupted)."""
-    if sys.stderr is None:  # closed: print would use stdout instead
-        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (to the end of the process)
+    """Run the command that the words in ``arguments`` name, by default those of sys.argv, and return its exit code.
+
+    The exit code is 0 for success, 1 if the command did not finish, 2 for bad input, 3 for a regression, and 130 if a
+    signal such as Ctrl-C interrupted the command.
+    """
+    if sys.stderr is None:  # stderr is closed, so print(file=sys.stderr) would write to stdout
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (it stays open until the process ends)
     if sys.stdout is None:
         warn("cannot print, because stdout is closed: redirect it to a file or to /dev/null")
         return MamfError.exit_code
-    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions of the command line
         print_completions(_build_parser)
     typed = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
         reserve_stdout_for_reports()
     with _shorten_warnings(runs_script="profile" in typed[:1]) as log_changed:
         code = _run_and_convert_errors(typed, is_watched=arguments is None) or log_changed[0]
-    if arguments is None and "profile" not in typed[:1]:  # a script's threads may run on
+    if arguments is None and "profile" not in typed[:1]:  # a profiled script may leave threads that must finish
         _start_exit_thread(code)
     if code == INTERRUPTED_EXIT_CODE and arguments is None:
         # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
@@ -98,11 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _start_exit_thread(code: int) -> None:
-    """Start a thread that ends the process if a plugin's threads keep it running, as Python waits for them silently."""
+    """Start a thread that ends the process with ``code`` if the threads of a plugin keep it running after the command.
+
+    Python waits for such threads without a message, so the user would not see why the command does not return.
+    """
 
     def wait_and_exit() -> None:
         main = threading.main_thread()
-        main.join()  # a profiled script or a test may continue after it has called ``main``
+        main.join()  # wait, because a profiled script or a test may continue after ``main`` returns
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"exiting although a plugin left threads running: {', '.join(left)}")
@@ -112,6 +120,10 @@ def _start_exit_thread(code: int) -> None:
 
 
 def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int:
+    """Run a command and return its exit code. Convert each expected exception into a one-line message and an exit code.
+
+    ``is_watched``: whether a parent process watches this one, which keeps the log complete if a kernel crashes.
+    """
     try:
         if is_watched:
             watching.fork_watched_child(typed_words)
@@ -129,7 +141,7 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
         return MamfError.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
-    except BrokenPipeError:  # the reader of the pipe, such as head, has ended
+    except BrokenPipeError:  # the program that reads the pipe, such as head, has ended
         _discard_output()
         return 0
     except OSError as error:
@@ -145,9 +157,10 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
 
 
 def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | None = None) -> int:
-    """Run a command, possibly from within another one, and return its exit code. Raises the errors of the command.
+    """Run the command that ``typed_words`` name and return its exit code. Raise the errors of the command.
 
-    ``crashed_run``: the crashed run that this one continues.
+    A command may call this function to run another command. ``crashed_run``: the run that ended when its process
+    crashed, if this process continues that run.
     """
     if wrong := next((word for word in typed_words if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
@@ -162,7 +175,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         return 0
     _start_missing_log(options)
     options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
-    if crashed_run and hasattr(options, "resume"):  # with the plan of the log, not of the options
+    if crashed_run and hasattr(options, "resume"):  # resume with the plan of the log, and ignore that of the options
         options.resume, options.begins, options.given = crashed_run.log_path, False, set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
@@ -173,10 +186,10 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _start_missing_log(options: argparse.Namespace) -> None:
-    """Turn --requeue of a log that is missing, or cut within its header, into --output. Raises UsageError for --resume
-    of a missing log.
+    """Replace --requeue by --output if the log does not exist, or if it ends within its header. Raises UsageError if
+    the log of --resume does not exist.
 
-    This happens before the command runs, because a command reads its options differently when it resumes.
+    This happens before the command runs, because a command reads its options differently when it resumes a log.
     """
     path = getattr(options, "resume", None)
     if (
@@ -195,21 +208,24 @@ def _start_missing_log(options: argparse.Namespace) -> None:
 
 
 def _is_incomplete_header(content: bytes) -> bool:
-    """Whether a file has no more than the beginning of a log's header: a run writes the header first, as one line."""
+    """Return whether the content of a file is at most the beginning of a log's header. A run writes the header first,
+    as one line.
+    """
     begun = b'{"record": "header"'
     return b"\n" not in content and begun.startswith(content[: len(begun)])
 
 
 def _discard_output() -> None:
-    """Redirect stdout to the null device, because Python flushes it at exit and would fail again."""
+    """Redirect stdout to the null device. Otherwise Python would flush stdout at exit and fail a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), get_report_stream().fileno())
 
 
 @contextlib.contextmanager
 def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
-    """Print each warning once, in one line. If a script runs, Python prints the warnings of other packages as usual.
+    """Print each warning only once and as one line while the context is open.
 
-    Yields a shared byte that becomes 1 after a LogChangedWarning, in this process or in one that it forked.
+    Yields a byte, shared with forked processes, that becomes 1 after a LogChangedWarning. ``runs_script``: whether the
+    command runs a user's script; Python then prints the warnings of packages other than mamf in full.
     """
     printed: set[str] = set()
     log_changed = mmap.mmap(-1, 1)
@@ -232,7 +248,9 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
 
 
 def _build_parser(command_words: Sequence[str]) -> Parser:
-    """Build the parser of all commands, or only of the command in ``given``. Import only the module of that command."""
+    """Build the argument parser of the command that ``command_words`` name, or of all commands if the first word is not
+    a command. Import only the module of the named command.
+    """
     parser = Parser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
@@ -241,7 +259,7 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    commands.type = str  # the parser of the command checks the rest
+    commands.type = str  # accept any word: the parser of the command checks those after it
     first = command_words[0] if command_words else ""
     for name, line in (
         {first: COMMAND_DESCRIPTIONS[first]}.items() if first in COMMAND_DESCRIPTIONS else COMMAND_DESCRIPTIONS.items()
@@ -259,7 +277,9 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
 
 
 def _format_overview() -> str:
-    """Return the list of commands in groups, one line each."""
+    """Format the list of commands that ``mamf --help`` prints: one line per command, under the headings of
+    COMMAND_GROUPS.
+    """
     width = find_terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
     for group, names in COMMAND_GROUPS.items():
@@ -272,5 +292,7 @@ def _format_overview() -> str:
 
 
 def get_module_name(command: str) -> str:
-    """Return the name of a command's module: the command, with an underscore after it if it is a Python keyword."""
+    """Return the name of a command's module: the command, with an underscore after it if it is a Python keyword, such
+    as ``import_``.
+    """
     return f"{command}_" if keyword.iskeyword(command) else command

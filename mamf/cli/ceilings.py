@@ -1,4 +1,8 @@
-"""Finds the matmul and read bandwidth ceilings for the shares of rows: in given logs, or by searches before a run."""
+"""Find the ceilings that the shares of a command's rows need: in the logs of --ceiling, or by searches before the run.
+
+A ceiling is the highest confirmed rate of a device: of matmul in a dtype, or of reading memory. A share is the rate of
+a row divided by a ceiling.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +30,20 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: Seconds to find the ceilings of a dtype, by the number of regimes: burst only, or burst and sustained.
+#: Seconds that a search for the ceilings of one dtype takes, by its number of regimes: 1 for burst only, 2 for burst
+#: and sustained.
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
-#: Reading 1 GiB reaches 96.6 % of the rate of 16 GiB, and 4 GiB 99.2 % (an H200 in burst).
+#: The minimum size of the array of a search for the read bandwidth of an accelerator. On an H200 in burst, reading
+#: 4 GiB reaches 99.2 % of the rate of reading 16 GiB; reading 1 GiB reaches only 96.6 %.
 _MIN_READ_BYTES = 4 * 2**30
-#: The share of a budget that all searches together may use; the rest is for the kernels.
+#: The share of the run's budget that all searches for ceilings together may use. The kernels get the rest.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """Return the ceilings that the shares of a plan's rows need, as pairs of dtype (or READ_BANDWIDTH) and regime."""
+    """List the ceilings that the rows of a plan need for their shares, as pairs of dtype (or READ_BANDWIDTH) and
+    regime.
+    """
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH] if get_operation(plan.operation).has_memory_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
@@ -44,10 +52,10 @@ def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
 def read_given_ceilings(
     options: argparse.Namespace, needed_ceilings: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
-    """Return the ceilings in the logs of ``--ceiling``, by dtype and regime.
+    """Read the ceilings in the logs of ``--ceiling``, and return them by dtype (or READ_BANDWIDTH) and regime.
 
-    Raises UsageError if a log has no ceiling or a needed ceiling is missing, and IncomparableError if a ceiling is
-    from another card.
+    Raises UsageError if a log has no ceiling or if one of ``needed_ceilings`` is missing, and IncomparableError if a
+    ceiling is from another card than ``backend``.
     """
     found: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
@@ -68,7 +76,11 @@ def read_given_ceilings(
 
 
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
-    """Return the read bandwidth of memory in each regime: the confirmed ceiling, or else the best row of the log."""
+    """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH and regime.
+
+    In each regime it is the confirmed ceiling, or else the best row that reads memory. ``cache_bytes``: the size of the
+    device's cache; rows with arrays that fit in the cache do not count.
+    """
     info = DeviceInfo(**log.header["device"])
     rows = [
         Ceiling(
@@ -99,7 +111,10 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
 def require_same_ceilings(
     options: argparse.Namespace, log: RunLog, logged_plan: Plan, given_ceilings: Ceilings
 ) -> None:
-    """Raise LogMismatchError if the ceilings of the options differ from those of the resumed log."""
+    """Raise LogMismatchError if the options ask for other ceilings than the resumed log has.
+
+    ``log``, ``logged_plan``: the resumed log and its plan. ``given_ceilings``: the ceilings in the logs of --ceiling.
+    """
     held, none = log.all_ceilings, "no ceiling"
     own = "a search for its own ceiling" if logged_plan.searches else "a given ceiling" if held else none
     if options.no_ceiling and own != none:
@@ -113,7 +128,11 @@ def require_same_ceilings(
 
 
 def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
-    """Add searches for the ceilings of each dtype and, if memory may limit the rows, of the read bandwidth."""
+    """Return a copy of the plan that first searches for the ceilings that its rows need.
+
+    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. A ceiling
+    that cannot be measured here is left out with a warning.
+    """
     regimes = CEILING_REGIMES if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
@@ -136,9 +155,9 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
 
 
 def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
-    """Return the plan of a search for the read bandwidth, with an array that does not fit in a cache.
+    """Plan a search for the read bandwidth in ``regimes``, with an array that does not fit in a cache.
 
-    On an accelerator the array has several GiB, because longer passes reach higher rates.
+    On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
     """
     of = Bandwidth()
     problem = of.problem_for(backend, {"pattern": READ})
@@ -155,7 +174,9 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Return the searches with equal parts of the time that the budget allows for all of them."""
+    """Return copies of the searches that together use at most half of ``budget_seconds``, each the same part. Without a
+    budget (None), return the searches unchanged.
+    """
     if budget_seconds is None:
         return list(searches)
     part = _MAX_SEARCH_SHARE_OF_BUDGET * budget_seconds / max(1, len(searches))
@@ -163,7 +184,9 @@ def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan])
 
 
 def describe_short_budget(search: Plan) -> str | None:
-    """Return a warning if the budget shortens a search, or None."""
+    """Describe, as a warning, what a search loses because the budget shortens it. Return None if the budget does not
+    shorten it.
+    """
     usual = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
     seconds = search.budget_seconds or usual
     if seconds >= usual:

@@ -1,6 +1,6 @@
-"""Runs that use several devices: one process and one log per device, reported as one run.
+"""Run a command on several devices, with one process and one log per device, and report the logs as one run.
 
-``--devices`` shares the shapes of a run. ``mamf node`` measures each device alone and all of them together.
+With ``--devices`` the devices divide the shapes. ``mamf node`` measures each device alone, then all together.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
 from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
-#: Sends a record to the parent.
+#: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
-#: Exit codes: a device failed, or nothing was measured; a check found a wrong result.
+#: The exit codes if a device failed or nothing was measured, and if a kernel's output was wrong.
 _FAILED_EXIT_CODE, WRONG_RESULT_EXIT_CODE = 1, 3
-# Seconds that a process has to end its log after its parent has ended.
+#: Seconds that a process has to complete its log after its parent process has ended.
 _MAX_LOG_END_SECONDS = 15.0
 
 
 def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> int:
-    """Run a command that measures, in this process or in one process per device; return its exit code."""
+    """Measure with ``run_command`` in this process, or in one process per device of --devices. Return the exit code."""
     if options.share:
         return run_as_child_process(lambda send: _measure_share(options, run_command, send))
     if options.devices == [RANK_DEVICES]:
@@ -112,7 +112,9 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
 
 
 def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
-    """Return the indices of the devices that share the run, empty if the options name none. Raises UsageError."""
+    """Return the indices of the devices of --devices, or an empty list without it. Raises UsageError for a
+    contradiction.
+    """
     asked = sorted(set(options.devices or ()))
     if asked and options.device is not None:
         raise UsageError("--device cannot be combined with --devices: use one of them")
@@ -129,10 +131,8 @@ def _format_indices(devices: Iterable[int]) -> str:
 
 @dataclass
 class _ProcessesOutcome:
-    """How the processes of several devices ended.
-
-    ``failure_reasons``: by device index, for each device that failed. ``exit_codes``: of all processes.
-    ``was_interrupted``: whether a signal, such as Ctrl-C, ended the run.
+    """How the processes of several devices ended. ``failure_reasons``: for each failed device, by its index.
+    ``exit_codes``: of all processes. ``was_interrupted``: whether a signal, such as Ctrl-C, ended the run.
     """
 
     failure_reasons: dict[int, str] = field(default_factory=dict)
@@ -141,7 +141,10 @@ class _ProcessesOutcome:
 
 
 def _make_device_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
-    """Return the command line for one device and its share of the run. Options at the end override earlier ones."""
+    """Return the command line for the process of one device. Its last options override earlier ones.
+
+    ``share``: the number of this process and the count of processes. ``path``: the log of the device.
+    """
     begins = options.resume is None
     return [
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
@@ -152,7 +155,7 @@ def _make_device_command(options: argparse.Namespace, device: int, share: Sequen
 
 
 def _make_device_ceiling_options(options: argparse.Namespace, device: int) -> list[str]:
-    """Return --ceiling with each folder of a shared run replaced by the logs of this device."""
+    """Return --ceiling with each folder replaced by the logs of this device, or an empty list if no folder is given."""
     given = getattr(options, "ceiling", None) or ()
     if not any(path.is_dir() for path in given):
         return []
@@ -161,12 +164,14 @@ def _make_device_ceiling_options(options: argparse.Namespace, device: int) -> li
 
 
 def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _ProcessesOutcome:
-    """Run the commands of all devices at once, those of each device in sequence. Skip the rest if a device fails."""
+    """Run the commands of all devices at once, those of one device in sequence. If one fails, skip the device's next
+    ones.
+    """
     outcome, queues, said = _ProcessesOutcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
 
     def forward_warning(event: ChildEvent) -> None:
         line = str((event.message or {}).get(WARNING_KEY, ""))
-        if line.startswith("mamf: ") and line not in said:  # print each warning once, not once per device
+        if line.startswith("mamf: ") and line not in said:  # print a warning only once, although each device sends it
             said.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
 
@@ -187,13 +192,13 @@ def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable
 
 
 def _report_run(options: argparse.Namespace, folder: Path, outcome: _ProcessesOutcome) -> int:
-    """Warn of failed devices, print the report of all logs and return the exit code."""
+    """Warn of devices that failed, print one report of all logs in the folder, and return the exit code."""
     reasons = dict[str, list[int]]()
     for device, reason in outcome.failure_reasons.items():
         reasons.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
-        is_of_all = not has_logs and len(reasons) == 1  # the request is at fault, not a device
+        is_of_all = not has_logs and len(reasons) == 1  # if all devices fail alike, the request is wrong
         warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
@@ -218,8 +223,8 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _ProcessesOu
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
-    """Resume the logs of a folder, each on its device; return the exit code. Shapes of a device that --devices leaves
-    out are divided among the devices that it names.
+    """Resume each log of a folder on its device, and return the exit code. If --devices leaves out a device, the
+    devices that it names measure the rest of its shapes.
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
@@ -253,7 +258,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
 
 
 def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
-    """Return whether a log lacks rows. A verification with a --budget always continues."""
+    """Return whether rows are missing from a log. A verification with a --budget is always unfinished."""
     is_extended = log.plan.kind == VERIFY and options.budget is not None
     return is_extended or log.tier != "complete" or len(log.lasting_rows) < len(log.measurements)
 
@@ -263,9 +268,11 @@ def _find_rank_and_count(log: RunLog) -> list[int]:
 
 
 def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: SendRecord) -> int:
-    """Run the command on one device, for its parent process; return the exit code."""
+    """Measure the shapes of one device in its process, and return the exit code. ``send``: sends a record to the
+    parent.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if options.share == [0, 1]:  # the log has the shapes of a device that is gone, not those of the options
+    if options.share == [0, 1]:  # take the shapes of a missing device from its log
         options.given = set()
     with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
         code = run_command(options)
@@ -274,12 +281,12 @@ def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: S
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
     if log.tier == "complete" or reason.startswith("the budget ended"):
-        return 0  # the parent decides from all logs whether nothing was measured
+        return 0  # the parent process knows whether any device measured a row
     raise DeviceError(reason)
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent ends, which closes stdin; then interrupt the run. Exit if the run takes too long to end."""
+    """Wait until the parent process ends, which closes stdin. Interrupt the run, and exit if that takes too long."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_MAX_LOG_END_SECONDS)
@@ -287,8 +294,8 @@ def _end_with_parent() -> None:
 
 
 def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
-    """Run the command as one of the processes that torchrun or srun started; return the exit code."""
-    from mamf.node.group import require_rank_place  # imports torch
+    """Measure in one of the processes that torchrun or srun started for --devices ranks, and return the exit code."""
+    from mamf.node.group import require_rank_place  # import it here, because it imports torch
 
     own, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
@@ -300,7 +307,9 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
     count = load_backend_class(options.backend or find_first_backend()).device_count()
     if options.resume is None:
-        options.device = own.index if count > 1 else 0  # a launcher may hide the devices of other ranks
+        options.device = (
+            own.index if count > 1 else 0
+        )  # a launcher may hide the devices of other ranks, so that only 0 exists
     options.share = [own.rank, own.ranks]
     with Path(os.devnull).open("w") as nowhere, redirect_reports(nowhere):
         code = run_command(options)
@@ -313,7 +322,9 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
 
 
 def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) -> list[int]:
-    """Return the indices of the requested devices. Raises UnavailableError if one is missing, UsageError for ranks."""
+    """Return the sorted indices of the requested devices. Raises UnavailableError if one is missing, UsageError for
+    ranks.
+    """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
     count = load_backend_class(backend_name).device_count()
@@ -326,7 +337,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Create the folder for new logs. Raises UsageError if it is not empty or cannot be created."""
+    """Create a folder for new logs. Raises UsageError, which names ``option``, if it is not empty or cannot be made."""
     make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")
@@ -338,10 +349,10 @@ def watch_children(
     release_waiting: Callable[[ChildProcesses], None] = lambda children: None,
     on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
-    """Run one command per device and show what each device is doing.
+    """Run one command per device in its own process, and show on the terminal what each device is doing.
 
-    ``release_waiting``: called when every process waits for the processes of the other devices.
-    ``on_event``: called for each message, and for the end, of a process.
+    ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each of their
+    messages.
     """
 
     def show(event: ChildEvent) -> None:
@@ -359,15 +370,15 @@ def watch_children(
 def run_as_child_process(
     work: Callable[[SendRecord], int], describe_failure: Callable[[BaseException], str] = describe_error
 ) -> int:
-    """Run ``work`` in this child process and return the exit code. ``work`` gets a function that sends records to the
-    parent. If ``work`` fails, send the reason.
+    """Run ``work`` in this child process and return the exit code. ``work`` gets a function that sends a record to the
+    parent process. If ``work`` fails, send the text that ``describe_failure`` makes of the exception.
     """
     to = get_report_stream()
 
     def send(record: Mapping[str, Any]) -> None:
         try:
             print_line(json.dumps(record), to)
-        except BrokenPipeError:  # the parent is gone, which is no fault of the device
+        except BrokenPipeError:  # the parent process has ended, so this one must end too
             raise KeyboardInterrupt from None
 
     with Interruption():
@@ -375,19 +386,18 @@ def run_as_child_process(
             return work(send)
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
-        except get_catchable_plugin_errors() as error:  # including any error of a vendor's library
+        except get_catchable_plugin_errors() as error:  # also those of a vendor's library
             send({FAILURE_KEY: describe_failure(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
 
-#: The parent's answers to a child that waits: measure together with the others, or end.
+#: The parent process sends one of these lines to each process that waits: measure together with the others, or end.
 _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
 def choose_node_devices(options: argparse.Namespace) -> list[int]:
-    """Return the indices of the devices to measure; none if another process of the launcher measures this machine.
-
-    Sets the backend and the output folder in the options; one of several machines gets a subfolder.
+    """Set the backend and the output folder in the options, and return the indices of the devices that ``mamf node``
+    measures. Return none if another process of the launcher measures this machine.
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)
@@ -403,7 +413,9 @@ def choose_node_devices(options: argparse.Namespace) -> list[int]:
 
 
 def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[NodeDevice]]:
-    """Measure each device in its own process. Return the folder of the logs, how the run ended, and the devices."""
+    """Measure each device of this machine in a process. Return the folder of the logs, how the run ended, and the
+    devices.
+    """
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
     run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
@@ -417,7 +429,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     run.failures = watch.failure_reasons
     try:
         run.write(folder)
-    except (RunLogWriteError, UsageError) as error:  # the verdict is still printed
+    except (RunLogWriteError, UsageError) as error:  # continue, because the verdict can still be printed
         warn(str(error))
     _, devices = read_node_folder(folder, known_run=run)
     return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
@@ -447,24 +459,24 @@ def _make_node_command(options: argparse.Namespace, folder: Path, device_count: 
 
 
 def measure_node_device(options: argparse.Namespace) -> int:
-    """Measure one device and report to the parent; return the exit code. The logs are kept even if it fails."""
+    """Measure one device for ``mamf node`` in its process, and return the exit code. Keep its logs even if it fails."""
     return run_as_child_process(lambda send: _measure_node_device(options, send), _describe_failure)
 
 
 def _measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     index, devices = options.led
-    warnings.simplefilter("error", LogChangedWarning)  # the verdict needs each log at its place
+    warnings.simplefilter("error", LogChangedWarning)  # the verdict reads each log from its own path
     send({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)
-    # Before each launch, so that a crash names its kernel; None after the last one.
+    # Send each row before its launch, so that the report of a crash names its kernel; after the last launch, send None.
     get_crashes(backend).set_pending_row = lambda row: send(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
     send({ADDRESS_KEY: backend.bus_address()})
 
     def wait_for_others() -> bool:
-        """Wait for the other devices; return False if one of them has failed."""
+        """Wait until all devices have been measured alone. Return False if one of them failed."""
         send({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
 
@@ -478,9 +490,7 @@ def _measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
 
 
 def _describe_failure(error: BaseException) -> str:
-    """Describe why a device's run ended. A full disk, a log that another program changed, or a wrong request is marked
-    as not the device's fault.
-    """
+    """Describe why measuring a device failed. Mark failures that are not the device's fault, such as a full disk."""
     if isinstance(error, (LogChangedWarning, RunLogWriteError)):
         return f"{UNWRITTEN_LOG_REASON}: {error}"
     return (

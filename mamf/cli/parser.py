@@ -1,4 +1,4 @@
-"""The argument parser: one-line errors that suggest the nearest option, help that hides rare options, completion."""
+"""Parse the command line. Suggest the nearest option in one-line errors, hide rare options in help, complete words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from mamf.cli.terminal import find_terminal_columns, print_lines, print_wrapped_line
 from mamf.text import wrap_line
 
-#: Options that few people need: only --help-all prints them.
+#: Options that few people need. --help hides them, and --help-all prints them.
 RARE_OPTIONS = {
     *(
         "--anyway",
@@ -32,14 +32,14 @@ RARE_OPTIONS = {
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
 }
-#: Options of mamf-finder that have another name in mamf.
+#: The names in mamf of options that mamf-finder, the predecessor of mamf, calls otherwise.
 _OPTION_BY_FINDER_OPTION = {"--cuda-device": "--device", "--output-file": "--output"}
 _SIZES_ADVICE, _LAUNCH_COUNT_ADVICE = (
     "mamf sweep measures sizes that you choose",
     "only mamf sweep --regime classic counts launches",
 )
 _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
-#: Advice for options of mamf-finder that a command does not have.
+#: What an error says about options of mamf-finder that mamf or one of its commands does not have, by option.
 _ADVICE_BY_FINDER_OPTION = {
     **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _SIZES_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
@@ -69,19 +69,23 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-        # These parse the values of options without a type, and those of type Path.
+        # Reject blank values of options without a type, and of options of type Path.
         self.register("type", None, parse_nonempty_text)
         self.register("type", Path, lambda text: Path(parse_nonempty_text(text)))
-        # A word such as -5m is a value, not an option: no option begins with a digit.
+        # Let argparse treat a word such as -5m as a value, because no option of mamf begins with a digit.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words like argparse, but leave a word for a required positional argument that follows an option
+        with several values.
+        """
         return super().parse_known_args(self._free_positional_word(args or ()), namespace)
 
     def _free_positional_word(self, words: Sequence[str]) -> list[str]:
-        """Reorder the words if an option with several values would take the word of a required positional argument.
+        """Return the words in an order in which no option takes the word of a required positional argument.
 
-        The last word that the option can spare is moved to the front.
+        argparse gives an option all words after it. If a positional argument would be left without a word, move the
+        last word that an option can spare to the front.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
@@ -94,17 +98,18 @@ class Parser(argparse.ArgumentParser):
                 continue
             count += 1
             min_count, max_count = _find_value_count_limits(option)
-            if count > max_count:  # the positional argument has this word
+            if count > max_count:  # a positional argument gets this word already
                 return list(words)
             if count > min_count and option and word not in (option.choices or ()):
                 place = index
         return list(words) if place is None else [words[place], *words[:place], *words[place + 1 :]]
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse the words. Exit with a one-line error for an unknown option, or for an option without its value."""
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
-        for action in parser._actions:  # until Python 3.13 the value of --option=-- is an empty list
+        for action in parser._actions:  # before Python 3.13, --option=-- sets an empty list
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
         if unknown:
@@ -112,12 +117,17 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def format_help(self) -> str:
+        """Return the text of --help: the overview of all commands, or the help of one command without rare options."""
         return self.overview_text or self._format_help(shows_rare_options=False)
 
     def print_help(self, file: object = None) -> None:
+        """Print the text of --help to stdout, with control characters escaped."""
         print_lines(self.format_help())
 
     def _format_help(self, shows_rare_options: bool) -> str:
+        """Return the help of a command. ``shows_rare_options``: whether to include the options that only --help-all
+        prints.
+        """
         rare = (
             []
             if shows_rare_options
@@ -147,17 +157,20 @@ class Parser(argparse.ArgumentParser):
         return text
 
     def list_set_options(self, options: argparse.Namespace) -> set[str]:
-        """Return the names of options whose values differ from their defaults."""
+        """Return the names of the options whose parsed values differ from their defaults."""
         return {name for name, value in vars(options).items() if value != self.get_default(name)}
 
     def suggest_option(self, option: str) -> str:
-        """Return advice for an unknown option: what replaces a mamf-finder option, the nearest option, or --help."""
+        """Suggest what to type in place of an unknown option: what replaces an option of mamf-finder, the nearest
+        option, or --help.
+        """
         if successor := _ADVICE_BY_FINDER_OPTION.get(option.partition("=")[0]):
             return f": {successor}"
         close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
+        """Print an error in one line, with the nearest choice if one is near, and exit with ``usage_exit_code``."""
         print_wrapped_line(
             f"{self.prog}: {_shorten_unknown_command(message)}{suggest_nearest_choice(message)}", sys.stderr
         )
@@ -165,7 +178,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def find_option_value(option: str, words: Sequence[str]) -> str | None:
-    """Return an option's value from unparsed words: None if the option is missing, empty if it has no value."""
+    """Find the value of an option in words that argparse has not parsed yet. Return None if the option is missing, and
+    an empty text if no value follows it.
+    """
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, joined = word.partition("=")
         if name == option:
@@ -174,14 +189,16 @@ def find_option_value(option: str, words: Sequence[str]) -> str | None:
 
 
 def parse_nonempty_text(text: str) -> str:
-    """Return the text. Raises ArgumentTypeError if it is blank."""
+    """Return the text unchanged. Raises ArgumentTypeError if it is blank."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the value is empty")
     return text
 
 
 def _wrap_examples(examples: str, width: int | None) -> str:
-    """Move the comment of an example to the line before it if the terminal is too narrow for both."""
+    """Wrap the examples of a command to the width of the terminal. If an example and its comment do not fit in one
+    line, print the comment in a line before the example.
+    """
     lines: list[str] = []
     for line in examples.splitlines():
         command, comment = re.fullmatch(r"(\s*\S.*?)(?:\s{2,}(\S.*))?|", line).groups()  # type: ignore[union-attr]
@@ -199,14 +216,14 @@ class StoreUnlessOption(argparse._StoreAction):
 
 
 def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Return whether an action is a positional argument that these words must contain."""
+    """Return whether an argument is positional and must be among the words of this command line."""
     if isinstance(action, StoreUnlessOption):
         return not any(word.partition("=")[0] in action.alternatives for word in words)
     return not action.option_strings and action.nargs in (None, "+")
 
 
 def _find_value_count_limits(option: argparse.Action | None) -> tuple[int, float]:
-    """Return the minimum and maximum number of words that an option takes."""
+    """Return the minimum and maximum number of values that an option takes. Return 0 and 0 for None."""
     if option is None:
         return 0, 0
     if isinstance(option.nargs, int):
@@ -215,7 +232,7 @@ def _find_value_count_limits(option: argparse.Action | None) -> tuple[int, float
 
 
 class PrintHelpAll(argparse.Action):
-    """Print the help with rare options, for ``--help-all``."""
+    """The action of ``--help-all``: it prints the help of a command including rare options, and exits."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
@@ -226,7 +243,7 @@ class PrintHelpAll(argparse.Action):
 
 
 def _shorten_unknown_command(message: str) -> str:
-    """Shorten the message about an unknown command, which lists all commands."""
+    """Shorten argparse's error for an unknown command, which lists all commands. Return any other message unchanged."""
     complaint = _INVALID_CHOICE_MESSAGE.search(message)
     if complaint is None or "COMMAND" not in message:
         return message
@@ -236,7 +253,9 @@ def _shorten_unknown_command(message: str) -> str:
 
 
 def suggest_nearest_choice(message: str) -> str:
-    """Return a suggestion of the choice that is nearest to the typed word, or an empty string if none is near."""
+    """Suggest the choice that is nearest to the typed word, from argparse's message about an invalid choice. Return an
+    empty text if no choice is near, or for any other message.
+    """
     complaint = _INVALID_CHOICE_MESSAGE.search(message)
     if complaint is None:
         return ""
@@ -245,7 +264,7 @@ def suggest_nearest_choice(message: str) -> str:
 
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
-    """Replace option names of mamf-finder by mamf's names, such as ``--m_range`` by ``--m-range``. Keep the values."""
+    """Replace option names of mamf-finder by names of mamf, such as ``--m_range`` by ``--m-range``. Keep the values."""
 
     def rename_option(found: re.Match[str]) -> str:
         name = found[0].replace("_", "-")
@@ -255,7 +274,10 @@ def normalize_option_names(arguments: Sequence[str]) -> list[str]:
 
 
 def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
-    """Print the completions of the command line that the shell passes, and end the process."""
+    """Print the words that complete the command line in the shell's environment variables, and end the process.
+
+    ``make_parser``: makes the parser for the words of that command line.
+    """
     import argcomplete
 
     from mamf.dtypes import DTYPES
@@ -275,7 +297,7 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
 
 
 def _list_entry_point_names(kind: str) -> list[str]:
-    """Return the entry point names in the groups ``mamf.*`` that end with ``kind``, such as ``kernels``."""
+    """List the names of installed entry points in the groups ``mamf.*`` that end with ``kind``, such as ``kernels``."""
     from importlib.metadata import entry_points
 
     points = entry_points()

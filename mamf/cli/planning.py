@@ -1,4 +1,4 @@
-"""Makes a plan from options: the parameters of an operation become options, whose values give problems and shapes.
+"""Add the options of an operation to a command, and make a plan from their values.
 
 This module knows no particular operation. The fields of an operation's shapes and problems declare the name, the help
 and the allowed values of each option (``mamf.operation``).
@@ -31,7 +31,7 @@ from mamf.operation import (
 from mamf.plans import Plan, choose_regimes
 
 AnyOperation = Operation[Any, Any]
-#: The field values that each value of a switch stands for.
+#: The values of a bool field that each value of its option means, such as (False, True) for ``--causal both``.
 _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 
@@ -39,7 +39,9 @@ _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": 
 
 
 def make_requested_operation(command_words: Sequence[str]) -> AnyOperation:
-    """Return the operation of --operation, or matmul, before the command line is parsed. Raises UnknownNameError."""
+    """Make the operation that --operation names in the unparsed words, or matmul without it. Raises
+    UnknownNameError.
+    """
     if name := find_option_value("--operation", command_words):
         from mamf.plugins.discovery import make_operation
 
@@ -48,16 +50,17 @@ def make_requested_operation(command_words: Sequence[str]) -> AnyOperation:
 
 
 def make_default_operation() -> AnyOperation:
-    """Return the operation of commands without --operation: matmul."""
+    """Make the operation that commands measure without --operation: matmul."""
     from mamf.operations.matmul.operation import Matmul
 
     return Matmul()
 
 
 def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None:
-    """Return the operation of --operation, or else of the first word that is a kernel; None if only help is asked for.
+    """Find the operation of --operation, or else of the first unparsed word that names a kernel. Return None if the
+    words ask only for help.
 
-    Raises UnknownNameError if no word is a kernel.
+    Raises UnknownNameError if no word names a kernel.
     """
     if find_option_value("--operation", command_words):
         return make_requested_operation(command_words)
@@ -65,7 +68,7 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return None
     from mamf.plugins.discovery import find_operation_of_kernel
 
-    # A word that follows an option is usually its value, so try the other words first.
+    # Try words that follow an option last, because such a word is usually the value of the option.
     pairs = itertools.pairwise(command_words)
     kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
     for word in (*kernels, *(word for word in command_words[1:] if ":" not in word)):
@@ -84,12 +87,13 @@ def add_operation_options(
     takes_several_values: bool = True,
     defaults: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> None:
-    """Add the options of an operation: sizes, whole shapes and presets, then the fields of the problem.
+    """Add the options of an operation: its sizes, whole shapes and presets, then the fields of its problem.
 
-    ``takes_several_values``: whether a field takes several values. ``defaults``: other default values, by parameter.
+    ``has_shape_options``: whether to add the options for sizes and shapes. ``takes_several_values``: whether a field of
+    the problem takes several values. ``defaults``: default values that replace those of the operation, by parameter.
     """
     parser.set_defaults(usual=defaults)
-    # A command's option with the same name as a parameter replaces it; --set can still set the parameter.
+    # Let a command's own option replace a parameter's option of the same name. --set can still set the parameter.
     parser.conflict_handler = "resolve"
     if has_shape_options:
         group = parser.add_argument_group(
@@ -123,13 +127,15 @@ def _add_parameter_option(
     takes_several_values: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
-    """Add the option of a parameter. ``kind``: ``size`` or ``field``, the prefix of the option's dest."""
+    """Add the option of one parameter of an operation. ``dest_prefix``: ``size`` or ``field``, with which the option's
+    dest begins.
+    """
     option, dest = parameter.option, f"{dest_prefix}_{parameter.name}"
     usual = " ".join(map(str, default)) if default else parameter.default
     help = parameter.help or parameter.name.replace("_", " ")
     keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
-    # argparse cannot print the usage of a mutually exclusive group if all its options are hidden.
+    # Do not group rare options: argparse cannot print the usage of a mutually exclusive group whose options are hidden.
     is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
     where = group.add_mutually_exclusive_group() if is_either else group
     if parameter.is_switch:
@@ -165,7 +171,7 @@ def _add_parameter_option(
 def add_launch_options(parser: Parser, shapes: str) -> None:
     """Add the options of a command that launches kernels of any operation.
 
-    ``shapes``: the documented option for whole shapes, --shape or --shapes; the other spelling works too.
+    ``shapes``: the option for whole shapes that help shows, --shape or --shapes. The command accepts both.
     """
     note = "'mamf COMMAND KERNEL --help' lists the options of the kernel's operation."
     if of := find_launched_operation(parser.command_words):
@@ -181,7 +187,9 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
 
 
 def make_request(operation: AnyOperation, options: argparse.Namespace) -> Request:
-    """Return the request that the options describe. Raises UsageError for errors that show without a device."""
+    """Make the request that the options describe: shapes, sizes and fields of the operation, before a device is opened.
+    Raises UsageError for options that contradict each other.
+    """
     sizes = dict(_yield_set_parameters(options, get_size_parameters(operation).values(), "size"))
     shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _make_preset(operation, options, sizes)
@@ -202,14 +210,17 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     texts = getattr(options, "set", None) or ()
     for name in {text.partition("=")[0] for text in texts} & fields.keys():
         if getattr(options, f"field_{name}", None) == getattr(options, "usual", {}).get(name):
-            del fields[name]  # a default of the command, which --set replaces
+            del fields[name]  # drop the command's default, because --set replaces it
     return Request(operation, shapes, sizes, parse_field_texts(operation, texts, fields), preset)
 
 
 def _yield_set_parameters(
     options: argparse.Namespace, parameters: Iterable[Parameter], dest_prefix: str
 ) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range."""
+    """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range.
+
+    ``dest_prefix``: ``size`` or ``field``, with which the dest of the parameters' options begins.
+    """
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
@@ -225,7 +236,9 @@ def parse_field_texts(
     field_texts: Iterable[str],
     given_values: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> dict[str, Sequence[Any]]:
-    """Read texts such as ``direction=fwd,bwd`` and add them to the ``given`` values. Raises UsageError."""
+    """Parse texts such as ``direction=fwd,bwd``, and return their values together with ``given_values``, by field.
+    Raises UsageError for an unknown field, a wrong value or a field that is set twice.
+    """
     known, found = get_field_parameters(operation), dict(given_values)
     for text in field_texts:
         name, equals, values = text.partition("=")
@@ -242,6 +255,9 @@ def parse_field_texts(
 def _make_preset(
     operation: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]
 ) -> Preset[Any]:
+    """Make the preset of shapes that the options name, or an empty preset. Raises UsageError for an option that needs a
+    preset.
+    """
     name, further = (
         getattr(options, "preset", None),
         dict(_yield_set_parameters(options, operation.preset_parameters, "field")),
@@ -255,9 +271,9 @@ def _make_preset(
 
 
 def choose_requested_kernels(request: Request, options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
-    """Return the kernels of --kernel, or the available ones of the preset; None stands for all kernels.
+    """Choose the kernels of --kernel, or else the available kernels of the preset. Return None for all kernels.
 
-    Warns of kernels of the preset that are not available.
+    Print a warning for each kernel of the preset that is not available.
     """
     of_preset = request.preset.kernels
     if options.kernel or not of_preset:
@@ -279,9 +295,9 @@ def make_plan(
     kernel_names: Sequence[str],
     sweep_options: Any = None,
 ) -> Plan:
-    """Make the plan of a request. ``kernels``: their names in the options. ``how``: SweepOptions, or None.
+    """Make the plan of a request. An option whose dest is the name of a field of Plan sets that field.
 
-    An option whose dest is the name of a field of Plan sets that field.
+    ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: SweepOptions, or None.
     """
     labels = request.make_labeled_shapes(backend)
     names = {each.name for each in fields(Plan)} - {"operation", "shapes"}

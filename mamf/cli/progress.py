@@ -1,4 +1,6 @@
-"""Shows progress on stderr: finished shapes, remaining time, best so far. Silent if stderr is not a terminal."""
+"""Show progress on stderr: how many shapes are finished, the remaining time and the best row. Show nothing if stderr is
+not a terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _PHASE_LISTENERS: list[Callable[[str], object]] = []
 
 @contextmanager
 def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
-    """Call ``listener`` with the name of each phase and row that is measured within the context."""
+    """Call ``listener`` with the name of each phase and row that is measured while the context is open."""
     _PHASE_LISTENERS.append(listener)
     try:
         yield
@@ -26,13 +28,17 @@ def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """A progress bar over the measurements of a run. ``row_count``: number of measurements, or None if unknown."""
+    """A progress bar that counts the measured rows of a run.
+
+    ``row_count``: the number of rows that the run will measure, or None if it is unknown.
+    """
 
     def __init__(self, row_count: int | None) -> None:
         left = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
-            bar_format=f"{{n_fmt}}{left}{{postfix}}  {{desc}}",  # the best is cut last
+            # A narrow terminal cuts the end of the line, so print the best row before the phase.
+            bar_format=f"{{n_fmt}}{left}{{postfix}}  {{desc}}",
             file=sys.stderr,
             disable=None,
             leave=False,
@@ -41,12 +47,13 @@ class Progress(AbstractContextManager["Progress"]):
         self._best: dict[str, Measurement] = {}
 
     def show_phase(self, text: str) -> None:
+        """Show what the run is doing now, and pass the text to the listeners."""
         self._bar.set_description_str(text)
         for listener in _PHASE_LISTENERS:
             listener(text)
 
     def add_row(self, row: Measurement) -> None:
-        """Count a measured row and show the best row of its regime so far."""
+        """Count a measured row, and show the best row of its regime so far."""
         for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
         best = self._best.get(row.regime)
@@ -64,7 +71,10 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class PhaseLines(AbstractContextManager["PhaseLines"]):
-    """One line per device that shows its current phase."""
+    """One line on stderr per device, which shows what the device is doing now.
+
+    ``device_names``: the names to show, by rank of the device.
+    """
 
     def __init__(self, device_names: Mapping[int, str]) -> None:
         self._bars: dict[int, tqdm[Any]] = {
@@ -76,6 +86,7 @@ class PhaseLines(AbstractContextManager["PhaseLines"]):
         self._names = device_names
 
     def show_phases(self, phases: Mapping[int, str]) -> None:
+        """Show the current phase of each device. ``phases``: by rank of the device."""
         for rank, phase in phases.items():
             self._bars[rank].set_description_str(f"{self._names[rank]}: {phase}")
 

@@ -1,4 +1,4 @@
-"""Reads logs for commands that show them: warns of an incomplete last line, and shows the progress of long reads."""
+"""Read logs for commands that show them. Warn if the last line is incomplete, and show the progress of long reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _READ_TIMEOUT_SECONDS = 30.0
 
 
 def read_log(*paths: Path) -> RunLog:
-    """Read a log, or all logs and folders of a shared run as one log. Raises RunLogError, which names the line."""
+    """Read a log, or all logs and folders of a run on several devices as one log. Raises RunLogError, which names the
+    line.
+    """
     log = read_run(*paths)
     if log.is_truncated:
         warn(f"the last line of {log.path} is incomplete and ignored")
@@ -33,7 +35,8 @@ def read_log(*paths: Path) -> RunLog:
 
 
 def read_roofs(options: argparse.Namespace) -> Roofs | None:
-    """Return the roofs in the logs of ``--ceiling``, or None without the option.
+    """Read the roofs from the logs of ``--ceiling``: the limits that compute and bandwidth ceilings set. Return None
+    without the option.
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """
@@ -42,8 +45,9 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
 @contextmanager
 def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
-    """Show a progress bar over the bytes of files, on a terminal after a second. Yield the function that counts bytes
-    read.
+    """Show on a terminal how many bytes of the files are read, if that takes more than a second.
+
+    Yields the function to call with the number of bytes of each read.
     """
     total = sum(path.stat().st_size for path in paths if path.is_file())
     bar = tqdm(
@@ -55,7 +59,7 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
 
 @contextmanager
 def yield_local_file(path: Path | str) -> Iterator[Path]:
-    """Yield the path of a file or folder, or of a temporary copy of a pipe or an https address.
+    """Yield the path itself if it is a file or folder, or the path of a temporary copy of a pipe or an https address.
 
     A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
     """

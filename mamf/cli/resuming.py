@@ -1,7 +1,8 @@
-"""Resumes a run with the plan of its log.
+"""Resume a run with the plan of its log.
 
-``--resume LOG`` alone uses the plan of the log. If other options describe a plan too, both plans must be equal. The
-budget, the notes, the devices and the report options may differ, because they do not affect the figures.
+``--resume LOG`` without other options uses the plan of the log. If other options describe a plan too, it must equal the
+plan of the log. The budget, the notes, the devices and the options of the report may differ, because they do not affect
+the measured figures.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import is_class_path, load_backend_class, open_backend
 
-#: Options that do not affect the steps of a plan, or that other code compares with the log.
+#: Options that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
 _OUTPUT_OPTIONS = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _RESUME_OPTIONS = {"requeues", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
-#: Names of options that differ from those of the plan's fields, by field.
+#: The options that have another name than the field of Plan that they set, by field.
 _OPTION_BY_FIELD = {"regimes": "regime", "seconds": "time-limit"}
-#: Fields of a plan that are not compared with the options here: they may differ, follow from others, or are compared
-#: elsewhere.
+#: Fields of a plan that this module does not compare with the options: they may differ in a resumed run, follow from
+#: other fields, or are compared by other code.
 _NOT_COMPARED_FIELDS = {
     "kind",
     "operation",
@@ -56,8 +57,10 @@ _COUNTERS_COMMAND = "counters"
 
 
 def run_interruptible(options: argparse.Namespace, measure: Callable[[Interruption, ResumedLog | None], int]) -> int:
-    """Run ``work`` while the log of ``--resume`` is locked, and return the exit code. Ctrl-C before the first
-    measurement prints one line. Raises UsageError if another process writes the log.
+    """Call ``measure`` while the log of ``--resume`` is locked, and return its exit code.
+
+    ``measure`` gets the handler of signals and the resumed log, or None for a new run. If Ctrl-C arrives before the
+    first measurement, print one line. Raises UsageError if another process writes the log.
     """
     if options.resume and options.output and not options.restart:
         raise UsageError("--resume cannot be combined with --output: it appends to the log that it continues")
@@ -70,7 +73,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
                 try:
                     return measure(interruption, ResumedLog(log, writer))
                 finally:
-                    if writer.is_open:  # no row was written: report if another program has deleted the log meanwhile
+                    if writer.is_open:  # append nothing, which reports a deleted log
                         writer.append_line()
         except KeyboardInterrupt:
             warn("interrupted before the first measurement; nothing is lost")
@@ -78,7 +81,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
 
 
 def compute_remaining_budget(options: argparse.Namespace) -> float | None:
-    """Return the budget of the options in seconds, minus the time spent by earlier processes that crashed."""
+    """Return --budget in seconds, minus the seconds that crashed processes of this run have used. None is no limit."""
     if not options.restart or options.budget is None:
         return options.budget  # type: ignore[no-any-return]
     return float(max(options.budget - options.restart.spent_seconds, _MIN_REMAINING_SECONDS))
@@ -87,15 +90,15 @@ def compute_remaining_budget(options: argparse.Namespace) -> float | None:
 def report_run_to_watcher(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, logged_rows: Iterable[Measurement]
 ) -> None:
-    """Report this run's log to the watching process and, before each launch, the row to log if the launch crashes.
+    """Tell the watching process where the log is and, before each launch, which row to append if the launch crashes.
 
-    ``logged_rows``: the rows of the log so far. A row whose launch ended a process is not launched again.
+    ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
     """
     watch, crashes = watching.CRASH_STATE, get_crashes(backend)
     crashes.fatal_rows = [row for row in logged_rows if row.is_fatal]
     if watch:
         begun = time.monotonic() - (options.restart.spent_seconds if options.restart else 0.0)
-        # Pass the path each time: the run switches to a new log if another program changes this one.
+        # Pass the path with each row, because the run switches to a new log if another program changes this one.
         crashes.set_pending_row = lambda row: watch.store_state(
             writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
         )
@@ -103,8 +106,9 @@ def report_run_to_watcher(
 
 
 def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
-    """End this process because the device was lost at this row. The watching process, if there is one, logs the row
-    and starts a new process for the rest.
+    """End this process if a process watches it, because the device was lost while it measured ``row``.
+
+    The watching process then logs the row and starts a new process for the remaining rows.
     """
     if watching.CRASH_STATE:
         get_crashes(backend).set_pending_row(row)
@@ -112,12 +116,15 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
 
 def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
+    """Return a row as a line of the log, and as a short text with its kernel and shape."""
     return encode_record("measurement", make_measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
 def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -> Plan:
-    """Return the plan of the log to resume. Raises LogMismatchError, which names the right command, for the log of
-    another command.
+    """Return the plan of the log to resume. Raises LogMismatchError, which names the right command, if another command
+    wrote the log.
+
+    ``kind``, ``operation``: those that the plan must have.
     """
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not is_counted):
@@ -127,19 +134,21 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
 
 
 def get_resume_command(log: RunLog) -> str:
-    """Return the command that resumes a log."""
+    """Return the command, such as ``sweep``, that resumes a log."""
     if log.counter_records:
         return _COUNTERS_COMMAND
     return " ".join(map(shlex.quote, get_kind(log.plan).format_command(log.plan).split()))
 
 
 def has_plan_options(options: argparse.Namespace) -> bool:
-    """Return whether the command line has an option that describes a plan."""
+    """Return whether the command line has an option that describes a plan, and so must agree with a resumed log."""
     return bool(options.given - _NOT_PLAN_OPTIONS)
 
 
 def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_plan: Plan) -> None:
-    """Raise LogMismatchError for the first option in which two plans differ. The order of lists does not matter."""
+    """Raise LogMismatchError for the first option in which two plans differ. The order of values in an option is
+    ignored.
+    """
     if logged_plan.is_shared:
         requested_plan = requested_plan.dealt(logged_plan.options.rank, logged_plan.options.ranks)
     now = _collect_option_values(requested_plan)
@@ -149,7 +158,7 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
 
 
 def _collect_option_values(plan: Plan) -> dict[str, object]:
-    """Return the values of a plan that options decide, by option."""
+    """Return the values of a plan that the command line can set, by the name of the option."""
     found: dict[str, object] = {}
     for name in sorted(vars(plan).keys() - _NOT_COMPARED_FIELDS):
         value = getattr(plan, name)
@@ -164,7 +173,7 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
 def make_contradiction_error(
     options: argparse.Namespace, option: str, logged_value: object, requested_value: object
 ) -> LogMismatchError:
-    """Return the error for an option that contradicts the log."""
+    """Make the error for an option whose requested value differs from the value in the log of --resume."""
     value = "" if requested_value is None or requested_value is True else f" {format_option_value(requested_value)}"
     return LogMismatchError(
         f"{'no ' if requested_value is None else ''}{format_option_name(option)}{value} contradicts {options.resume}, "
@@ -174,11 +183,12 @@ def make_contradiction_error(
 
 
 def format_option_name(option: str) -> str:
+    """Format the dest of an option as it is typed: ``ceiling_kernel`` becomes ``--ceiling-kernel``."""
     return f"--{option.replace('_', '-')}"
 
 
 def format_option_value(value: object) -> str:
-    """Format a value as a user would type it. Long lists are shortened."""
+    """Format the value of an option as a user would type it. Shorten a long list."""
     if value is None:
         return "the default"
     if isinstance(value, bool):
@@ -198,14 +208,16 @@ def format_option_value(value: object) -> str:
 def require_same_kernels(
     options: argparse.Namespace, logged_names: Sequence[str], requested_names: Iterable[str]
 ) -> None:
-    """Raise LogMismatchError unless the names of the kernels are those of the log, in any order."""
+    """Raise LogMismatchError unless the requested kernels are those of the log. Their order is ignored."""
     then, now = frozenset(logged_names), frozenset(requested_names)
     if then != now:
         raise make_contradiction_error(options, "kernel", then, now)
 
 
 def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
-    """Open the device of a log. Raises LogMismatchError if the options name another device, or if it has changed."""
+    """Open the device on which a log was measured. Raises LogMismatchError if the options name another device, or if
+    the device has changed.
+    """
     from mamf.logs.compare import require_device_of_log
 
     require_trusted_names(log, options)
@@ -217,7 +229,7 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
     if options.backend not in (None, "auto") and load_backend_class(options.backend).name != then.backend:
         raise make_contradiction_error(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
-    # The index of a card may have changed since.
+    # Identify the card by its UUID, because its index may have changed since it was measured.
     is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
     if backend.info.backend != then.backend:
         raise make_contradiction_error(options, "backend", then.backend, backend.info.backend)
@@ -228,9 +240,9 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
 
 
 def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
-    """Raise LogMismatchError if the log names a ``package.module:Class`` that the command line does not.
+    """Raise LogMismatchError if the log names a ``package.module:Class`` that the command line does not name.
 
-    A log may come from anyone, so nothing is imported only because a log names it.
+    A log may come from a stranger, so mamf never imports code only because a log names it.
     """
     plan = log.plan
     named: Mapping[str, Sequence[str]] = {"backend": (log.header["device"]["backend"],), "kernel": plan.kernels}

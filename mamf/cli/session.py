@@ -1,4 +1,4 @@
-"""Runs a command that measures: opens the device, makes the plan, shows progress and prints the report of the log."""
+"""Run a command that measures: open the device, make the plan, show progress and print the report of the log."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ NOTHING_MEASURED_EXIT_CODE = 1
 
 
 def run_session(options: argparse.Namespace, make_session: Callable[..., Session], *arguments: Any) -> int:
-    """Run a session, or print its plan with ``--dry-run``; return the exit code.
+    """Run a session, or print its plan with ``--dry-run``, and return the exit code.
 
-    ``arguments``: further arguments of the session, which come before the options.
+    ``make_session``: makes the session from ``arguments``, the options, the handler of signals and the resumed log.
     """
     from mamf.cli.resuming import run_interruptible
 
@@ -43,9 +43,10 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
 def run_kernel_session(
     options: argparse.Namespace, make_session: Callable[..., Session], operation: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation, by default the one of --operation or of the command's name.
+    """Measure kernels of an operation and return the exit code. By default, take the operation of --operation or of the
+    command's name.
 
-    Reports wrong options before it opens a device. Returns the exit code.
+    Reports wrong options before it opens a device.
     """
     from mamf.cli.planning import make_request
     from mamf.plugins.discovery import make_operation
@@ -56,7 +57,7 @@ def run_kernel_session(
 
 
 def _require_effective_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for an option that has no effect on the run."""
+    """Raise UsageError if an option has no effect on this run."""
 
     of_regimes = {
         "flush": ("--no-flush", BURST),
@@ -72,9 +73,11 @@ def _require_effective_options(options: argparse.Namespace) -> None:
 
 
 class Session:
-    """One run of a command. This class sweeps kernels of one operation; other commands override parts of it.
+    """One run of a command: its device, kernels, plan and report. This class sweeps kernels of one operation, and the
+    sessions of other commands override parts of it.
 
-    ``before``: the plan of the resumed log, or None. ``measured_run``: the run.
+    - ``resumed_log``, ``resumed_plan``: the log to resume and its plan, or None for a new run.
+    - ``measured_run``: the run of the driver, which measures and writes the log.
     """
 
     kind = SWEEP
@@ -126,7 +129,7 @@ class Session:
             list(self.resumed_log.lasting_rows) if self.resumed_log else [],
             strategy=self.make_strategy,
             path=options.output or self._make_default_path(),
-            is_numbered=not options.output,  # another run may start in the same second
+            is_numbered=not options.output,  # number the name, because another run may start in the same second
             resumed=resumed,
             command=quote_command_line(),
             notes=options.notes,
@@ -134,11 +137,11 @@ class Session:
             signals=interruption,
             on_lost=partial(exit_after_device_loss, self.backend),
         )
-        # A library may have swallowed the interrupt during its import.
+        # Raise a signal again here, because a library may have swallowed the exception while Python imported it.
         interruption.check()
 
     def make_plan(self) -> Plan:
-        """Return the plan of the options or of the resumed log. Raises LogMismatchError if the two differ."""
+        """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""
         from mamf.cli.resuming import compute_remaining_budget, has_plan_options, require_same_plan
 
         before = self.resumed_plan
@@ -147,7 +150,7 @@ class Session:
             return self.make_new_plan().dealt(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, before, self.make_plan_to_compare(before))
-        # Where the budget affects the ceilings or ends the run, a resumed run gets the same budget again.
+        # Give a resumed run the budget of its log again if the budget affects the ceilings or ends the run.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
         names = tuple(name for name, _ in self.kernels)
         return replace(before, kernels=names, budget_seconds=compute_remaining_budget(self.options) or usual)
@@ -155,7 +158,7 @@ class Session:
     # -- parts that commands override ----------------------------------------------------------------------------------
 
     def open_kernels(self) -> Sequence[NamedKernel]:
-        """Open the kernels; return each with its name in the options."""
+        """Open the kernels that the run measures, and return each with its name in the options."""
         from mamf.cli.resuming import require_same_kernels
         from mamf.plugins.discovery import choose_kernels, make_kernel
 
@@ -169,71 +172,74 @@ class Session:
         return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 
     def list_requested_kernels(self) -> Sequence[str] | None:
-        """Return the kernels that the options or the preset name; None stands for all kernels."""
+        """List the kernels that the options or the preset name. Return None for all kernels."""
         from mamf.cli.planning import choose_requested_kernels
 
         return choose_requested_kernels(self.request, self.options, self.backend)
 
     def make_new_plan(self) -> Plan:
-        """Make the plan of the options."""
+        """Make the plan that the options describe, without regard to a resumed log."""
         from mamf.cli.planning import make_plan
 
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
-        """Make the plan of the options, to compare it with the plan of the log. Copy fields that depend on measurements
-        from the log.
+        """Make the plan that the options describe, to compare it with the plan of the log. Copy fields that depend on
+        measurements from ``logged_plan``.
         """
         return self.make_new_plan()
 
     def make_strategy(self, setup: Setup) -> Strategy:
-        """Return the strategy that chooses the steps. Called when the run begins."""
+        """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
         from mamf.kinds.registry import get_kind
 
         return get_kind(self.plan).make_strategy(setup)
 
     def print_plan(self) -> None:
-        """Print what the run would measure and how long it would take."""
+        """Print what the run would measure and how long that would take, for --dry-run."""
         print_plan(self.plan, self.measured_run.remaining_steps, self.backend)
 
     def make_log_name_label(self) -> str:
-        """Return the part of the log's default name that describes the plan."""
+        """Return the part of the log's default file name that describes the plan, such as ``matmul-bfloat16-burst``."""
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
         return "-".join(
             [*([] if self.command == self.operation.name else [self.operation.name]), *dtypes, *self.plan.regimes]
         )
 
     def count_remaining_measurements(self) -> int | None:
-        """Return how many measurements remain; None if that is unknown."""
+        """Return how many rows remain to be measured, or None if the number is unknown."""
         return len(self.measured_run.remaining_steps)
 
     def is_run_complete(self) -> bool:
-        """Return whether a resumed log is complete, so that nothing remains to be measured."""
+        """Return whether the resumed log has all rows, so that nothing remains to be measured."""
         return not self.count_remaining_measurements()
 
     def make_report_options(self) -> ReportOptions:
+        """Make the options of the report, such as how many rows it shows."""
         from mamf.kinds.kind import ReportOptions
 
         return ReportOptions(self.options.top)
 
     def make_document(self, log: RunLog) -> Document:
-        """Return the report of a log."""
+        """Make the report of a log, ready to be printed in any format."""
         from mamf.kinds.registry import get_kind
 
         return get_kind(log.plan).make_document(log, self.make_report_options())
 
     def choose_exit_code(self, run_exit_code: int) -> int:
-        """Return the command's exit code. ``code``: the exit code of the run, which is 0 if it measured anything."""
+        """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured any row, as in
+        ``_measure_rows``.
+        """
         return run_exit_code
 
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Measure, print the report and return the exit code."""
+        """Measure, print the report, and return the exit code of the command."""
         if self.options.dry_run:
             self.print_plan()
             return 0
-        # A run that was killed after its last row still has to write its summary, so it is not complete.
+        # Check the tier too: a run that was killed after its last row must still write its summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
         code = self._measure_rows()
@@ -241,7 +247,7 @@ class Session:
             return self.choose_exit_code(self._report_finished_run(code))
 
     def _measure_rows(self) -> int:
-        """Measure until the run is finished or ends early; return its exit code."""
+        """Measure rows until the run is finished or ends early. Return 0 if any row was measured, else another code."""
         from mamf.cli.progress import Progress
         from mamf.cli.resuming import report_run_to_watcher
         from mamf.machine.environment import format_advice, select_warnings
@@ -263,7 +269,7 @@ class Session:
                         if run.is_result(row):
                             progress.add_row(row)
                 except KeyboardInterrupt as interrupt:
-                    rows.throw(interrupt)  # lets the run end its log if the signal came between two rows
+                    rows.throw(interrupt)  # let the run complete its log if the signal came between rows
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
         except MamfError as error:
@@ -273,7 +279,7 @@ class Session:
         return 0 if any(row.ok and run.is_result(row) for row in run.rows) else NOTHING_MEASURED_EXIT_CODE
 
     def _report_finished_run(self, run_exit_code: int) -> int:
-        """Print the report of the log and warnings about the run; return the exit code."""
+        """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""
         from mamf.logs.recording import describe_timer_shift
         from mamf.logs.run_log import read_run_log
 
@@ -290,6 +296,7 @@ class Session:
         return run_exit_code or reported
 
     def _make_default_path(self) -> Path:
+        """Return the log's path for a run without --output, with the device, the plan and the time in its name."""
         from datetime import datetime
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
@@ -297,23 +304,25 @@ class Session:
         return Path(f"mamf-{self.command}-{slug}-{self.make_log_name_label()}-{moment}.jsonl")
 
     def print_report(self, log: RunLog) -> int:
-        """Print the report that 'mamf show' prints for this log; return the exit code."""
+        """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was
+        printed.
+        """
         from mamf.machine.environment import format_advice, select_warnings
 
         code = 0
         try:
             print_document(self.options, self.make_document(log))
-        except MamfError as error:  # from a column of an operation, or jinja2 is missing: the log has the measurements
+        except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is whole
             warn(str(error))
             code = error.exit_code
-        for finding in select_warnings(self.measured_run.findings):  # again, next to the figures that they affect
+        for finding in select_warnings(self.measured_run.findings):  # repeat them next to the figures that they affect
             warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             print_line(f"log: {log.path}", choose_note_stream(self.options))
         return code
 
     def record_failure(self, message: str) -> None:
-        """Warn of a failure that does not end the run, and record it for the summary."""
+        """Print a warning about a failure that does not end the run, and record the failure for the log's summary."""
         self.measured_run.failures.append(message)
         warn(message)
 
@@ -321,7 +330,10 @@ class Session:
 def print_plan(
     plan: Plan, remaining_steps: Sequence[StepKey], backend: Backend, remaining_searches: Sequence[Plan] = ()
 ) -> None:
-    """Print a plan for --dry-run. ``steps``, ``searches``: those that remain to be measured."""
+    """Print the plan of a run for --dry-run: the device, the kernels, the number of rows and the time.
+
+    ``remaining_steps``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log yet.
+    """
     from mamf.engine.estimate import compute_max_sampling_seconds
     from mamf.report.document import format_count
 

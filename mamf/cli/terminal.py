@@ -26,25 +26,28 @@ from mamf.text import escape_invisible_characters, escape_invisible_characters_i
 if TYPE_CHECKING:
     from mamf.report.document import Document
 
-#: Text to color on a terminal: answers and verdicts. The name of a group ends with the color's number (ECMA-48).
+#: Matches the text that is colored on a terminal: answers and verdicts. Each group's name ends with the number of its
+#: color in ECMA-48 escape sequences, such as 31 for red.
 _COLORED_TEXT = re.compile(
     r"^(?P<b1>best .*)$"
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
     re.MULTILINE,
 )
-# The width of a terminal that does not report it.
+#: The number of columns that mamf assumes if a terminal does not report its width.
 _DEFAULT_TERMINAL_COLUMNS = 80
 #: The original stdout, after reserve_stdout_for_reports; a stream that replaces it comes first.
 _REPORT_STREAMS: list[TextIO] = []
 
 
 def get_report_stream() -> TextIO:
-    """Return the stream for reports."""
+    """Return the stream to which reports are printed: the original stdout, or the stream of ``redirect_reports``."""
     return _REPORT_STREAMS[0] if _REPORT_STREAMS else sys.stdout
 
 
 def reserve_stdout_for_reports() -> None:
-    """Reserve stdout for reports: from now on, what plugins print, also from C and child processes, goes to stderr."""
+    """Reserve stdout for the reports of mamf. From now on, whatever plugins, C code and child processes print to stdout
+    appears on stderr.
+    """
     _REPORT_STREAMS.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -52,7 +55,9 @@ def reserve_stdout_for_reports() -> None:
 
 @contextlib.contextmanager
 def redirect_reports(stream: TextIO) -> Iterator[None]:
-    """Print reports to another stream within the context, for a command that another command runs."""
+    """Print reports to ``stream`` instead of stdout while the context is open, for a command that
+    another command runs.
+    """
     _REPORT_STREAMS.insert(0, stream)
     try:
         yield
@@ -61,37 +66,39 @@ def redirect_reports(stream: TextIO) -> Iterator[None]:
 
 
 def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line, by default to the stream for reports."""
+    """Print a line with control characters escaped, by default to the stream for reports."""
     _write_to_stream(f"{escape_invisible_characters(line)}\n", stream or get_report_stream())
 
 
 def print_lines(text: str) -> None:
-    """Print a text that consists of whole lines, such as a report."""
+    """Print a text of several whole lines, such as a report, to the stream for reports."""
     _write_to_stream(escape_invisible_characters_in_lines(text), get_report_stream())
 
 
 def warn(line: str) -> None:
-    """Print an error or a warning to stderr. A closed stderr is ignored."""
+    """Print an error or a warning to stderr, in a line that begins with ``mamf:``. Do nothing if stderr is closed."""
     with contextlib.suppress(OSError):
         print_wrapped_line(f"mamf: {line}", sys.stderr)
 
 
 def print_wrapped_line(line: str, stream: TextIO) -> None:
-    """Print a line, broken at blanks where it is wider than the terminal."""
+    """Print a line to ``stream``, and break it at blanks if it is wider than the terminal."""
     _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
+    """Write a text to a stream, with verdicts in color if the stream is a terminal that shows colors."""
     if _shows_colors(stream):
         text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
-    # Characters that the terminal's encoding lacks are printed as escapes.
+    # Print characters that the encoding of the terminal lacks as escapes, because print would raise an error.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
 def find_terminal_columns(stream: TextIO | None = None) -> int | None:
-    """Return the width of the terminal behind a stream, by default the one for reports; None if it is a pipe or a file,
-    which take any width.
+    """Return the number of columns of the terminal that shows ``stream``, by default the stream for reports.
+
+    Return None for a pipe or a file, because neither limits the width of a line.
     """
     stream = stream or get_report_stream()
     if not stream.isatty():
@@ -103,7 +110,7 @@ def find_terminal_columns(stream: TextIO | None = None) -> int | None:
 
 
 def _shows_colors(stream: TextIO) -> bool:
-    """Return whether the stream is a terminal with colors and the user has not disabled them (no-color.org)."""
+    """Return whether the stream is a terminal with colors and the user has not disabled them (see no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
@@ -111,25 +118,31 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
     from mamf.report.formats import FORMATS
 
-    # None, for --wide, pipes and files, shows all columns.
+    # A width of None shows all columns of a table: for --wide, and in a pipe or a file.
     width = None if getattr(options, "wide", True) else find_terminal_columns()
     print_lines(FORMATS[options.format](document, width))
 
 
 def is_report_for_people(options: argparse.Namespace) -> bool:
-    """Return whether the report's format is for people, not for programs."""
+    """Return whether people, not programs, read the format of --format."""
     from mamf.report.formats import TERMINAL_FORMATS
 
     return options.format in TERMINAL_FORMATS
 
 
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
-    """Return the stream for lines that accompany a report: stderr if a program reads the report."""
+    """Choose the stream for lines that accompany a report, such as the path of the log.
+
+    It is stderr if a program reads the report from stdout.
+    """
     return get_report_stream() if is_report_for_people(options) else sys.stderr
 
 
 def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -> None:
-    """Print the memory that a run needs, for --dry-run. ``needed``: bytes. ``of``: what needs them."""
+    """Print, for --dry-run, how much memory a run needs and how much is free.
+
+    ``memory_user``: words that say what needs the memory, such as ``the largest shape``.
+    """
     free = backend.free_memory()
     print_line(
         f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
@@ -141,12 +154,13 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
 OptionValue = TypeVar("OptionValue")
 _SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
-#: Values of --devices: every device of the backend; the device of each process that a launcher started.
+#: Values of --devices that are not indices: ALL_DEVICES means every device of the backend, and RANK_DEVICES one device
+#: for each process that a launcher such as torchrun started.
 ALL_DEVICES, RANK_DEVICES = -1, -2
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration such as ``90``, ``90s``, ``5m`` or ``1.5h``, in seconds."""
+    """Parse a duration such as ``90``, ``90s``, ``5m`` or ``1.5h``, and return it in seconds."""
     match = _DURATION_PATTERN.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
@@ -155,28 +169,29 @@ def parse_duration(text: str) -> float:
 
 
 def parse_share_option(text: str) -> float:
-    """Read a share between 0 and 1, such as ``0.3%`` or ``0.003``."""
+    """Parse the value of an option that is a share between 0 and 1, such as ``0.3%`` or ``0.003``."""
     return parse_option_value(parse_share, text)
 
 
 def parse_size_option(text: str) -> int:
-    """Read a dimension or a count, which is at least 1."""
+    """Parse the value of an option that is a dimension or a count of at least 1."""
     return parse_option_value(parse_size, text)
 
 
 def parse_range_bound(text: str) -> int:
-    """Read a bound of a range, which may be negative: the range checks its sizes later."""
+    """Parse a bound of a range of sizes. It may be negative, because the sizes of the range are checked later."""
     if not text.isascii() or not text.removeprefix("-").isdigit():
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number")
     return -_parse_digits_option(text[1:]) if text.startswith("-") else _parse_digits_option(text)
 
 
 def _parse_digits_option(digits: str) -> int:
+    """Parse a whole number from its digits, with an error that argparse reports."""
     return parse_option_value(parse_digits, digits)
 
 
 def parse_option_value(parse: Callable[[str], OptionValue], text: str) -> OptionValue:
-    """Read the value of an option; a UsageError becomes an error that argparse reports."""
+    """Parse the value of an option with ``parse``. Convert a UsageError into an error that argparse reports."""
     try:
         return parse(text)
     except UsageError as error:
@@ -184,24 +199,28 @@ def parse_option_value(parse: Callable[[str], OptionValue], text: str) -> Option
 
 
 def parse_index(text: str) -> int:
+    """Parse an index, which is a whole number of at least 0."""
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 0")
     return _parse_digits_option(text)
 
 
 def parse_device_index(text: str) -> int:
-    """Read the index of a device, ``all`` (ALL) or ``ranks`` (RANKS)."""
+    """Parse a value of --devices: an index, ``all`` (returned as ALL_DEVICES) or ``ranks`` (returned
+    as RANK_DEVICES).
+    """
     return {"all": ALL_DEVICES, "ranks": RANK_DEVICES}[text] if text in ("all", "ranks") else parse_index(text)
 
 
 def parse_row_count(text: str) -> int | None:
-    """Read the number of rows to print; ``all`` gives None."""
+    """Parse the number of rows that a report prints. Return None for ``all``."""
     return None if text == "all" else parse_index(text)
 
 
 class SharedOption(NamedTuple):
-    """A shared option. ``default``: as help prints it for most commands. ``keywords``: further arguments of
-    add_argument.
+    """An option that several commands have, with the same meaning and the same help.
+
+    ``default_text``: the default as help prints it for most commands. ``keywords``: further arguments of add_argument.
     """
 
     help: str
@@ -316,15 +335,19 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
 
 
 class _StoreRequeuePath(argparse.Action):
-    """Store the path as --resume does, and note that a missing file begins a run."""
+    """The action of --requeue: it stores the path as --resume does, and records that the run begins if the file is
+    missing.
+    """
 
     def __call__(self, parser: Any, options: argparse.Namespace, path: Any, option: str | None = None) -> None:
         options.resume, options.requeues = path, True
 
 
 def add_shared_options(group: argparse._ActionsContainer, *option_names: str, **changes: Any) -> None:
-    """Add shared options. ``default_text``: the default, as help prints it. Other ``changes`` replace keywords of
-    add_argument.
+    """Add options of SHARED_OPTIONS to a parser or to a group of options.
+
+    ``changes``: keywords of add_argument that replace those of the option, or ``default_text``, the default as help
+    prints it.
     """
     for name in option_names:
         help, default, keywords = SHARED_OPTIONS[name]
@@ -334,10 +357,12 @@ def add_shared_options(group: argparse._ActionsContainer, *option_names: str, **
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose one device: --backend and --device."""
     add_shared_options(parser.add_argument_group("device"), "--backend", "--device")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose how a report is printed: --format, --top and --wide."""
     add_shared_options(parser, "--format", "--top", "--wide")
 
 
@@ -404,7 +429,10 @@ def add_session_options(
     budget_default: str = SHARED_OPTIONS["--budget"].default_text,
     regimes_default: str = SHARED_OPTIONS["--regime"].default_text,
 ) -> None:
-    """Add the options for measuring, devices, run and report. ``budget``, ``regimes``: their defaults in help."""
+    """Add all options of a command that measures: for measuring, devices, the run and the report.
+
+    ``budget_default``, ``regimes_default``: the defaults of --budget and --regime, as help prints them.
+    """
     add_measuring_options(parser, regimes_default)
     add_device_options(parser)
     add_devices_options(parser)

@@ -1,12 +1,14 @@
-"""Ends a run that is interrupted or that crashes, so that the log keeps every row that was measured.
+"""End a run that is interrupted or that crashes in such a way that its log keeps every measured row.
 
-SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is written. A second signal exits. One
-event may arrive several times: from the terminal or a batch system, and again from the watching process.
+SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is written. A second signal ends the
+process at once. A process may receive one event several times: from the terminal or a batch system, and again from the
+watching process.
 
-The watching process lets a kernel that crashes cost only its row. It forks before it imports anything heavy, and waits.
-Its child measures, and keeps the row in flight in shared memory. If a signal such as SIGSEGV ends the child, or a
-library calls exit(), the parent appends that row to the log and forks a new child that resumes the log. Linux only:
-elsewhere a crash ends the run, and --resume continues it.
+Because of the watching process, a kernel that crashes costs only its own row. This process forks before it imports
+anything large, and waits. Its child measures, and keeps the row that it is measuring in shared memory. If a signal such
+as SIGSEGV ends the child, or a library calls exit(), the watching process appends that row to the log and forks a new
+child, which resumes the log. This works on Linux only. On other systems a crash ends the run, and --resume continues
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from mamf.errors import (
 )
 
 INTERRUPTED_EXIT_CODE = 130
-#: The signals that end a run. SIGHUP does not if it was ignored when the process started, as under nohup.
+#: The signals that end a run. SIGHUP is not among them if it was ignored when the process started, as under nohup.
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
@@ -44,10 +46,11 @@ _MAX_REPETITION_SECONDS = 0.3
 
 
 class Interruption:
-    """Within this context the first signal raises Interrupted (a KeyboardInterrupt) in the main thread.
+    """A handler of signals that is active while its context is open: the first signal raises Interrupted, a
+    KeyboardInterrupt, in the main thread.
 
-    Python raises it between bytecodes, so a call into a vendor's library returns first. So does a block
-    within ``shield_from_signals``.
+    Python raises it between bytecodes, so a call into a vendor's library returns first, and so does a block within
+    ``shield_from_signals``.
     """
 
     def __init__(self) -> None:
@@ -64,7 +67,7 @@ class Interruption:
 
     def __exit__(self, *raised: object) -> None:
         for number, handler in self._previous.items():
-            # The same event may arrive again while the process ends, and must not kill the process.
+            # Keep this handler: the signal may arrive again while the process ends, and must not kill the process.
             if self.is_requested and handler == signal.SIG_DFL:
                 continue
             is_python = self.is_requested and handler == signal.default_int_handler
@@ -72,8 +75,10 @@ class Interruption:
         ENDING_EXCEPTIONS[0] = self._ended_by
 
     def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        """Raise Interrupted for the first signal. Exit at once if the user sends a second one."""
         if self.is_requested:
-            # A second SIGHUP is not an impatient user: a shell may repeat it when its terminal is gone.
+            # Ignore a second SIGHUP: a shell may send it again after its terminal has closed, so it does not mean that
+            # the user is impatient.
             if (
                 signal_number in (signal.SIGINT, signal.SIGTERM)
                 and time.monotonic() > self._requested_at + _MAX_REPETITION_SECONDS
@@ -85,13 +90,17 @@ class Interruption:
             raise Interrupted
 
     def _on_late_signal(self, signal_number: int, frame: FrameType | None) -> None:
-        """Handle a signal after the run as Python does, but ignore a repetition of the same event."""
+        """Treat a signal after the run as Python does by default, but ignore a repetition of the signal that ended the
+        run.
+        """
         if time.monotonic() > self._requested_at + _MAX_REPETITION_SECONDS:
             signal.default_int_handler(signal_number, frame)
 
     @contextmanager
     def shield_from_signals(self) -> Iterator[None]:
-        """Let a block finish before a first signal that arrives meanwhile is raised."""
+        """Delay a first signal that arrives while the context is open, and raise Interrupted for it when the context
+        ends.
+        """
         before = self.is_requested
         self._is_shielded = True
         try:
@@ -101,9 +110,9 @@ class Interruption:
         self.check(before)
 
     def check(self, was_raised_before: bool = False) -> None:
-        """Raise Interrupted for a signal that came during a shielded block or that a library's callback swallowed.
+        """Raise Interrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
 
-        ``was_raised_before``: whether the signal had been raised before the block.
+        ``was_raised_before``: whether Interrupted had already been raised before the shielded block.
         """
         if self.is_requested and not was_raised_before:
             raise Interrupted
@@ -122,20 +131,22 @@ _WATCHED_COMMANDS = {
     "sweep",
     "verify",
 }
-#: With these options nothing is launched, or another process of mamf watches.
+#: Options with which the command launches nothing, or another process of mamf watches it.
 _UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
 _HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
-#: The label after the command has ended. If the process exits without it, a plugin or a library called exit().
+#: The label that a child stores when its command has ended. If a child exits with another label, a plugin or a library
+#: has called exit().
 ENDED_LABEL = "over"
 _EMPTY_STATE = b'["", 0, [], "", ""]'
-_PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 class CrashedRun(NamedTuple):
-    """A run that crashed, for the process that resumes its ``log``.
+    """A run whose process crashed, for the new process that resumes it.
 
-    ``spent``: seconds since the log was opened. ``codes``: exit codes of the logs that the command finished before.
+    ``log_path``: the log to resume. ``spent_seconds``: seconds since the log was opened. ``exit_codes``: those of the
+    logs that the command had finished before.
     """
 
     log_path: Path
@@ -144,7 +155,9 @@ class CrashedRun(NamedTuple):
 
 
 class SharedCrashState:
-    """The state that parent and child share: where the log is, and the row to append if the child dies."""
+    """The memory that the watching process and its child share: where the log is, and which row to append if the child
+    dies.
+    """
 
     def __init__(self) -> None:
         self._page = mmap.mmap(-1, _SHARED_MEMORY_BYTES)
@@ -153,7 +166,8 @@ class SharedCrashState:
     def store_state(
         self, log_path: Path | str, begun_at: float, exit_codes: list[int], row_line: str = "", row_label: str = ""
     ) -> None:
-        """Store the line that the parent appends to the log if the child dies now. An empty ``line`` appends nothing.
+        """Store which line the watching process appends to the log if the child dies now. An empty ``row_line`` appends
+        nothing.
 
         ``row_line``: the row as a line of the log, without the newline. ``row_label``: the kernel and the shape of the
         row, for a warning. ``begun_at``: time.monotonic() when the log was opened. ``exit_codes``: as in CrashedRun.
@@ -162,19 +176,20 @@ class SharedCrashState:
         self._page[: len(data)] = data
 
     def _load_state(self) -> tuple[str, float, list[int], str, str]:
+        """Return the values that ``store_state`` stored last: log path, begin, exit codes, line and label."""
         log, begun, codes, line, label = json.loads(self._page[: self._page.find(_TEXT_END)] or _EMPTY_STATE)
         return log, begun, codes, line, label
 
     def mark_command_ended(self) -> None:
-        """Store that the command has ended, so that its exit code does not look like a crash."""
+        """Store that the command has ended, so that the watching process does not take its exit code for a crash."""
         log, begun, codes, *_ = self._load_state()
         self.store_state(log, begun, codes, row_label=ENDED_LABEL)
 
     def find_exit_code_or_log_crash(self, child_exit_code: int) -> int | None:
-        """Return the command's exit code after the child ended with ``code``.
+        """Return the command's exit code, from the exit code of the child that ran it.
 
-        After a crash, append the row in flight to the log and return None: a new child must measure the rest. Raises
-        RunLogWriteError if the log cannot be written.
+        If the child crashed, append the row that it was measuring to the log and return None: a new child must measure
+        the rest. Raises RunLogWriteError if the log cannot be written.
         """
         log, begun, codes, line, label = self._load_state()
         is_lost = bool(line) and f'"reason": "{CRASH_REASON}"' not in line
@@ -183,7 +198,7 @@ class SharedCrashState:
         ):
             return child_exit_code
         if sys.stderr.isatty():
-            print_line("", sys.stderr)  # begin a new line below the progress bar
+            print_line("", sys.stderr)  # do not print the warning into the line of the progress bar
         what = (
             LOST_DEVICE_REASON
             if is_lost
@@ -199,14 +214,15 @@ class SharedCrashState:
         return None
 
 
-#: The watch of this process, if a parent watches it.
+#: The memory that this process shares with the process that watches it, or None if none does.
 CRASH_STATE: SharedCrashState | None = None
 
 
 def fork_watched_child(typed_words: Sequence[str]) -> None:
-    """Fork and return in the child, which runs the command. The parent watches the child and exits with its code.
+    """Fork, and return in the child, which runs the command. The parent watches the child and exits with its exit code.
 
-    Raises RunLogWriteError in the parent if it cannot write the log.
+    Return without a fork if the command launches nothing or the system is not Linux. Raises RunLogWriteError in the
+    parent if it cannot write the log.
     """
     if (
         sys.platform != "linux"
@@ -216,7 +232,7 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
         return
     global CRASH_STATE
     shared, parent = SharedCrashState(), os.getpid()
-    gc.freeze()  # otherwise a garbage collection in the child would copy every page
+    gc.freeze()  # or a garbage collection in the child copies every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     while True:
         child = os.fork()
@@ -232,26 +248,30 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
 
 
 def unblock_signals() -> None:
-    """Unblock the signals that ``fork_watched_child`` blocked until the command can handle them."""
+    """Unblock the signals that ``fork_watched_child`` has blocked. Call it when the command can handle them."""
     if CRASH_STATE is not None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
 
 
 def _wait_for_child(child_pid: int) -> int:
-    """Wait for the child and return its exit code. Forward signals that only the parent received: those of other
-    processes, and SIGHUP, which a terminal may send only to the first process of its session.
+    """Wait until the child ends, and return its exit code. Meanwhile forward signals that only the parent received.
+
+    These are signals from other processes, and SIGHUP, which a terminal may send only to the first process of its
+    session.
     """
     while True:
         received = signal.sigwaitinfo(_HANDLED_SIGNALS)
         if received.si_signo != signal.SIGCHLD:
-            if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # from a process, not from the terminal
+            if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # sent by a process, not by the terminal
                 os.kill(child_pid, received.si_signo)
         elif (ended := os.waitpid(child_pid, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
 
 
 def _append_log_line(log_path: Path, line: str) -> None:
-    """Append a line to the log of a dead process, replacing a last line that is incomplete. Raises RunLogWriteError."""
+    """Append a line to the log of a dead process. Replace the last line if it is incomplete. Raises
+    RunLogWriteError.
+    """
     try:
         with log_path.open("r+b") as file:
             file.seek(file.read().rfind(b"\n") + 1)
@@ -262,7 +282,7 @@ def _append_log_line(log_path: Path, line: str) -> None:
 
 
 def request_death_with_parent(parent_pid: int) -> None:
-    """Ask the system to kill this process if its parent dies, where that is possible."""
+    """Ask the operating system, where it can, to kill this process when its parent process ends."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 

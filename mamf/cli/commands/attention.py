@@ -93,7 +93,9 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     """
     operations_by_name: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
-        operation_names_by_preset = {each: name for name, of in operations_by_name.items() for each in of.presets()}
+        operation_names_by_preset = {
+            each: name for name, operation in operations_by_name.items() for each in operation.presets()
+        }
         if preset:
             require_known(("preset of attention", preset, operation_names_by_preset))
         name = operation_names_by_preset.get(preset or "", next(iter(operations_by_name)))
@@ -129,7 +131,7 @@ class _AttentionSession(Session):
         self.new_given_ceilings = {key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings}
         self.ceilings |= given_ceilings
         self.measured_run.known = self.ceilings
-        self._open_reference_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
+        self._open_ceiling_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
@@ -152,9 +154,9 @@ class _AttentionSession(Session):
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_search_budgets(self.plan.budget_seconds, searches)
 
-    def _open_reference_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn`` takes
-        remarks.
+    def _open_ceiling_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
+        """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
+        function that receives warnings as text.
         """
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels
@@ -176,7 +178,7 @@ class _AttentionSession(Session):
             self.ceilings,
             [LogRecord("ceiling", make_ceiling_record(each)) for each in self.new_given_ceilings.values()],
             searches,
-            choose_references=lambda ceilings: self._open_reference_kernels(ceilings, lambda remark: None),
+            choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda remark: None),
             on_failure=self.record_failure,
         )
 

@@ -238,7 +238,8 @@ class AutoprofileCommands:
 
 
 def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
-    """Return the markdown page SUMMARY.md: the first table and the answer of the report of each log in ``folder``.
+    """Return the markdown page SUMMARY.md: for each log in ``folder``, the first table and the conclusion of its
+    report.
 
     ``skip_reasons``: for each log that is missing, its file name and the reason why it was not measured.
     """
@@ -273,8 +274,8 @@ def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> It
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
-    """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then its
-    answer.
+    """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then
+    the report's conclusion.
     """
     from mamf.report.document import Answer, Table
     from mamf.report.formats import drop_columns_to_fit
@@ -286,7 +287,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
 
 
 def _read_device_and_machine(path: Path) -> tuple[str, str]:
-    """Return the device's name from the log at ``path``, and a line that describes the machine; '' if unknown."""
+    """Return the device's name from the log at ``path``, and a line about the machine, which may be empty."""
     from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none
     from mamf.report.document import describe_machine

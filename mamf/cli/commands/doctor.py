@@ -1,5 +1,5 @@
-"""Implement the command ``mamf doctor``: check the machine and a device for settings that would distort or slow
-measurements.
+"""Implement the command ``mamf doctor``: check the machine and a device for settings that would slow its
+kernels or distort measurements.
 """
 
 from __future__ import annotations

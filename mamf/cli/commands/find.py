@@ -50,14 +50,17 @@ _BUDGET_HELP = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each probl
 
 
 def add_options(parser: Parser) -> None:
-    of = make_requested_operation(parser.command_words)
-    parser.set_defaults(of=of)
+    operation = make_requested_operation(parser.command_words)
+    parser.set_defaults(of=operation)
     add_operation_options(
-        parser, of, has_shape_options=not of.is_compute_roof, takes_several_values=not of.is_compute_roof
+        parser,
+        operation,
+        has_shape_options=not operation.is_compute_roof,
+        takes_several_values=not operation.is_compute_roof,
     )
     group = parser.add_argument_group("what")
     add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
-    if not of.is_compute_roof:
+    if not operation.is_compute_roof:
         add_shared_options(group, "--kernel")
         add_session_options(parser, budget_default=_BUDGET_HELP, regimes_default="both")
         return

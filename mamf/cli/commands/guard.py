@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class GuardFile(NamedTuple):
     """The checked content of a guard file, the TOML file that ``mamf guard`` takes.
 
-    ``baseline``: path of the run log to compare with.
+    ``baseline_path``: path of the run log to compare with.
     ``tolerance``: the slowdown against the baseline that is still accepted, as a share of the baseline's rate.
     ``round_count``: how often mamf at most repeats the measurement of a row whose result is in doubt; for a new
     baseline, how often it repeats every row.
@@ -82,7 +82,7 @@ class GuardFile(NamedTuple):
     ``sweep_options``: values of the options of ``mamf sweep --operation`` that measure the rows of the guard file.
     """
 
-    baseline: Path
+    baseline_path: Path
     tolerance: float
     round_count: int
     compared_figure: str
@@ -90,7 +90,8 @@ class GuardFile(NamedTuple):
 
 
 def read_guard_file(path: Path) -> GuardFile:
-    """Read and check the guard file at ``path``. A relative path of the baseline in it starts from the file's folder.
+    """Read and check the guard file at ``path``. If its path of the baseline is relative, resolve it from the file's
+    folder.
 
     Raises UsageError, with the path of the guard file in the message, if the file cannot be read or is invalid.
     """
@@ -148,8 +149,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     options.guard_file = file = read_guard_file(options.file)
     vars(options).update(file.sweep_options)
-    options.given.add("problem")  # Let --resume compare the log with the guard file, a complete plan.
-    options.baseline = options.baseline or file.baseline
+    options.given.add("problem")  # Make --resume check that the log fits the guard file.
+    options.baseline = options.baseline or file.baseline_path
     if options.update and (options.junit or options.markdown):
         raise UsageError("--update cannot be combined with --junit or --markdown, because it compares nothing")
     for path in filter(None, (options.junit, options.markdown)):
@@ -166,7 +167,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 class _GuardSession(Session):
     """A run of ``mamf guard``: it compares kernels of one operation with a baseline, or measures a new baseline.
 
-    ``baseline``: the run log to compare with, or None if mamf measures a new baseline.
+    ``baseline_log``: the run log to compare with, or None if mamf measures a new baseline.
     ``result``: the outcome of the comparison, or None until mamf has compared.
     ``update_exit_code``: not 0 if mamf refused to write the new baseline.
     """
@@ -175,12 +176,12 @@ class _GuardSession(Session):
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
         self.guard_file: GuardFile = options.guard_file
-        self.baseline: RunLog | None = options.baseline_log
+        self.baseline_log: RunLog | None = options.baseline_log
         self.result: GuardResult | None = None
         self.update_exit_code = 0
         super().__init__(request, options, *interruption_and_log)
-        if self.baseline:
-            self._require_comparable_baseline(self.baseline)
+        if self.baseline_log:
+            self._require_comparable_baseline(self.baseline_log)
 
     def make_new_plan(self) -> Plan:
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.guard_file.round_count))
@@ -190,9 +191,9 @@ class _GuardSession(Session):
         from mamf.logs.judging import list_guarded_rows
 
         baseline_rows = (
-            [] if self.baseline is None else list_guarded_rows(self.baseline, self.guard_file.compared_figure)
+            [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.guard_file.compared_figure)
         )
-        baseline = None if self.baseline is None else {entry.key: entry for entry in baseline_rows}
+        baseline = None if self.baseline_log is None else {entry.key: entry for entry in baseline_rows}
         return GuardStrategy(setup, baseline, self.guard_file.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
@@ -237,8 +238,10 @@ class _GuardSession(Session):
         from mamf.logs.judging import judge_guard
         from mamf.report.comparison import describe_guard_verdict
 
-        if self.baseline:
-            self.result = judge_guard(self.baseline, log, self.guard_file.tolerance, self.guard_file.compared_figure)
+        if self.baseline_log:
+            self.result = judge_guard(
+                self.baseline_log, log, self.guard_file.tolerance, self.guard_file.compared_figure
+            )
             self._write_junit_and_markdown(self.result, log.summary)
         code = super().print_report(log)
         if self.result and not is_report_for_people(self.options):

@@ -51,25 +51,28 @@ def run_with_options(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_kernel_table(name: str, backend: Backend) -> Block:
-    """Return a table of the kernels of the operation called ``name``, and of whether each can run on the device of
-    ``backend``. If the operation cannot be imported, return a line with the reason.
+def make_kernel_table(operation_name: str, backend: Backend) -> Block:
+    """Return a table of the kernels of the operation called ``operation_name``, and of whether each can run on the
+    device of ``backend``. If the operation cannot be imported, return a line with the reason.
     """
     from mamf.plugins.discovery import list_kernel_names, make_operation
     from mamf.report.document import Lines, make_text_table
 
     try:
-        of = make_operation(name)
-        table_rows = [(each, _describe_availability(of, each, backend)) for each in list_kernel_names(of)]
+        operation = make_operation(operation_name)
+        table_rows = [
+            (kernel_name, _describe_availability(operation, kernel_name, backend))
+            for kernel_name in list_kernel_names(operation)
+        ]
     except MamfError as error:
-        return Lines([str(error)], f"{name}:")
-    return replace(make_text_table(("kernel", "on this device"), table_rows), title=f"{name}:")
+        return Lines([str(error)], f"{operation_name}:")
+    return replace(make_text_table(("kernel", "on this device"), table_rows), title=f"{operation_name}:")
 
 
-def _describe_availability(of: AnyOperation, name: str, backend: Backend) -> str:
+def _describe_availability(operation: AnyOperation, kernel_name: str, backend: Backend) -> str:
     from mamf.plugins.discovery import make_kernel
 
     try:
-        return str(make_kernel(of, name).unavailable(backend) or "available")
+        return str(make_kernel(operation, kernel_name).unavailable(backend) or "available")
     except MamfError as error:
         return str(error)

@@ -118,20 +118,20 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
         claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
         raise UsageError(f"{shorten(text)!r} is not a claim: write {claim_form}")
     rate_text, decimals, unit, kernel, shape_text, words = parts.groups()
-    of = _find_operation_of_claim(kernel, shape_text)
-    if (unit_of_operation := of.problem_type().work(shape := of.parse_shape(shape_text)).unit) != unit:
-        raise UsageError(f"{shorten(text)!r}: rates of {of.name} are in {unit_of_operation}")
-    fields = [word if "=" in word else f"{_find_field_with_value(word, of)}={word}" for word in words.split()]
+    operation = _find_operation_of_claim(kernel, shape_text)
+    if (unit_of_operation := operation.problem_type().work(shape := operation.parse_shape(shape_text)).unit) != unit:
+        raise UsageError(f"{shorten(text)!r}: rates of {operation.name} are in {unit_of_operation}")
+    fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in words.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
-    values_by_field = parse_field_texts(of, [each for each in fields if each != f"regime={regime}"])
+    values_by_field = parse_field_texts(operation, [each for each in fields if each != f"regime={regime}"])
     half_digit = 0.5 * 10 ** -len(decimals or "")
     step = StepKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
-    return of.name, Claim(
+    return operation.name, Claim(
         step, float(rate_text), Interval(float(rate_text) - half_digit, float(rate_text) + half_digit, 1.0)
     )
 
 
-def _find_field_with_value(word: str, of: AnyOperation) -> str:
+def _find_field_with_value(word: str, operation: AnyOperation) -> str:
     """Return the name of the field of the operation's problem that ``word`` is a value of, such as "direction" for
     "fwd".
 
@@ -141,7 +141,7 @@ def _find_field_with_value(word: str, of: AnyOperation) -> str:
 
     if word in _CLAIM_REGIMES:
         return "regime"
-    return next((each.name for each in get_field_parameters(of).values() if word in each.choices), "dtype")
+    return next((each.name for each in get_field_parameters(operation).values() if word in each.choices), "dtype")
 
 
 def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
@@ -160,14 +160,14 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
     )
 
     operations, kernel_names = list[AnyOperation](), set[str]()
-    for of in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
+    for operation in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
         with suppress(UsageError):
-            of.parse_shape(shape)
-            operations.append(of)
-    for of in operations:
-        if is_class_path(kernel) or kernel.partition("[")[0] in list_kernel_names(of):
-            return of
-        kernel_names |= {*list_kernel_names(of)}
+            operation.parse_shape(shape)
+            operations.append(operation)
+    for operation in operations:
+        if is_class_path(kernel) or kernel.partition("[")[0] in list_kernel_names(operation):
+            return operation
+        kernel_names |= {*list_kernel_names(operation)}
     if not operations:
         raise UsageError(f"no operation has a shape {shorten(shape)!r}")
     raise UnknownNameError("kernel", kernel, kernel_names)

@@ -111,22 +111,22 @@ def run_with_options(options: argparse.Namespace) -> int:
     roofs = build_log_roofs(logs, options.anyway)
     if options.regime:
         roofs = roofs.select_regimes(options.regime)
-    points: list[RoofPoint] = []
+    roof_points: list[RoofPoint] = []
     for log in rows:
         if not options.anyway:
             require_card_of_roofs(log, roofs)
         points_of_log = select_points(log.measurements, roofs)
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
-        points += points_of_log
-    print_document(options, make_roofline_document(roofs, points, describe_machine(logs[0].header), options.top))
+        roof_points += points_of_log
+    print_document(options, make_roofline_document(roofs, roof_points, describe_machine(logs[0].header), options.top))
     header = logs[0].header
     if export_path:
         content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_file_atomically if options.overwrite else create_file_atomically)(export_path, content.encode())
         print_line(f"{options.export}: {export_path}", choose_note_stream(options))
     if options.picture:
-        save_figure(draw_figure(make_roofline_chart(roofs, points, header)), options.picture, options.overwrite)
+        save_figure(draw_figure(make_roofline_chart(roofs, roof_points, header)), options.picture, options.overwrite)
         print_line(f"figure: {options.picture}", choose_note_stream(options))
     return code
 

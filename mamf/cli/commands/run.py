@@ -65,11 +65,11 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
     from mamf.profiling.running import list_device_kernels
 
-    of = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
-    request = make_request(of, options)
+    operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
+    request = make_request(operation, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
-    ((_, kernel),) = choose_kernels(of, backend, [options.kernel])
-    shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {of.shape_example}")
+    ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
+    shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}")
     problem = _require_single("problem", request.make_problems(backend), "each value once")
     if options.parts:
         from mamf.engine.launching import time_kernel_parts
@@ -82,7 +82,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         options.launches, not options.no_verify, watch_kernels, _DETERMINISM_LAUNCHES if options.determinism else 0
     )
     launched = launch_in_profiler_window(kernel, problem, shape, backend, launch_request)
-    words = ", ".join([f"{of.name} {problem.dtype}", *of.words(problem)])
+    words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
     lines += [_DETERMINISM_RESULTS[launched.is_deterministic]] if options.determinism else []

@@ -54,19 +54,19 @@ _SWEEP_OPTION_BY_FIELD = {
 
 
 def add_options(parser: Parser) -> None:
-    of = make_requested_operation(parser.command_words)
-    parser.set_defaults(of=of)
-    add_operation_options(parser, of, takes_several_values=of.compares_kernels)
+    operation = make_requested_operation(parser.command_words)
+    parser.set_defaults(of=operation)
+    add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
     group = parser.add_argument_group("what")
     add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
-    if of.compares_kernels:
+    if operation.compares_kernels:
         add_shared_options(group, "--kernel")
         add_session_options(parser)
         return
     add_shared_options(
         group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype"
     )
-    group = add_measuring_options(parser, "burst; classic is mamf-finder's protocol", of.regimes)
+    group = add_measuring_options(parser, "burst; classic is mamf-finder's protocol", operation.regimes)
     group.add_argument(
         "--num-warmup-iterations",
         type=parse_index,

@@ -75,16 +75,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--flop",
         type=float,
         metavar="X",
-        help="predict the shortest training step with this many FLOP of matmul per device, such as 4e15 "
-        "(needs --bytes)",
+        help="predict the shortest training step in which each device computes X FLOP of matmul, such as 4e15 "
+        "(needs --bytes; default: no prediction)",
     )
     group.add_argument(
         "--bytes",
         type=float,
         metavar="Y",
-        help="bytes that the other work moves in the step that --flop describes, counted like SIZE of "
-        "--shapes, such as "
-        "1.6e10",
+        help="bytes of the other work per device in the step that --flop describes, counted like SIZE in --shapes, "
+        "such as 1.6e10 (needs --flop)",
     )
     add_device_options(parser)
     add_run_options(parser, "none")

@@ -69,7 +69,6 @@ class Rows:
         return next(self._rows)
 
     def close(self) -> None:
-        """End the run and its log."""
         if isinstance(self._rows, Generator):
             self._rows.close()
 
@@ -91,7 +90,6 @@ def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_P
 
 
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
-    """Make the error for an unknown keyword of a call. It suggests the nearest known keyword, or lists all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
@@ -308,9 +306,6 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
 
 
 def _run(plan: Plan, backend: Backend, kernels: Sequence[NamedKernel], log: str | Path | None) -> Run:
-    """Make the run of a plan. It measures nothing until its rows are requested. ``log``: the path of
-    its log, or None.
-    """
     return Run(plan, backend, kernels, path=None if log is None else Path(log))
 
 
@@ -343,9 +338,6 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
 
 
 def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
-    """Open a backend on one of its devices, unless ``backend`` is open already, and measure the traits that it only
-    assumes.
-    """
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
     replace_assumed_traits(opened)
     return opened

@@ -66,9 +66,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
         if ceiling.unit != "TFLOPS":
             raise UsageError(f"ceiling is in {ceiling.unit}: give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
-            raise UsageError(
-                "the interval of the ceiling is too wide to compare with: measure it again with 'mamf find'"
-            )
+            raise UsageError("this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
     if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:

@@ -379,7 +379,7 @@ def warn_if_plugin_broken() -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        warnings.warn(f"{error}; it is skipped", PluginWarning, stacklevel=3)
+        warnings.warn(f"{error}; mamf skips this kernel", PluginWarning, stacklevel=3)
 
 
 AnyOperation = Operation[Any, Any]

@@ -523,7 +523,7 @@ def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):
         assert code == 0
         assert "mamf: backend aaa: mamf_broken:Broken cannot be loaded" in err
         assert "kernel aaa: mamf_broken:Broken cannot be loaded" in err
-        assert all(line.endswith("; it is skipped") for line in err.splitlines())
+        assert all(line.endswith("; mamf skips this kernel") for line in err.splitlines())
     for command in (["kernels"], ["backends"]):
         code, out, _ = run(*command)
         assert code == 0
@@ -555,7 +555,7 @@ def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched
     monkeypatch.setattr(FaultyMatmul, "is_default", True)
     monkeypatch.setattr(FaultyMatmul, method, raises)
     code, out, err = run(*FIND, *quick)
-    assert (code, err) == (0, f"{told}; it is skipped\n")
+    assert (code, err) == (0, f"{told}; mamf skips this kernel\n")
     assert "\nkernels: simulated.mm\n" in out
 
 

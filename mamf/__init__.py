@@ -92,7 +92,6 @@ __all__ = sorted(_MODULE_BY_NAME)
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a public name on first use, and return the object of that name."""
     if name == "__version__":
         from importlib.metadata import version
 
@@ -113,5 +112,4 @@ Tabular.render = staticmethod(_render_as_html)
 
 
 def __dir__() -> list[str]:
-    """List the public names, for completion in notebooks."""
     return __all__

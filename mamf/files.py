@@ -100,7 +100,6 @@ def _write_temporary_file(target: Path, content: FileContent) -> Iterator[Path]:
 
 
 def _encode_content(content: FileContent) -> Iterable[bytes]:
-    """Return the content as pieces of bytes, with text encoded as UTF-8."""
     if isinstance(content, bytes):
         return (content,)
     return (piece.encode() for piece in ((content,) if isinstance(content, str) else content))
@@ -121,9 +120,6 @@ def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _convert_os_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError into RunLogWriteError if the disk is at fault, or else into UsageError. ``path``: the file to
-    name.
-    """
     try:
         yield
     except FileNotFoundError:

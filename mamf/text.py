@@ -92,7 +92,6 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
 
 
 def _escape_match_if_invisible(match: re.Match[str]) -> str:
-    """Return the matched character, escaped as in a Python string if it is invisible."""
     character = match[0]
     is_invisible = unicodedata.category(character) in _INVISIBLE_CATEGORIES
     return character.encode("unicode_escape").decode() if is_invisible else character

@@ -1,18 +1,22 @@
-"""The measurements of the command line as calls for programs and notebooks.
+"""Measure from programs and notebooks: each call here does what a command of the command line does.
 
-Every call streams its rows, can be interrupted at any moment, and writes a run log if ``log`` names a file. All calls
-share these options; the first four take one value or several:
+Every call yields its rows as they are measured, can be interrupted at any moment, and writes a run log if ``log`` names
+a file. All calls share these options; the first four take one value or several:
 
-- ``dtype``: of the operands, by default the device's own (bfloat16 on accelerators).
+- ``dtype``: the dtype of the operands, by default that of the device (bfloat16 on accelerators).
 - ``problem``: a whole problem in place of a dtype, such as MatmulProblem or AttentionProblem.
-- ``kernel``: a name from ``mamf kernels``, or ``package.module:Class``.
-- ``regime``: ``burst`` by default, ``sustained`` or, for products, ``classic``.
-- ``backend``: a name of ``mamf backends``, ``auto`` for the first accelerator, or an open one; ``device``: which of it.
-- ``precision``: half the width of the interval to reach within a visit, as a share of the figure.
-- ``clock``: ``best`` by default, ``all`` or ``none``: the rows whose clock during the launch is measured too.
-- ``budget_seconds``: for the whole call, which measures one row in any case; what is left out is counted in the log.
-- ``log``: a file that must not exist yet; it holds each row before the caller has it, and says how the run ended. If
-  another program changes it meanwhile, it is written again, and a LogChangedWarning says where.
+- ``kernel``: a name that ``mamf kernels`` lists, or ``package.module:Class``.
+- ``regime``: how the device is loaded: ``burst`` (the default), ``sustained`` or, for matmul only, ``classic``.
+- ``backend``: a name that ``mamf backends`` lists, ``auto`` for the first accelerator, or an open backend. ``device``:
+  the index of the device.
+- ``precision``: the half-width of the confidence interval at which mamf stops measuring a row, as a share of the rate.
+- ``clock``: the rows for which mamf also measures the clock during launches: ``best`` (the default), ``all`` or
+  ``none``.
+- ``budget_seconds``: the time limit of the whole call, which always measures one row. The log counts the rows that are
+  left out.
+- ``log``: the path of a file that does not exist yet. mamf writes each row to it before the caller gets the row, and at
+  the end how the run ended. If another program changes the file meanwhile, mamf writes it again, and a
+  LogChangedWarning names the new path.
 """
 
 from __future__ import annotations
@@ -69,7 +73,6 @@ class Rows:
         return next(self._rows)
 
     def close(self) -> None:
-        """End the run and its log."""
         if isinstance(self._rows, Generator):
             self._rows.close()
 
@@ -91,7 +94,6 @@ def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_P
 
 
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
-    """Make the error for an unknown keyword of a call. It suggests the nearest known keyword, or lists all of them."""
     close = difflib.get_close_matches(name, known, n=1)
     nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
@@ -308,9 +310,6 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
 
 
 def _run(plan: Plan, backend: Backend, kernels: Sequence[NamedKernel], log: str | Path | None) -> Run:
-    """Make the run of a plan. It measures nothing until its rows are requested. ``log``: the path of
-    its log, or None.
-    """
     return Run(plan, backend, kernels, path=None if log is None else Path(log))
 
 
@@ -343,9 +342,6 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
 
 
 def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
-    """Open a backend on one of its devices, unless ``backend`` is open already, and measure the traits that it only
-    assumes.
-    """
     opened = open_backend(backend, device) if isinstance(backend, str) else backend
     replace_assumed_traits(opened)
     return opened

@@ -150,5 +150,4 @@ def check(path: str | Path) -> Review:
 
 
 def _read_if_path(log: LogOrPath) -> RunLog:
-    """Read the log if its path is given, and return a log that is already read unchanged."""
     return log if isinstance(log, RunLog) else read_run(Path(log))

@@ -120,10 +120,6 @@ def _start_exit_thread(code: int) -> None:
 
 
 def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int:
-    """Run a command and return its exit code. Convert each expected exception into a one-line message and an exit code.
-
-    ``is_watched``: whether a parent process watches this one, which keeps the log complete if a kernel crashes.
-    """
     try:
         if is_watched:
             watching.fork_watched_child(typed_words)

@@ -76,9 +76,6 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the words like argparse, but leave a word for a required positional argument that follows an option
-        with several values.
-        """
         return super().parse_known_args(self._free_positional_word(args or ()), namespace)
 
     def _free_positional_word(self, words: Sequence[str]) -> list[str]:
@@ -105,7 +102,6 @@ class Parser(argparse.ArgumentParser):
         return list(words) if place is None else [words[place], *words[:place], *words[place + 1 :]]
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse the words. Exit with a one-line error for an unknown option, or for an option without its value."""
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
@@ -117,17 +113,12 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def format_help(self) -> str:
-        """Return the text of --help: the overview of all commands, or the help of one command without rare options."""
         return self.overview_text or self._format_help(shows_rare_options=False)
 
     def print_help(self, file: object = None) -> None:
-        """Print the text of --help to stdout, with control characters escaped."""
         print_lines(self.format_help())
 
     def _format_help(self, shows_rare_options: bool) -> str:
-        """Return the help of a command. ``shows_rare_options``: whether to include the options that only --help-all
-        prints.
-        """
         rare = (
             []
             if shows_rare_options
@@ -170,7 +161,6 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        """Print an error in one line, with the nearest choice if one is near, and exit with ``usage_exit_code``."""
         print_wrapped_line(
             f"{self.prog}: {_shorten_unknown_command(message)}{suggest_nearest_choice(message)}", sys.stderr
         )

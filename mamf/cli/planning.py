@@ -255,9 +255,6 @@ def parse_field_texts(
 def _make_preset(
     operation: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]
 ) -> Preset[Any]:
-    """Make the preset of shapes that the options name, or an empty preset. Raises UsageError for an option that needs a
-    preset.
-    """
     name, further = (
         getattr(options, "preset", None),
         dict(_yield_set_parameters(options, operation.preset_parameters, "field")),

@@ -47,7 +47,6 @@ class Progress(AbstractContextManager["Progress"]):
         self._best: dict[str, Measurement] = {}
 
     def show_phase(self, text: str) -> None:
-        """Show what the run is doing now, and pass the text to the listeners."""
         self._bar.set_description_str(text)
         for listener in _PHASE_LISTENERS:
             listener(text)
@@ -86,7 +85,6 @@ class PhaseLines(AbstractContextManager["PhaseLines"]):
         self._names = device_names
 
     def show_phases(self, phases: Mapping[int, str]) -> None:
-        """Show the current phase of each device. ``phases``: by rank of the device."""
         for rank, phase in phases.items():
             self._bars[rank].set_description_str(f"{self._names[rank]}: {phase}")
 

@@ -116,7 +116,6 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
 
 def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
-    """Return a row as a line of the log, and as a short text with its kernel and shape."""
     return encode_record("measurement", make_measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
@@ -183,7 +182,6 @@ def make_contradiction_error(
 
 
 def format_option_name(option: str) -> str:
-    """Format the dest of an option as it is typed: ``ceiling_kernel`` becomes ``--ceiling-kernel``."""
     return f"--{option.replace('_', '-')}"
 
 

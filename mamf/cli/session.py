@@ -215,7 +215,6 @@ class Session:
         return not self.count_remaining_measurements()
 
     def make_report_options(self) -> ReportOptions:
-        """Make the options of the report, such as how many rows it shows."""
         from mamf.kinds.kind import ReportOptions
 
         return ReportOptions(self.options.top)
@@ -296,7 +295,6 @@ class Session:
         return run_exit_code or reported
 
     def _make_default_path(self) -> Path:
-        """Return the log's path for a run without --output, with the device, the plan and the time in its name."""
         from datetime import datetime
 
         slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")

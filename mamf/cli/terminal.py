@@ -87,7 +87,6 @@ def print_wrapped_line(line: str, stream: TextIO) -> None:
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
-    """Write a text to a stream, with verdicts in color if the stream is a terminal that shows colors."""
     if _shows_colors(stream):
         text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
@@ -186,7 +185,6 @@ def parse_range_bound(text: str) -> int:
 
 
 def _parse_digits_option(digits: str) -> int:
-    """Parse a whole number from its digits, with an error that argparse reports."""
     return parse_option_value(parse_digits, digits)
 
 
@@ -199,7 +197,6 @@ def parse_option_value(parse: Callable[[str], OptionValue], text: str) -> Option
 
 
 def parse_index(text: str) -> int:
-    """Parse an index, which is a whole number of at least 0."""
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 0")
     return _parse_digits_option(text)
@@ -357,12 +354,10 @@ def add_shared_options(group: argparse._ActionsContainer, *option_names: str, **
 
 
 def add_device_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose one device: --backend and --device."""
     add_shared_options(parser.add_argument_group("device"), "--backend", "--device")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose how a report is printed: --format, --top and --wide."""
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

@@ -75,7 +75,6 @@ class Interruption:
         ENDING_EXCEPTIONS[0] = self._ended_by
 
     def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
-        """Raise Interrupted for the first signal. Exit at once if the user sends a second one."""
         if self.is_requested:
             # Ignore a second SIGHUP: a shell may send it again after its terminal has closed, so it does not mean that
             # the user is impatient.
@@ -176,7 +175,6 @@ class SharedCrashState:
         self._page[: len(data)] = data
 
     def _load_state(self) -> tuple[str, float, list[int], str, str]:
-        """Return the values that ``store_state`` stored last: log path, begin, exit codes, line and label."""
         log, begun, codes, line, label = json.loads(self._page[: self._page.find(_TEXT_END)] or _EMPTY_STATE)
         return log, begun, codes, line, label
 

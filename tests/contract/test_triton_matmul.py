@@ -154,7 +154,7 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
 INTERPRETED = """
 import torch
 from mamf.engine.regimes.base import CheckedKernel
-from mamf.operations.matmul.shapes import LAYOUTS, MatmulProblem
+from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plugins.discovery import open_backend
@@ -167,7 +167,7 @@ def check(text, shape, *of_problem, **accumulation):
     checked.warm_up_and_verify(cpu)
     return checked.verdict
 odd, whole = (20, 17, 33), (24, 32, 32)
-for layout in LAYOUTS:
+for layout in MATMUL_LAYOUTS:
     check("16x16x32/4w2s", odd, "float32", "float32", layout)
     check("16x16x32/4w2s/persistent", whole, "float16", "float16", layout)
     check("16x32x32/4w2s/tma", whole, "float16", "float16", layout)

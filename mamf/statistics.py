@@ -243,10 +243,11 @@ def compute_run_error(
 
     ``figures``: the mean or median seconds per launch of each visit (one measurement of one kernel and shape) in this
     run. ``middle``: the run's figure, which combines them. ``visit_errors``: the relative standard error of each visit.
-    ``known``: how much repeated runs differ.
+    ``known``: the calibration that says how much repeated runs differ.
 
-    The error has three terms: the relative deviation between runs, the deviation between runs in seconds, and the
-    standard error of the visits. All rows of a run share half of the relative variance between runs.
+    The error has three terms: the deviation between runs as a share of the figure, the deviation between runs in
+    seconds per launch, and the standard error of the visits. All rows of a run share half of the relative variance
+    between runs.
     """
     count = len(figures)
     # Use the median error of the visits, because other work on the device may disturb a single visit.

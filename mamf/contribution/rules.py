@@ -238,7 +238,7 @@ def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_dates(evidence: Evidence) -> Iterator[Finding]:
-    """Find the first record that has a date in the future."""
+    """Report the first record whose date is in the future."""
     latest = datetime.now(timezone.utc) + _MAX_TIME_AHEAD
     for line, record in evidence.records:
         text = record.get("time", record.get("started"))

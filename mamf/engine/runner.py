@@ -1,8 +1,8 @@
 """Measure the steps of a strategy one after another, and remember launches that crash the process.
 
 A strategy decides what a run measures next. It is a generator: it yields a step (one kernel, problem, shape and regime)
-and receives the row that answers the step, or None if the run's time budget has ended. The runner cares for the budget,
-the operands' memory, the rows of an interrupted run, and failures before the first shape.
+and receives the row that answers the step, or None if the run's time budget has ended. The runner keeps to the budget,
+allocates the operands, returns the rows of an interrupted run, and handles failures before the first measurement.
 """
 
 from __future__ import annotations

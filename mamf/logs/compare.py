@@ -458,8 +458,8 @@ def build_log_roofs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
     for log in logs:
         if not log.all_ceilings and not log.own_ceilings:
             raise UsageError(
-                f"{log.path} has no ceiling: after --ceiling give logs of 'mamf find', 'mamf find --operation "
-                "bandwidth' or 'mamf roofline', and before it the logs with the rows to place"
+                f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf find --operation bandwidth' or 'mamf "
+                "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
             )
     ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)

@@ -67,7 +67,8 @@ OPTIONS_BY_KIND: Mapping[str, type] = {
 _KIND_FIELD = "command"
 #: The type of a value in a log, by its type in a plan, where the two types differ.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Whole}
-#: Fields that have another type in a log than in a plan, by class: JSON has no infinity, and cycles have a limit.
+#: Fields that have another type in a log than in a plan, by class: JSON cannot store infinity, and logs limit the
+#: range of cycles used.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | None},

@@ -72,7 +72,7 @@ def test_rows_are_placed_under_it(run, here):
     code, out, _ = run("roofline", "decode.jsonl", "--ceiling", *CEILING_REGIMES, "--picture", "rows.svg")
     assert code == 0
     code, _, err = run("roofline", "--ceiling", *CEILING_REGIMES, "decode.jsonl")
-    assert code == 2 and "decode.jsonl has no ceiling: after --ceiling" in err
+    assert code == 2 and "decode.jsonl has no ceiling: put logs of" in err
     line = next(line for line in out.splitlines() if line.startswith(shape))
     assert line.endswith(("  compute", "  bandwidth"))
     assert "Mx8192x8192" in (here / "rows.svg").read_text()

@@ -257,8 +257,8 @@ class Regime(ABC):
             statistics.median(checked.idle_mark_gaps or [0.0]),
             max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds),
         )
-        # There are no gaps on a device without idle marks, or if it always reached the end mark before the host had
-        # queued the idle mark.
+        # Return if no gap was measured (a device without idle marks, or one that always reached the end mark before the
+        # host had queued the idle mark), or if the gap is usual.
         if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
         flushes = [_FLUSHES_AHEAD] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)

@@ -210,8 +210,8 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which has some
-#: bytes per pair.
+#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask: a dense mask
+#: takes several bytes of memory per pair.
 _MAX_DENSE_PAIRS = 2**28
 
 

@@ -33,7 +33,7 @@ class XFormers(LibraryAttention):
         function = ops.memory_efficient_attention
         # After release 0.0.35, another package (mslk) has the kernels, and they do not need xFormers' compiled library.
         if function.__module__.startswith("xformers") and not _has_compiled_library():
-            raise ImportError(f"this build has no kernels for torch {torch.__version__}")
+            raise ImportError(f"this build of xformers has no kernels for torch {torch.__version__}")
         return ops
 
     def make_repair_command(self, error: Exception) -> str:

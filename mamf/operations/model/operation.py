@@ -151,7 +151,7 @@ class ModelProblem(DeclaredProblem):
     def unsupported_shape(self, shape: ModelShape) -> str | None:
         """Return why a training step of this model cannot have this shape, or None if it can."""
         if shape.context % self.experts:
-            return f"a context of {shape.context} tokens must be a multiple of the {self.experts} experts"
+            return f"a context of {shape.context} tokens must be a multiple of the number of experts ({self.experts})"
         return None
 
     def make_attention_shape(self, shape: ModelShape) -> AttentionShape:

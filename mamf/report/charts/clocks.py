@@ -1,5 +1,5 @@
-"""Draw why a rate is what it is: each row as a point of the cycles that its kernel used against the clock of the
-device, with lines of equal TFLOPS, because their product is the rate.
+"""Draw the share of cycles that each row's kernel used against the clock of the device, with lines of equal TFLOPS,
+because the rate is the product of cycles used and clock.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="TOML file that lists the kernels and names their baseline; docs/guard.md describes it",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="LOG", help="baseline of this device (default: the one that FILE names)"
+        "--baseline",
+        type=Path,
+        metavar="LOG",
+        help="run log with this device's baseline (default: the one that FILE names)",
     )
     parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
     parser.add_argument(

@@ -120,7 +120,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.source is not None:
         return _report_existing_trace(options)
     if not options.script:
-        raise UsageError("nothing to profile: name a SCRIPT, or a trace with --from")
+        raise UsageError("there is nothing to profile: name a SCRIPT, or a trace with --from")
     # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
     name, *arguments = options.typed[-len(options.script) :]
     program = Program(name, arguments, options.is_module)

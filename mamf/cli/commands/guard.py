@@ -65,9 +65,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="exit with code 3 instead of 1 if it is undecided whether a row is slower"
     )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write a JUnit XML report, one test per row")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="also write the report as markdown, for a pull request comment"
+        "--junit", type=Path, metavar="FILE", help="JUnit XML report to write, with one test per row (default: none)"
+    )
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="markdown report to write, for a pull request comment (default: none)",
     )
     add_device_options(parser)
     add_run_options(parser, budget_default="none; an unfinished run exits with 1, or with 3 if a row is slower")

@@ -74,7 +74,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="count each call of this function as a step (default: each optimizer step)",
     )
     parser.add_argument(
-        "--stop", action="store_true", help="end the script with exit code 0 after the last profiled step"
+        "--stop",
+        action="store_true",
+        help="end the script with exit code 0 after the last profiled step (default: let the script finish)",
     )
     parser.add_argument(
         "--ranks",
@@ -92,7 +94,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default_text="the ceilings that 'mamf peak' knows; may be repeated",
     )
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="save the profiled steps as a Chrome trace, for Perfetto"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="Chrome trace of the profiled steps to write, for Perfetto (default: none)",
     )
     add_shared_options(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(

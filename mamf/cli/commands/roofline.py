@@ -72,7 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
     add_shared_options(group, "--picture")
     group.add_argument(
-        "--export", choices=ROOF_EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
+        "--export",
+        choices=ROOF_EXPORT_FORMATS,
+        help="also write the measured roofs in this format of another tool (default: none)",
     )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"

@@ -243,9 +243,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
     asked = sorted(set(options.devices or [ALL_DEVICES]))
     left = list(logs) if ALL_DEVICES in asked else asked
     if strangers := [device for device in left if device not in logs]:
-        raise LogMismatchError(
-            f"{folder} was measured on devices {_format_indices(logs)}, not on device {strangers[0]}"
-        )
+        raise LogMismatchError(f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}")
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
     due = {device: [log for log in logs[device] if _is_unfinished(options, log)] for device in left}

@@ -298,7 +298,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_share_option, "metavar": "SHARE"},
     ),
     "--regime": SharedOption(
-        "type of load; burst: short trains of launches; sustained: continuous load until clock and power settle",
+        "type of load; burst: short trains of launches with rests; sustained: load until clock and power settle",
         "burst",
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),

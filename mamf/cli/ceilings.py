@@ -71,7 +71,7 @@ def read_given_ceilings(
         found |= own
     for name, regime in needed_ceilings if options.ceiling else ():
         if find_rate(found, name, regime) is None:
-            raise UsageError(f"no {name} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
+            raise UsageError(f"there is no {name} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
     return found
 
 

@@ -76,7 +76,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
                     if writer.is_open:  # append nothing, which reports a deleted log
                         writer.append_line()
         except KeyboardInterrupt:
-            warn("interrupted before the first measurement; nothing is lost")
+            warn("the run was interrupted before the first measurement; nothing is lost")
             return INTERRUPTED_EXIT_CODE
 
 

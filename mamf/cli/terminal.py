@@ -147,7 +147,7 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
         f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
     )
     if free and needed_bytes > free:
-        print_line("        this will end as out_of_memory; smaller shapes are measured")
+        print_line("        this one will end as out_of_memory; mamf measures smaller shapes")
 
 
 OptionValue = TypeVar("OptionValue")
@@ -272,7 +272,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--launches": SharedOption("number of launches of each kernel", "", {"type": parse_size_option, "metavar": "N"}),
     "--notes": SharedOption(
-        "free text to store in the log, such as how the device is cooled", "", {"type": str, "default": ""}
+        "free text to store in the log, such as how the device is cooled", "none", {"type": str, "default": ""}
     ),
     "--operation": SharedOption("name of the operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
     "--memory": SharedOption(
@@ -285,7 +285,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         "run log to write; a folder if several devices share the run", "a name with the date", _FILE_KEYWORDS
     ),
     "--output-folder": SharedOption("folder to write to", "", _FOLDER_KEYWORDS),
-    "--overwrite": SharedOption("overwrite existing files", "", _SWITCH_KEYWORDS),
+    "--overwrite": SharedOption("overwrite existing files instead of stopping with an error", "", _SWITCH_KEYWORDS),
     "--patience": SharedOption(
         "time without progress after which a device counts as hung, such as 10m",
         "5m",
@@ -298,7 +298,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_share_option, "metavar": "SHARE"},
     ),
     "--regime": SharedOption(
-        "burst: short trains of launches with rests; sustained: continuous load until clock and power settle",
+        "type of load; burst: short trains of launches with rests; sustained: load until clock and power settle",
         "burst",
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),

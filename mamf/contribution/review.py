@@ -189,7 +189,7 @@ def _make_unreadable_finding(path: Path, error: Exception) -> Finding:
 def _find_byte_errors(path: Path) -> Iterator[Finding]:
     data = path.read_bytes()
     if data and not data.endswith(b"\n") and b"\n" in data:
-        yield Finding("truncated", "the last line is incomplete: --resume the run, or delete the line")
+        yield Finding("truncated", "the last line is incomplete: continue the run with --resume, or delete the line")
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
         yield Finding("unreadable", "an editor changed the line endings or added a byte order mark: undo that")
     for number, line in enumerate(data.split(b"\n"), start=1):

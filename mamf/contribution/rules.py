@@ -356,7 +356,9 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
             if not values_agree(
                 record[name], expected[name], _POWER_ROUNDING if name in _POWER_FIELDS else _RATE_ROUNDING
             ):
-                message = f"{record['regime']}: {name} is {record[name]}, but the rounds give {expected[name]}"
+                message = (
+                    f"{record['regime']}: {name} is {record[name]}, but the confirmation rounds give {expected[name]}"
+                )
                 yield Finding("ceiling-mismatch", message, line)
 
 

@@ -227,7 +227,7 @@ class Find(KernelRows):
 
     def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
         if log.parts:
-            raise UsageError(f"{log.path} has one find per device: draw one of its logs")
+            raise UsageError(f"{log.path} has a separate search for each device: draw the log of one device")
         if not log.plan.is_search:
             return super().make_chart(log, chart_options)
         from mamf.report.charts.logs import make_find_chart

@@ -82,9 +82,9 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
                 target.unlink()
             write_file_atomically(target, content)
         else:
-            reasons = ("its interval is unknown", "its find was interrupted", "it is older")
+            reasons = ("its interval is unknown", "its search was interrupted", "it is older")
             differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
-            cached = f"the cached one of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
+            cached = f"the cached ceiling of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
             yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} is kept"
 
 

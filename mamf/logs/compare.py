@@ -288,7 +288,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
         raise IncomparableError(
-            f"no measured row is in both: {_describe_measured_rows(first, rows_a)}; "
+            f"no measured row is in both logs: {_describe_measured_rows(first, rows_a)}; "
             f"{_describe_measured_rows(other, rows_b)}"
         )
     name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))

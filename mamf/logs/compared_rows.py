@@ -326,7 +326,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
     if log.parts and is_find(log):
-        raise UsageError(f"{log.path} has one find per device: compare its logs one by one")
+        raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a verification and has no rates: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):

@@ -408,7 +408,7 @@ def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Ra
     """
     read = read_record(record, KnownCeilingRecord)
     if not read.tflops > 0:
-        raise ValueError(f"known ceiling of {read.tflops} TFLOPS is not positive")
+        raise ValueError(f"the known ceiling of {read.tflops} TFLOPS is not positive")
     origin: dict[str, Any] = {"source": read.source, "description": read.told}
     return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 

@@ -50,7 +50,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         """
         line = encode_record("header", {"schema": SCHEMA, **header})
         if not is_numbered and os.path.lexists(path):
-            raise UsageError(f"{path} already exists: choose another name, or --resume it")
+            raise UsageError(f"{path} already exists: choose another name, or continue it with --resume")
         writer = cls(create_file_atomically(path, line, is_numbered))
         writer._replace_copy(line)
         try:

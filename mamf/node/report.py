@@ -134,7 +134,7 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     """
     figures = [name for name in FIGURE_UNITS if any(name in device.figures for device in devices)]
     if not figures:
-        raise UsageError("nothing to draw: no device has a figure")
+        raise UsageError("there is nothing to draw: no device has a figure")
     panels = [_draw_figure_panel(name, devices) for name in figures]
     rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
     across = -(-len(panels) // rows)

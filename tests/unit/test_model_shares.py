@@ -77,7 +77,7 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     assert [row["ceiling_tflops"] for row in flat(run)] == [ceiling.tflops]
     assert run(*STEP, "--regime", "sustained", "--ceiling", find)[::2] == (
         2,
-        f"mamf: no bfloat16 sustained ceiling in {find}\n",
+        f"mamf: there is no bfloat16 sustained ceiling in {find}\n",
     )
     text = (tmp_path / "run.jsonl").read_text()
     again = [*MODEL, "--resume", "run.jsonl", "--ceiling", find]

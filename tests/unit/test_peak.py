@@ -88,7 +88,7 @@ def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bf
     ("better", "worse", "reason"),
     [
         ({}, {"day": "2026-11-20"}, "it is older"),
-        ({}, {"is_whole": False, "day": "2026-11-22"}, "its find was interrupted"),
+        ({}, {"is_whole": False, "day": "2026-11-22"}, "its search was interrupted"),
         ({"is_whole": False}, {"is_known": False, "day": "2026-11-22"}, "its interval is unknown"),
     ],
 )

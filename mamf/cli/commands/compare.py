@@ -47,8 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_share_option,
         default=DEFAULT_REGRESSION_TOLERANCE,
         metavar="SHARE",
-        help="exit with code 3 if a row is slower by more than this, or all rows together by more than a quarter of it "
-        "(default: 1%%)",
+        help="exit with code 3 if a row is slower by more than this share, or all rows together are slower by more "
+        "than a quarter of it (default: 1%%)",
     )
     add_shared_options(parser, "--top", default=0, default_text="the rows that changed or are undecided")
     add_shared_options(parser, "--anyway", "--format", "--wide")

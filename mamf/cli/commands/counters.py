@@ -35,7 +35,7 @@ def add_options(parser: Parser) -> None:
         action=StoreUnlessOption,
         alternatives=("--requeue", "--resume"),
         metavar="KERNEL",
-        help="kernels to count; cycles are relative to those of the first",
+        help="kernels whose counters to read; the report shows cycles relative to the first kernel",
     )
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
@@ -69,7 +69,7 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation_of_kernel(options.kernel[0])
     if options.resume is None:
-        raise UsageError("nothing to count: name a KERNEL ('mamf kernels' lists them)")
+        raise UsageError("there is nothing to count: name a KERNEL ('mamf kernels' lists them)")
     plan = read_run_log(options.resume).plan
     if plan.is_search:
         raise UsageError(f"{options.resume} is not a log of 'mamf counters': name such a log for --resume")

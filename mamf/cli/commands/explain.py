@@ -49,11 +49,11 @@ MatmulToExplain = tuple[Any, Any, str]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     product = parser.add_argument_group("matmul to explain")
-    add_shared_options(product, "--ceiling", nargs=None, default_text="the last find on this device")
-    add_shared_options(product, "--shape", default_text="the best shape of that find")
+    add_shared_options(product, "--ceiling", nargs=None, default_text="the last 'mamf find' on this device")
+    add_shared_options(product, "--shape", default_text="the best shape of that 'mamf find'")
     add_shared_options(product, "--dtype", nargs=None)
     add_shared_options(
-        product, "--kernel", nargs=1, default_text="that of the find, or the default kernel with --shape"
+        product, "--kernel", nargs=1, default_text="the kernel of that 'mamf find', or the default kernel with --shape"
     )
     add_run_options(parser, budget_default="30s")
     add_device_options(parser)

@@ -56,15 +56,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="TOML file that lists the kernels and names their baseline; docs/guard.md describes it",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="LOG", help="baseline of this device (default: the one that FILE names)"
+        "--baseline",
+        type=Path,
+        metavar="LOG",
+        help="run log with this device's baseline (default: the one that FILE names)",
     )
     parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
     parser.add_argument(
         "--strict", action="store_true", help="exit with code 3 instead of 1 if it is undecided whether a row is slower"
     )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="also write a JUnit XML report, one test per row")
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="also write the report as markdown, for a pull request comment"
+        "--junit", type=Path, metavar="FILE", help="JUnit XML report to write, with one test per row (default: none)"
+    )
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="markdown report to write, for a pull request comment (default: none)",
     )
     add_device_options(parser)
     add_run_options(parser, budget_default="none; an unfinished run exits with 1, or with 3 if a row is slower")

@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="attention kernels to use, by their names in 'mamf kernels' (default: sdpa)",
     )
     group.add_argument(
-        "--compile", action="store_true", default=None, help="also measure each model with torch.compile"
+        "--compile", action="store_true", default=None, help="also measure each model with torch.compile (default: no)"
     )
     group.add_argument(
         "--quick",

@@ -82,8 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bytes",
         type=float,
         metavar="Y",
-        help="bytes of the other work per device in the step that --flop describes, counted like SIZE in --shapes, "
-        "such as 1.6e10 (needs --flop)",
+        help="bytes of the other work in the step that --flop describes, per device, counted like SIZE in --shapes, "
+        "such as 1.6e10 (needs --flop; default: no prediction)",
     )
     add_device_options(parser)
     add_run_options(parser, "none")

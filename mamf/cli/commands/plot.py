@@ -44,7 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )
-    parser.add_argument("--cycles", action="store_true", help="draw the share of cycles used against the clock")
+    parser.add_argument(
+        "--cycles", action="store_true", help="draw the share of clock cycles used against the clock frequency"
+    )
 
 
 def run_with_options(options: argparse.Namespace) -> int:

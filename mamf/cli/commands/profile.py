@@ -74,7 +74,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="count each call of this function as a step (default: each optimizer step)",
     )
     parser.add_argument(
-        "--stop", action="store_true", help="end the script with exit code 0 after the last profiled step"
+        "--stop",
+        action="store_true",
+        help="end the script with exit code 0 after the last profiled step (default: let the script finish)",
     )
     parser.add_argument(
         "--ranks",
@@ -92,7 +94,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default_text="the ceilings that 'mamf peak' knows; may be repeated",
     )
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="save the profiled steps as a Chrome trace, for Perfetto"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="Chrome trace of the profiled steps to write, for Perfetto (default: none)",
     )
     add_shared_options(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(
@@ -120,7 +125,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.source is not None:
         return _report_existing_trace(options)
     if not options.script:
-        raise UsageError("nothing to profile: name a SCRIPT, or a trace with --from")
+        raise UsageError("there is nothing to profile: name a SCRIPT, or a trace with --from")
     # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
     name, *arguments = options.typed[-len(options.script) :]
     program = Program(name, arguments, options.is_module)

@@ -57,7 +57,7 @@ _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="logs with rows to place under the roof")
+    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="run logs with rows to place under the roof")
     add_shared_options(parser, "--ceiling", default_text="measure them")
     add_shared_options(parser, "--anyway")
     group = parser.add_argument_group("measuring")
@@ -72,7 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
     add_shared_options(group, "--picture")
     group.add_argument(
-        "--export", choices=ROOF_EXPORT_FORMATS, help="also write the measured roofs in the format of another tool"
+        "--export",
+        choices=ROOF_EXPORT_FORMATS,
+        help="also write the measured roofs in this format of another tool (default: none)",
     )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"

@@ -41,7 +41,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add_shared_options(parser, "--launches", default=1, default_text="1")
-    parser.add_argument("--no-verify", action="store_true", help="do not check the result")
+    parser.add_argument("--no-verify", action="store_true", help="do not check the kernel's result (default: check it)")
     parser.add_argument(
         "--kernel-names",
         action="store_true",

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
+        help="run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
     )
     add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
     add_output_options(parser)

@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         default=0,
         metavar="N",
-        help="check only the random problem with this number, repeatedly",
+        help="check only the random problem with this number, repeatedly (default: one problem after another)",
     )
     group = parser.add_argument_group("device")
     add_shared_options(group, "--backend", "--device")

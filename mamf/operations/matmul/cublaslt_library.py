@@ -113,8 +113,8 @@ class CublasLtError(RuntimeError):
     def is_refusal(self) -> bool:
         """Whether the error means that the library or the device does not support the request.
 
-        This includes an invalid value in a call before the launch, because older releases of cuBLASLt return this status
-        for attributes and layouts that they do not know.
+        This includes an invalid value in a call before the launch, because older releases of cuBLASLt return this
+        status for attributes and layouts that they do not know.
         """
         is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)

@@ -188,12 +188,7 @@ def _start_missing_log(options: argparse.Namespace) -> None:
     This happens before the command runs, because a command reads its options differently when it resumes a log.
     """
     path = getattr(options, "resume", None)
-    if (
-        path is not None
-        and hasattr(options, "requeues")
-        and path.is_file()
-        and _is_incomplete_header(path.read_bytes())
-    ):
+    if path is not None and hasattr(options, "requeues") and path.is_file() and _has_incomplete_header(path):
         path.unlink()
     is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
     options.begins = is_missing and hasattr(options, "requeues")
@@ -203,12 +198,13 @@ def _start_missing_log(options: argparse.Namespace) -> None:
         options.output, options.resume = path, None
 
 
-def _is_incomplete_header(content: bytes) -> bool:
-    """Return whether the content of a file is at most the beginning of a log's header. A run writes the header first,
-    as one line.
+def _has_incomplete_header(path: Path) -> bool:
+    """Return whether a file is empty or contains only the beginning of a log's header, which a run writes first, as one
+    line.
     """
-    begun = b'{"record": "header"'
-    return b"\n" not in content and begun.startswith(content[: len(begun)])
+    with path.open("rb") as file:
+        first_line = file.readline()
+    return not first_line.endswith(b"\n") and (not first_line or first_line.startswith(b'{"record": "header"'))
 
 
 def _discard_output() -> None:

@@ -147,7 +147,7 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
         f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
     )
     if free and needed_bytes > free:
-        print_line("        this one will end as out_of_memory; mamf measures smaller shapes")
+        print_line("        this shape will end as out_of_memory; mamf measures smaller shapes")
 
 
 OptionValue = TypeVar("OptionValue")

@@ -107,4 +107,4 @@ def test_a_dry_run_tells_the_memory_that_a_model_needs(run):
     code, out, _ = run(*ON_CPU, "--set", "layers=99999999", "--context-lengths", "64", "--dtype", "fp32", "--dry-run")
     assert code == 0
     assert "memory: 2.84e+06 GB for the largest row, without its activations" in out
-    assert "this will end as out_of_memory" in out
+    assert "will end as out_of_memory" in out

@@ -358,7 +358,7 @@ def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
     code = (
         "import sys, threading, mamf.cli as cli\n"
         "threading.Thread(target=threading.Event().wait, name='worker').start()\n"
-        "cli._MAX_END_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
+        "cli._MAX_THREAD_WAIT_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
         "sys.exit(cli.main())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -372,7 +372,7 @@ def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():
         "done = threading.Event()\n"
         "worker = threading.Thread(target=done.wait)\n"
         "worker.start()\n"
-        "cli._MAX_END_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
+        "cli._MAX_THREAD_WAIT_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
         "cli.main()\n"
         "[each.join(0.1) for each in threading.enumerate() if each.daemon]\n"
         "print('goes on')\n"

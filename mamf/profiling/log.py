@@ -383,10 +383,6 @@ def _get_exposed_communication_seconds(profile: Profile) -> float:
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - added) / (profile.steps or 1)
 
 
-def _get_hidden_communication_seconds(profile: Profile) -> float:
-    return sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
-
-
 def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
     slow, fastest = max(unexposed, key=lambda rank: unexposed[rank]), min(unexposed.values())
     late = [str(rank) for rank, seconds in unexposed.items() if seconds - fastest >= _STRAGGLER_SHARE * seconds]
@@ -411,7 +407,14 @@ def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
         make_seconds_column("own", "own", _get_unexposed_step_seconds),
         make_seconds_column("behind", "behind", lambda profile: _get_unexposed_step_seconds(profile) - fastest_seconds),
         make_seconds_column("exposed", "exposed communication", _get_exposed_communication_seconds),
-        make_seconds_column("hidden", "hidden communication", _get_hidden_communication_seconds, 2),
+        make_seconds_column(
+            "hidden",
+            "hidden communication",
+            lambda profile: (
+                sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
+            ),
+            2,
+        ),
         make_seconds_column(
             "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1
         ),

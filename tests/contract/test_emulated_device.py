@@ -68,7 +68,7 @@ def test_it_is_listed_and_chosen_before_the_cpu(mamf):
     assert "accelerator device 0: Toy 1" in listed
     doctor = mamf("doctor").stdout
     assert doctor.startswith("Toy 1 (accelerator:0), timed by host clock")
-    assert "events do not work" in doctor
+    assert "events of the device do not work" in doctor
     assert "wake-up: " in doctor and "reaction to load: " in doctor and "cache: " in doctor
 
 

@@ -2,8 +2,8 @@
 reacts to load, and how long clock and power take to settle. Look up how much repeated runs differ (repeatability.csv).
 
 The constants in repeatability.csv are calibrated on pairs of runs, by backend, state (a regime, or a visit after a
-rest) and operation; ``tools/coverage.py results --fit`` fits them to logs. If no row
-names a backend or an operation, the row in which that field is empty counts.
+rest) and operation; ``tools/coverage.py results --fit`` fits them to logs. If no row names a backend or an operation,
+the row in which that field is empty counts.
 """
 
 from __future__ import annotations

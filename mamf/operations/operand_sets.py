@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -59,7 +59,12 @@ class OperandSet:
 class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that computes with torch tensors. Derived classes implement ``operand_set``."""
 
+    #: The name of the function in torch or torch.nn.functional that this kernel calls. Empty: every torch has it.
+    function: ClassVar[str] = ""
+
     def unavailable(self, backend: Backend) -> Unavailable | None:
+        if self.function and not any(hasattr(module, self.function) for module in (torch, torch.nn.functional)):
+            return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
         return check_torch_backend(backend)
 
     @abstractmethod

@@ -137,11 +137,13 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
 
     Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
     """
-    from mamf.operation import get_field_parameters
+    from mamf.operation import get_parameters
 
     if word in _CLAIM_REGIMES:
         return "regime"
-    return next((each.name for each in get_field_parameters(operation).values() if word in each.choices), "dtype")
+    return next(
+        (each.name for each in get_parameters(operation.problem_type).values() if word in each.choices), "dtype"
+    )
 
 
 def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,8 +136,8 @@ def at(flops):
     )
 
 
-def profile_from(tmp_path, trace, find_ceiling=unknown):
-    return make_profile(read_trace(written(tmp_path / "trace.json", trace)), find_ceiling)
+def profile_from(tmp_path, trace, find_ceiling=unknown, unprofiled_step_seconds=None):
+    return make_profile(read_trace(written(tmp_path / "trace.json", trace)), find_ceiling, unprofiled_step_seconds)
 
 
 def test_a_trace_of_a_device(tmp_path):
@@ -272,8 +271,7 @@ def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
 
 @pytest.fixture
 def profile(tmp_path):
-    found = profile_from(tmp_path, GPU_TRACE, at(1e9))
-    return replace(found, unprofiled_step_seconds=found.step_seconds / 1.25)
+    return profile_from(tmp_path, GPU_TRACE, at(1e9), unprofiled_step_seconds=320e-6)
 
 
 def test_a_log_gives_back_what_was_written(tmp_path, profile):
@@ -333,8 +331,8 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
         (None, "mamf timed no step without the profiler: idle is an upper bound"),
     ],
 )
-def test_how_certain_idle_is(profile, took, said):
-    timed = replace(profile, unprofiled_step_seconds=took)
+def test_how_certain_idle_is(tmp_path, took, said):
+    timed = profile_from(tmp_path, GPU_TRACE, unprofiled_step_seconds=took)
     assert said in render_profile("table", "x", timed)
     assert timed.get_visible_seconds(IDLE) == pytest.approx(0 if took else 1.7e-4)
 

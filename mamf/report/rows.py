@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
@@ -36,7 +36,6 @@ from mamf.report.document import (
     shorten_line,
 )
 from mamf.report.shares import Shares, describe_clock, make_described_title
-from mamf.statistics import compute_arithmetic_mean, compute_geometric_mean
 
 #: Returns how many times as fast a row is as its baseline, or None without a baseline.
 SpeedUp = Callable[[Measurement], float | None]
@@ -208,9 +207,7 @@ def find_best_rows(rows: Sequence[Measurement]) -> dict[str, BestRow]:
     for regime in dict.fromkeys(row.regime for row in rows):
         if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
             figures = [row.comparable_rate for row in best_first]
-            best_rows[regime] = BestRow(
-                best_first[0], compute_arithmetic_mean(figures), compute_geometric_mean(figures), len(figures)
-            )
+            best_rows[regime] = BestRow(best_first[0], fmean(figures), geometric_mean(figures), len(figures))
     return best_rows
 
 
@@ -296,7 +293,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[
         yield f"    {'; '.join(filter(None, details))}"
     if len(measured) > 1 and len({row.kernel for row in measured}) == 1:
         rates = [row.comparable_rate for row in measured]
-        means = [format_rate(mean(rates), best.work.unit) for mean in (compute_arithmetic_mean, compute_geometric_mean)]
+        means = [format_rate(mean(rates), best.work.unit) for mean in (fmean, geometric_mean)]
         yield f"mean {make_group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
 
 

@@ -189,7 +189,7 @@ def _start_missing_log(options: argparse.Namespace) -> None:
 
     This happens before the command runs, because a command reads its options differently when it resumes a log.
     """
-    path = getattr(options, "resume", None)
+    path: Any = getattr(options, "resume", None)
     is_output_free = path is not None and getattr(options, "output", path) is None
     options.begins = _explain_new_log(path) if is_output_free else ""
     if options.begins and not hasattr(options, "requeues"):

@@ -93,7 +93,11 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         source = whole.pop(_REWRITE_BUFFER, None)
         # Create the detector before the kernel sees the operands, because operand_set may already overwrite them.
         find_changed = ChangeDetector({name: whole[name] for name in whole if buffers[name].fill})
-        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
+        parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
+        ready = [
+            kernel.operand_set(backend, problem, shape, {name: parts[name][index] for name in parts})
+            for index in range(sets)
+        ]
         prepared = combine_operand_sets(ready, find_changed)
         if not rewrite or not ready[0].outputs:
             return prepared
@@ -105,12 +109,6 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
 def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
     """Take a one-dimensional tensor from the pool for each buffer, and return the tensors by the buffers' names."""
     return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
-
-
-def split_into_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
-    """Split each buffer into ``sets`` equal parts, and return for each operand set its parts by buffer name."""
-    parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
-    return [{name: parts[name][index] for name in whole} for index in range(sets)]
 
 
 def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
@@ -131,7 +129,12 @@ def combine_operand_sets(
 
     def poison(returned: Sequence[object]) -> None:
         for each, result in zip(sets, returned, strict=True):
-            poison_outputs(each.outputs, result)
+            for tensor in each.outputs:
+                poison_tensor(tensor)
+            for tensor in list_tensors(result):
+                spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
+                for memory in (tensor, *spares):
+                    poison_tensor(memory)
 
     def changed_operands() -> Sequence[str]:
         for each in sets:
@@ -198,19 +201,6 @@ def poison_tensor(tensor: torch.Tensor) -> None:
             tensor.view(torch.uint8).fill_(0x80 if "fnuz" in str(tensor.dtype) else _POISON_BYTE)
         else:
             tensor.fill_(float("nan"))
-
-
-def poison_outputs(outputs_to_poison: Iterable[torch.Tensor], returned: object) -> None:
-    """Overwrite outputs, and memory in which later launches may return outputs, with values that no launch produces.
-
-    ``outputs_to_poison``: the tensors that launches write. ``returned``: the result of the last launch.
-    """
-    for tensor in outputs_to_poison:
-        poison_tensor(tensor)
-    for tensor in list_tensors(returned):
-        spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
-        for each in (tensor, *spares):
-            poison_tensor(each)
 
 
 def select_along_dim(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:

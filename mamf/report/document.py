@@ -131,7 +131,7 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
     lines = [[escape_invisible_characters(cell) for cell in line] for line in (columns, *rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     align = [str.ljust if name in left_aligned else str.rjust for name in columns]
-    padded = ([pad(*each) for pad, *each in zip(align, line, widths, strict=True)] for line in lines)
+    padded = ([pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)] for line in lines)
     return "".join(f"{COLUMN_GAP.join(cells).rstrip()}\n" for cells in padded)
 
 

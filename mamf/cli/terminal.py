@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from mamf.backend import Backend
 from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
 from mamf.plans import CEILING_REGIMES, CLOCKS, COMMON_REGIMES
-from mamf.text import escape_invisible_characters, escape_invisible_characters_in_lines, wrap_line
+from mamf.text import escape_invisible_characters, wrap_line
 
 if TYPE_CHECKING:
     from mamf.report.document import Document
@@ -71,8 +71,10 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def print_lines(text: str) -> None:
-    """Print a text of several whole lines, such as a report, to the stream for reports."""
-    _write_to_stream(escape_invisible_characters_in_lines(text), get_report_stream())
+    """Print a text of several whole lines, such as a report, with control characters escaped, to the stream for
+    reports.
+    """
+    _write_to_stream("\n".join(map(escape_invisible_characters, text.split("\n"))), get_report_stream())
 
 
 def warn(line: str) -> None:

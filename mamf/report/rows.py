@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from statistics import median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
@@ -35,7 +35,6 @@ from mamf.report.document import (
     shorten_line,
 )
 from mamf.report.shares import Shares, describe_clock, make_described_title
-from mamf.statistics import compute_arithmetic_mean, compute_geometric_mean
 
 #: Returns how many times as fast a row is as its baseline, or None without a baseline.
 SpeedUp = Callable[[Measurement], float | None]
@@ -207,8 +206,8 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
                 "tflops": round_to_six_digits(best.best_rate),
                 **make_device_record(best),
                 "best_by": best.best_by,
-                "arithmetic_mean_tflops": round_to_six_digits(compute_arithmetic_mean(rates[regime])),
-                "geometric_mean_tflops": round_to_six_digits(compute_geometric_mean(rates[regime])),
+                "arithmetic_mean_tflops": round_to_six_digits(fmean(rates[regime])),
+                "geometric_mean_tflops": round_to_six_digits(geometric_mean(rates[regime])),
                 "shapes": len(rates[regime]),
             }
             for regime, (best, *_) in ranked.items()
@@ -277,7 +276,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[
         yield f"    {'; '.join(filter(None, details))}"
     if len(measured) > 1 and len({row.kernel for row in measured}) == 1:
         rates = [row.comparable_rate for row in measured]
-        means = [format_rate(mean(rates), best.work.unit) for mean in (compute_arithmetic_mean, compute_geometric_mean)]
+        means = [format_rate(mean(rates), best.work.unit) for mean in (fmean, geometric_mean)]
         yield f"mean {make_group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
 
 

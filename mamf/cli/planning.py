@@ -10,13 +10,13 @@ import argparse
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
-from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options, parse_option_value, parse_range_bound, warn
+from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options, warn
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
 from mamf.operation import (
     Operation,
@@ -155,13 +155,11 @@ def _add_parameter_option(
             "choices": list(parameter.choices) or None,
             "nargs": "+" if takes_several_values else None,
         }
-        added = [
-            where.add_argument(
-                option, type=lambda text: parse_option_value(parameter.convert, parse_nonempty_text(text)), **keywords
-            )
-        ]
+        added = [where.add_argument(option, type=lambda text: parameter.convert(parse_nonempty_text(text)), **keywords)]
     if parameter.has_range:
-        bounds: dict[str, Any] = {"type": parse_range_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
+        # Read a bound as a plain number, because START may be 0, which no size is.
+        convert_bound = replace(parameter, read=None).convert
+        bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"sizes of {parameter.name.upper()} from START up to, but not including, STOP (START 0 begins at STEP)"
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:

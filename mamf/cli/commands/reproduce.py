@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from mamf.cli.parser import StoreUnlessOption
 from mamf.cli.session import Session, print_plan, run_session
-from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, parse_share_option, warn
+from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
 from mamf.cli.watching import Interruption
-from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
+from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten
 from mamf.kernel import AnyKernel
 from mamf.plans import (
     BURST,
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=parse_share_option,
+        type=parse_share,
         metavar="SHARE",
         help="relative difference that still counts as reproduced (default: 2%%)",
     )

@@ -93,11 +93,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         source = whole.pop(_REWRITE_BUFFER, None)
         # Create the detector before the kernel sees the operands, because operand_set may already overwrite them.
         find_changed = ChangeDetector({name: whole[name] for name in whole if buffers[name].fill})
-        parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
-        ready = [
-            kernel.operand_set(backend, problem, shape, {name: parts[name][index] for name in parts})
-            for index in range(sets)
-        ]
+        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
         prepared = combine_operand_sets(ready, find_changed)
         if not rewrite or not ready[0].outputs:
             return prepared
@@ -109,6 +105,12 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
 def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
     """Take a one-dimensional tensor from the pool for each buffer, and return the tensors by the buffers' names."""
     return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
+
+
+def split_into_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+    """Split each buffer into ``sets`` equal parts, and return for each operand set its parts by buffer name."""
+    parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
+    return [{name: parts[name][index] for name in whole} for index in range(sets)]
 
 
 def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:

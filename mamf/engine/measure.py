@@ -15,7 +15,7 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
+from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
@@ -177,7 +177,8 @@ class _RowMeasurement:
         # No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in samples.seconds]
         work = self.problem.work(self.shape)
-        accuracy = find_timer_accuracy(self.regime.backend.name, samples.timer_overhead)
+        timer = find_timer(self.regime.backend.name)
+        accuracy = timer.accuracy if timer and samples.timer_overhead else 0.0  # 0 if the error is unknown.
         possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.

@@ -9,6 +9,7 @@ which says for which rank the other ranks wait.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -116,6 +117,11 @@ def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str,
     ):
         raise ValueError("steps and seconds must be above 0")
     return profile
+
+
+def get_rank() -> int:
+    """Return the rank of this process from the variable RANK, which torchrun sets; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def get_rank_log_path(folder: Path, rank: int) -> Path:

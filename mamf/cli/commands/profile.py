@@ -20,12 +20,11 @@ from mamf.cli.terminal import (
     add_shared_options,
     choose_note_stream,
     get_report_stream,
-    parse_size_option,
     print_document,
     print_line,
     warn,
 )
-from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError
+from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError, parse_size
 from mamf.files import make_folder
 from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
@@ -55,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in python -m")
     parser.add_argument(
         "--steps",
-        type=parse_size_option,
+        type=parse_size,
         default=3,
         metavar="N",
         help="number of steps to profile (default: 3); before that, the same number of steps is timed without the "
@@ -63,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--warmup",
-        type=parse_size_option,
+        type=parse_size,
         default=5,
         metavar="N",
         help="number of steps to skip first (default: 5)",

@@ -18,7 +18,7 @@ from mamf_backends._nvml import NvmlSensors, check_device, find_smi_index, open_
 
 from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.machine.environment import get_cached_package_version
+from mamf.machine.environment import get_package_version
 from mamf.torch_backend import StreamedBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
@@ -204,7 +204,7 @@ def _read_cublas_version() -> dict[str, str]:
     Logs need it because the same torch can run with several versions of cuBLAS.
     """
     major = str(torch.version.cuda).split(".")[0]
-    version = get_cached_package_version("nvidia-cublas") or get_cached_package_version(f"nvidia-cublas-cu{major}")
+    version = get_package_version("nvidia-cublas") or get_package_version(f"nvidia-cublas-cu{major}")
     return {"cublas": version} if version else {}
 
 

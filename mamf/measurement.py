@@ -11,6 +11,7 @@ include it.
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +26,6 @@ from mamf.statistics import (
     Interval,
     Repeatability,
     Summary,
-    compute_exact_standard_deviation,
     compute_repeat_interval,
     compute_standard_error,
     widen_interval,
@@ -68,15 +68,10 @@ class Overhead(NamedTuple):
 
 
 @functools.cache
-def _read_timers() -> dict[str, Timer]:
-    columns = [f"{name}_us" for name in Timer._fields]
-    rows = read_packaged_csv_rows("timers.csv")
-    return {row["backend"]: Timer(*(float(row[column]) * 1e-6 for column in columns)) for row in rows}
-
-
 def find_timer(backend: str) -> Timer | None:
     """Return the timing error of a backend's device timer, or None if no profiler has measured it."""
-    return _read_timers().get(backend)
+    rows = (row for row in read_packaged_csv_rows("timers.csv") if row["backend"] == backend)
+    return next((Timer(*(float(row[f"{name}_us"]) * 1e-6 for name in Timer._fields)) for row in rows), None)
 
 
 def is_plausible_overhead(backend: str, overhead: float) -> bool:
@@ -104,17 +99,9 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
     )
 
 
-def find_timer_accuracy(backend: str, overhead: float) -> float:
-    """Return the error, in seconds, of a short launch's time after mamf has subtracted ``overhead``; 0 if the error is
-    unknown.
-    """
-    timer = find_timer(backend)
-    return timer.accuracy if timer and overhead else 0.0
-
-
 def compute_relative_accuracy(accuracy: float, seconds: float) -> float:
     """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``accuracy``: the error in
-    seconds, from ``find_timer_accuracy``; if it is 0 (unknown), the result is 0.
+    seconds; if it is 0 (unknown), the result is 0.
     """
     return max(accuracy / seconds, MIN_RELATIVE_ACCURACY) if accuracy else 0.0
 
@@ -282,7 +269,7 @@ class Measurement(Tabular):
         """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, from the mean, median,
         fastest or slowest sample, whichever ``statistic`` names. Raises ValueError if the row has no samples.
         """
-        return self.amount / self._get_statistic_seconds(statistic) / TERA
+        return self.amount / float(getattr(self._get_summary(), statistic)) / TERA
 
     @property
     def best_rate(self) -> float:
@@ -324,8 +311,8 @@ class Measurement(Tabular):
 
     @cached_property
     def stdev(self) -> float:
-        """The standard deviation of the samples, in seconds per launch."""
-        return compute_exact_standard_deviation(self.samples)
+        """The standard deviation of the samples, in seconds per launch; 0 for a single sample."""
+        return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
     def figure(self) -> str:
@@ -337,7 +324,7 @@ class Measurement(Tabular):
     @property
     def seconds(self) -> float:
         """The mean or median seconds per launch, whichever ``figure`` names."""
-        return self._get_statistic_seconds(self.figure)
+        return float(getattr(self._get_summary(), self.figure))
 
     @cached_property
     def interval(self) -> Interval:
@@ -345,20 +332,15 @@ class Measurement(Tabular):
         ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples alone.
         Raises ValueError for a row without samples.
         """
-        if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
-        within = self.summary.interval
         if self.repeatability is None:
-            return within
+            return self._get_summary().interval
         own, celsius = self.seconds, self.conditions.celsius
         return compute_repeat_interval([own], own, [self.standard_error], self.repeatability, celsius)
 
     @property
     def standard_error(self) -> float:
         """The standard error of ``seconds`` from the scatter of the row's samples, as a share of ``seconds``."""
-        if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return compute_standard_error(self.summary.interval, self.seconds)
+        return compute_standard_error(self._get_summary().interval, self.seconds)
 
     @property
     def rate_interval(self) -> Interval:
@@ -379,10 +361,10 @@ class Measurement(Tabular):
         """Half the width of the row's 95 % interval, as a share of its seconds per launch."""
         return self.interval.half_width / self.seconds
 
-    def _get_statistic_seconds(self, statistic: str) -> float:
+    def _get_summary(self) -> Summary:
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
-        return float(getattr(self.summary, statistic))
+        return self.summary
 
 
 #: The source of a rate: ``measured`` on this device, ``contributed`` for its model, ``published`` by other people,

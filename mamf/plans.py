@@ -44,11 +44,6 @@ def choose_regimes(asked: Collection[str] | None, default: Sequence[str], known:
     return tuple(name for name in known or default if name in (asked or default))
 
 
-def require_known_regime(name: str) -> None:
-    """Raise UnknownNameError unless ``name`` is the name of a regime."""
-    require_known(("regime", name, REGIME_NAMES))
-
-
 #: Kinds of runs: rows of given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one matmul on
 #: several kinds of data; rows compared with a baseline; claims measured again; matmul at the same time as other work;
 #: random problems whose results are verified.
@@ -236,8 +231,7 @@ class Plan:
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             require_whole_number("seed", problem.seed, 0, MAX_SEED)
-        for name in self.regimes:
-            require_known_regime(name)
+        require_known(*(("regime", name, REGIME_NAMES) for name in self.regimes))
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
             raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 

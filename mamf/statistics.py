@@ -157,13 +157,6 @@ def compute_standard_deviation(samples: Sequence[float]) -> float:
     return math.sqrt(_sum_squared_deviations(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
 
 
-def compute_exact_standard_deviation(samples: Sequence[float]) -> float:
-    """Compute the standard deviation of samples with exact fractions, for reports that must reproduce every digit of
-    old logs; 0 for a single sample.
-    """
-    return _stdlib.stdev(samples) if len(samples) > 1 else 0.0
-
-
 def _sum_squared_deviations(samples: Sequence[float]) -> float:
     """Return the sum of the squared deviations of samples from their mean."""
     mean = _stdlib.fmean(samples)
@@ -354,11 +347,3 @@ def compute_known_median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if all are None."""
     known = [value for value in values if value is not None]
     return _stdlib.median(known) if known else None
-
-
-def compute_geometric_mean(values: Sequence[float]) -> float:
-    return _stdlib.geometric_mean(values)
-
-
-def compute_arithmetic_mean(values: Sequence[float]) -> float:
-    return _stdlib.fmean(values)

@@ -62,12 +62,14 @@ def escape_invisible_characters(text: str) -> str:
     """Escape invisible characters in a text: the Escape character as ``\\x1b``, a line end as ``\\n``. The result is
     one line.
     """
-    return _NON_PRINTABLE_ASCII.sub(_escape_match_if_invisible, text)
-
-
-def escape_invisible_characters_in_lines(text: str) -> str:
-    """Escape invisible characters in a text of several lines. Keep the line ends."""
-    return "\n".join(map(escape_invisible_characters, text.split("\n")))
+    return _NON_PRINTABLE_ASCII.sub(
+        lambda found: (
+            found[0].encode("unicode_escape").decode()
+            if unicodedata.category(found[0]) in _INVISIBLE_CATEGORIES
+            else found[0]
+        ),
+        text,
+    )
 
 
 _MIN_WRAP_COLUMNS = 8
@@ -89,12 +91,6 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
         break_on_hyphens=False,
     )
     return "\n".join(indentation + part for part in parts)
-
-
-def _escape_match_if_invisible(match: re.Match[str]) -> str:
-    character = match[0]
-    is_invisible = unicodedata.category(character) in _INVISIBLE_CATEGORIES
-    return character.encode("unicode_escape").decode() if is_invisible else character
 
 
 def convert_to_csv_cell(value: object) -> object:

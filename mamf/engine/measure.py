@@ -15,7 +15,7 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer_accuracy
+from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
@@ -157,7 +157,7 @@ class _RowMeasurement:
             self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
-        details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
+        details = samples.details | ({} if peak is None else {"held_bytes": checked.prepared.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
@@ -177,7 +177,8 @@ class _RowMeasurement:
         # No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in samples.seconds]
         work = self.problem.work(self.shape)
-        accuracy = find_timer_accuracy(self.regime.backend.name, samples.timer_overhead)
+        timer = find_timer(self.regime.backend.name)
+        accuracy = timer.accuracy if timer and samples.timer_overhead else 0.0  # 0 if the error is unknown.
         possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
@@ -269,7 +270,7 @@ def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape
     if peak is None:
         return None
     operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
-    return int(operands + checked.held_bytes + peak - before)
+    return int(operands + checked.prepared.held_bytes + peak - before)
 
 
 def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:

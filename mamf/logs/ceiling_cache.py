@@ -23,7 +23,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import MamfError, get_first_message_line
 from mamf.files import make_folder, write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import get_cached_package_version
+from mamf.machine.environment import get_package_version
 from mamf.measurement import label_dtype
 
 CACHE_VARIABLE = "MAMF_CACHE"
@@ -118,7 +118,7 @@ def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling 
 
     Raises RunLogError if the cached log is damaged.
     """
-    return _read_cached_ceiling(_build_cache_path(info, get_cached_package_version("torch"), problem, regime), regime)
+    return _read_cached_ceiling(_build_cache_path(info, get_package_version("torch"), problem, regime), regime)
 
 
 def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:

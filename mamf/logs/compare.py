@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, parse_sharing
@@ -49,7 +50,7 @@ from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import Tabular, group_pairs
 from mamf.operations.unknown import is_compute_roof
-from mamf.statistics import CONFIDENCE, Interval, compute_geometric_mean, compute_student_t_quantile
+from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -235,7 +236,7 @@ class Comparison(Tabular):
     @property
     def geometric_mean_ratio(self) -> float:
         """The geometric mean of the ratio B/A over all pairs."""
-        return compute_geometric_mean([pair.ratio for pair in self.pairs])
+        return geometric_mean(pair.ratio for pair in self.pairs)
 
     def regressions(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[RowPair]:
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from mamf.calibration import find_calibration
@@ -37,7 +38,6 @@ from mamf.statistics import (
     CONFIDENCE,
     FigureError,
     Interval,
-    compute_geometric_mean,
     compute_known_median,
     compute_run_error,
     compute_student_t_quantile,
@@ -201,9 +201,7 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     )
     common, seen = max(timer, *(each.common for each in changes)), 0.0
     for side in (0, 1):
-        rows = [
-            [math.log(rate / compute_geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes
-        ]
+        rows = [[math.log(rate / geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes]
         seen += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
@@ -482,15 +480,12 @@ def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRo
         statuses = [row.status for row in rows if row.tflops is None]
         return replace(rows[0], tflops=None, interval=None, status=(statuses or ["missing in a run"])[0])
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
-    low, high = (
-        compute_geometric_mean([each.low for each in intervals]),
-        compute_geometric_mean([each.high for each in intervals]),
-    )
+    low, high = geometric_mean(each.low for each in intervals), geometric_mean(each.high for each in intervals)
     interval = Interval(low, high, min(each.coverage for each in intervals))
     error = replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count)
     return replace(
         rows[0],
-        tflops=compute_geometric_mean(rates),
+        tflops=geometric_mean(rates),
         interval=interval,
         error=error,
         rates=rates,

@@ -18,9 +18,10 @@ from msgspec import UNSET, Meta, Struct
 from msgspec import UnsetType as Missing
 
 from mamf.ceilings.ceiling import Ceiling
+from mamf.errors import require_known
 from mamf.measurement import MAX_OVERHEAD_SECONDS, Conditions, Measurement, Rate, Status
 from mamf.operations.unknown import get_operation
-from mamf.plans import MATMUL, require_known_regime
+from mamf.plans import MATMUL, REGIME_NAMES
 from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize
 
 _RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
@@ -292,7 +293,7 @@ def read_measurement_record(record: Mapping[str, Any], header: Mapping[str, Any]
     Raises KeyError or ValueError if the values are not a measurement.
     """
     read = read_record(record, MeasurementRecord)
-    require_known_regime(read.regime)
+    require_known(("regime", read.regime, REGIME_NAMES))
     of = get_operation(read.operation, record)
     problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
     return Measurement(

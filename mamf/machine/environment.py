@@ -32,21 +32,15 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {
-            name: installed for name in ("torch", "numpy", "triton") if (installed := get_cached_package_version(name))
+            name: installed for name in ("torch", "numpy", "triton") if (installed := get_package_version(name))
         },
         "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
     }
 
 
-@functools.cache
-def get_cached_package_version(name: str) -> str | None:
-    """Return the version of a package, or None if the package is not installed. The first result is kept for the life
-    of the process, because upgrading a package does not change a process that already runs.
-    """
-    return get_package_version(name)
-
-
+@functools.cache  # Upgrading a package does not change a process that already runs.
 def get_package_version(name: str) -> str | None:
+    """Return the version of a package, or None if the package is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -57,7 +51,7 @@ def get_mamf_version() -> dict[str, str | None]:
     """Return the name ``mamf``, its version, and its git commit or None if it does not run from a git checkout. ``+``
     after the commit means uncommitted changes.
     """
-    return {"name": "mamf", "version": get_cached_package_version("mamf"), "commit": _read_checkout_commit()}
+    return {"name": "mamf", "version": get_package_version("mamf"), "commit": _read_checkout_commit()}
 
 
 @functools.cache  # cached, because a later commit does not change this process

@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from mamf.files import read_packaged_csv_rows
 from mamf.profiling.traces import DEVICE_EVENT_KINDS, Event, Intervals, merge_intervals, sum_interval_seconds
@@ -42,9 +41,6 @@ WORK_CLASSES = (
     UNCLASSIFIED,
     COMMUNICATION,
 )
-#: Maximum depth of nested kernel names. A wrapper is a kernel that only launches another kernel, which is its template
-#: argument, and may be a wrapper too.
-_MAX_WRAPPER_DEPTH = 4
 
 
 @functools.cache
@@ -83,7 +79,7 @@ def classify_event(event: Event) -> str:
     enclosing = {
         _find_class_by_rules("caller", each.name)
         for each in (*callers, *forward)
-        if not _is_asynchronous_collective(each, callers[0])
+        if each.kind == "operation" or each is callers[0] or _find_class_by_rules("caller", each.name) != COMMUNICATION
     }
     if forward or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
         # In Lightning, the optimizer's step() calls the forward and backward pass, which are not the optimizer's work.
@@ -98,24 +94,21 @@ def classify_event(event: Event) -> str:
     )
 
 
-def _is_asynchronous_collective(caller: Event, innermost: Event) -> bool:
-    is_inner = caller.kind == "operation" or caller is innermost
-    return not is_inner and _find_class_by_rules("caller", caller.name) == COMMUNICATION
-
-
-def classify_kernel_name(kernel: str) -> str | None:
-    """Return the class of a kernel by its name alone, or None if no rule matches the name."""
-    return _classify_kernel_in_wrappers(kernel, _MAX_WRAPPER_DEPTH)
-
-
 @functools.cache
-def _classify_kernel_in_wrappers(kernel: str, max_depth: int) -> str | None:
-    name = split_kernel_name(kernel)
-    if max_depth and (wrapper_class := _find_class_by_rules("wrapper", name.qualified_function)) is not None:
-        known = (_classify_kernel_in_wrappers(each, max_depth - 1) for each in name.template_arguments)
+def classify_kernel_name(kernel: str, max_depth: int = 4) -> str | None:
+    """Return the class of a kernel by its name alone, or None if no rule matches the name.
+
+    A wrapper is a kernel that only launches another kernel, which is one of its template arguments and may be a wrapper
+    too. ``max_depth``: the maximum number of wrappers around each other.
+    """
+    function, template_arguments = split_kernel_name(kernel)
+    if max_depth and (wrapper_class := _find_class_by_rules("wrapper", function)) is not None:
+        known = (classify_kernel_name(each, max_depth - 1) for each in template_arguments)
         return next(filter(None, known), None) or wrapper_class or None
-    by_words = (_find_class_by_rules("word", underscored_names) for underscored_names in name.underscored_names)
-    return _find_class_by_rules("kernel", name.qualified_function) or next(filter(None, by_words), None)
+    # The rules for words match names such as _soft_max_forward_ for softMaxForward.
+    names = (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(function.split("::")))
+    by_words = (_find_class_by_rules("word", name) for name in names)
+    return _find_class_by_rules("kernel", function) or next(filter(None, by_words), None)
 
 
 @functools.cache
@@ -136,43 +129,29 @@ def _find_class_by_rules(rule_kind: str, name: str) -> str | None:
 # -- time of each class ------------------------------------------------------------------------------------------------
 
 
-class ClassSeconds(NamedTuple):
-    """The seconds during which events of one class ran.
-
-    - ``visible``: the seconds that count for this class. While events of several classes run, the time counts for the
-      class that comes first in WORK_CLASSES.
-    - ``hidden``: the seconds in which events of this class ran, but which count for another class.
-    """
-
-    visible: float
-    hidden: float
-
-
-def compute_class_seconds(intervals_by_class: Mapping[str, Iterable[tuple[float, float]]]) -> dict[str, ClassSeconds]:
+def compute_class_seconds(
+    intervals_by_class: Mapping[str, Iterable[tuple[float, float]]],
+) -> dict[str, tuple[float, float]]:
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
-    ``intervals_by_class``: the intervals of the events of each class, as (begin, end) in seconds.
+    Visible seconds count for the class. Hidden seconds are those in which events of the class ran, but which count for
+    another class. ``intervals_by_class``: the intervals of the events of each class, as (begin, end) in seconds.
     """
-    shares: dict[str, ClassSeconds] = {}
+    seconds_by_class: dict[str, tuple[float, float]] = {}
     covered: Intervals = []
     for name in WORK_CLASSES:
-        intervals = merge_intervals(intervals_by_class.get(name, ()))
-        if not intervals:
-            continue
-        covered_with_class = merge_intervals([*covered, *intervals])
-        visible = sum_interval_seconds(covered_with_class) - sum_interval_seconds(covered)
-        shares[name] = ClassSeconds(visible, max(0.0, sum_interval_seconds(intervals) - visible))
-        covered = covered_with_class
-    return shares
+        if intervals := merge_intervals(intervals_by_class.get(name, ())):
+            covered_before = covered
+            covered = merge_intervals([*covered, *intervals])
+            visible = sum_interval_seconds(covered) - sum_interval_seconds(covered_before)
+            seconds_by_class[name] = visible, max(0.0, sum_interval_seconds(intervals) - visible)
+    return seconds_by_class
 
 
 # -- names of kernels --------------------------------------------------------------------------------------------------
 
 
 _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
-#: Suffix that split_kernel_name removes: ROCm reports the name of a kernel's descriptor, which is the kernel's name
-#: followed by this suffix.
-_DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Pattern of one token of a mangled C++ name. Literals, types and substitutions are separate tokens, so that their
 #: digits are not taken for the length of an identifier.
@@ -182,39 +161,20 @@ _MANGLED_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
-class KernelName(NamedTuple):
-    """The parts of a kernel's name.
-
-    - ``qualified_function``: the function with its namespaces, such as ``at::native::vectorized_kernel``, without
-      return type, template arguments and parameters.
-    - ``template_arguments``: the text of each template argument.
-    """
-
-    qualified_function: str
-    template_arguments: tuple[str, ...]
-
-    @property
-    def underscored_names(self) -> Iterator[str]:
-        """The function's name, then the name of each namespace from the innermost one on.
-
-        Names are in lower case with ``_`` before, between and after their words: ``softMaxForward`` becomes
-        ``_soft_max_forward_``.
-        """
-        return (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(self.qualified_function.split("::")))
-
-
 @functools.cache
-def split_kernel_name(name: str) -> KernelName:
+def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
     """Split a mangled or demangled kernel name into function and template arguments, even if the name was cut off.
 
-    The running time is linear in the length of the name.
+    The function has its namespaces, as in ``at::native::vectorized_kernel``, but no return type, template arguments and
+    parameters. The running time is linear in the length of the name.
     """
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED_PREFIX.match(name):
         qualified_function, *template_arguments = _list_mangled_identifiers(name[mangled.end() :]) or [name]
-        return KernelName(qualified_function, tuple(template_arguments))
-    qualified_function, inner = _split_demangled_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
-    return KernelName(qualified_function, tuple(each.strip() for each in inner if each.strip()))
+        return qualified_function, tuple(template_arguments)
+    # ROCm reports the name of a kernel's descriptor, which is the kernel's name followed by .kd.
+    qualified_function, inner = _split_demangled_name(name.removesuffix(".kd"))
+    return qualified_function, tuple(each.strip() for each in inner if each.strip())
 
 
 def _split_demangled_name(name: str) -> tuple[str, list[str]]:

@@ -35,12 +35,9 @@ TF32_KERNEL_NAME = re.compile(r"tf32|tfloat32|s1688gemm")
 
 def count_operation_flop(event: Event) -> int | None:
     """Return the FLOP of an operation, or None if mamf has no formula for it or the trace lacks the shapes."""
-    formula = _FLOP_FORMULAS.get(event.name)
-    if formula is None:
-        return None
     try:
-        return formula(event.argument_shapes, event.argument_values)
-    except (IndexError, ValueError, TypeError, UsageError):
+        return _FLOP_FORMULAS[event.name](event.argument_shapes, event.argument_values)
+    except (LookupError, ValueError, TypeError, UsageError):
         return None
 
 

@@ -136,6 +136,7 @@ class Profile:
     dtypes: tuple[DtypeRow, ...] = ()
 
     def __post_init__(self) -> None:
+        # Compute idle time here, because the logs of early versions of mamf have the sum of all gaps instead.
         idle = self.whole_seconds - self.busy_seconds
         rows = tuple(replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
@@ -200,15 +201,15 @@ def make_profile(
     ``find_ceiling``: returns the ceiling of a dtype, for MAMFU. ``unprofiled_step_seconds``: see Profile.
     """
     busy_intervals = find_busy_intervals(trace)
-    idle = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
+    gaps = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
     rows = list(_make_class_rows(busy_intervals, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
-        seconds=trace.seconds,
+        seconds=trace.end - trace.start,
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, sum_interval_seconds(idle), 0.0, len(idle))),
+        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, len(gaps))),
         kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
@@ -226,17 +227,14 @@ def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindC
     for name, share in compute_class_seconds(
         {name: _merge_busy_intervals(work_intervals) for name, work_intervals in by_class.items()}
     ).items():
-        calls = {each.event for each in by_class[name] if not _is_called_by_class(name, each.event)}
-        yield _make_class_row(name, *share, len(calls), by_class[name], find_ceiling)
-
-
-def _is_called_by_class(name: str, event: Event) -> bool:
-    """Return whether an operation on the CPU was called by an operation of the class ``name``.
-
-    If the operation is of that class too, caller and operation count as one call.
-    """
-    caller = event.caller
-    return caller is not None and event.kind == caller.kind == "operation" and classify_event(caller) == name
+        events = {each.event for each in by_class[name]}
+        # An operation on the CPU and the operations of its class that it calls count as one call.
+        inner = {
+            event
+            for event in events
+            if event.caller and event.kind == event.caller.kind == "operation" and classify_event(event.caller) == name
+        }
+        yield _make_class_row(name, *share, len(events - inner), by_class[name], find_ceiling)
 
 
 def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]:
@@ -310,32 +308,26 @@ def _make_class_row(
     that a matmul calls counts none of the matmul's FLOP. The FLOP's dtype is that of the innermost operation with a
     formula, because autocast converts the operands before that operation.
     """
-    counting = {
-        each.event: operations for each in work_intervals if (operations := _list_operations_with_formula(each.event))
-    }
-    counting = {event: each for event, each in counting.items() if classify_event(each[-1]) == classify_event(event)}
+    counting: dict[Event, list[Event]] = {}
+    for event in dict.fromkeys(each.event for each in work_intervals):
+        operations = [each for each in event.yield_callers() if count_operation_flop(each) is not None]
+        # The matmuls of an optimizer such as Muon are not work of the model.
+        if operations and classify_event(operations[-1]) == classify_event(event) != OPTIMIZER:
+            counting[event] = operations
     innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
     flop: Counter[str] = Counter()
-    kernels = (
-        each.event for each in work_intervals if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name)
-    )
     # torch records matmuls in TF32 as float32, so only the names of their kernels show that they ran in TF32.
-    tf32 = {operation for kernel in kernels for operation in kernel.yield_callers()}
+    tf32 = {
+        caller
+        for each in work_intervals
+        if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name)
+        for caller in each.event.yield_callers()
+    }
     for operation, multiplying in innermost.items():
         dtype = find_multiplied_dtype(multiplying)
         flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_operation_flop(operation) or 0
     seconds = sum_interval_seconds(_merge_busy_intervals(each for each in work_intervals if each.event in counting))
     return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, find_ceiling))
-
-
-def _list_operations_with_formula(event: Event) -> list[Event]:
-    """Return the operations with a FLOP formula among an event and its callers, innermost first.
-
-    The event computes FLOP of the outermost of these operations. The list is empty for events of an optimizer such as
-    Muon, because its matmuls are not work of the model.
-    """
-    operations = [each for each in event.yield_callers() if count_operation_flop(each) is not None]
-    return operations if operations and classify_event(event) != OPTIMIZER else []
 
 
 def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: FindCeiling) -> float | None:

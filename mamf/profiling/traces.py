@@ -121,10 +121,6 @@ class Trace:
             raise ValueError("the trace has no duration")
 
     @property
-    def seconds(self) -> float:
-        return self.end - self.start
-
-    @property
     def is_of_device(self) -> bool:
         """Whether a device ran kernels or copies. If not, profiles show operations on the CPU."""
         return any(event.is_on_device for event in self.events)

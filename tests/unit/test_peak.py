@@ -37,9 +37,7 @@ def device(**changes):
 @pytest.fixture
 def same_torch(monkeypatch):
     header = json.loads(H200.read_text().partition("\n")[0])
-    monkeypatch.setattr(
-        ceiling_cache, "get_cached_package_version", lambda name: header["environment"]["packages"][name]
-    )
+    monkeypatch.setattr(ceiling_cache, "get_package_version", lambda name: header["environment"]["packages"][name])
 
 
 def test_what_a_find_left_comes_first(cache, same_torch):

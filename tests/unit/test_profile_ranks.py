@@ -19,7 +19,7 @@ def row(name, visible, hidden=0.0):
 
 def rank(matmul, exposed, idle, hidden=0.0):
     """Two steps, of these ms each."""
-    rows = [row("matmul", 2e-3 * matmul), row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden), row(IDLE, 0.0)]
+    rows = [row("matmul", 2e-3 * matmul), row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden), row(IDLE, 2e-3 * idle)]
     step = 1e-3 * (matmul + exposed + idle)
     return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), unprofiled_step_seconds=step)
 

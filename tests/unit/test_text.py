@@ -16,7 +16,6 @@ from mamf.text import (
     Markup,
     convert_to_csv_cell,
     escape_invisible_characters,
-    escape_invisible_characters_in_lines,
     escape_markdown,
     escape_markdown_line,
     wrap_line,
@@ -45,7 +44,6 @@ def test_nothing_in_a_terminal_is_unseen(text):
     shown = escape_invisible_characters(text)
     assert not re.search("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]", shown)
     assert escape_invisible_characters(shown) == shown
-    assert escape_invisible_characters_in_lines(text).count("\n") == text.count("\n")
     assert align_table(["a", "b"], [[text, text]], ()).count("\n") == 2
     shown.encode()
 

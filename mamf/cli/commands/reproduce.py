@@ -19,7 +19,7 @@ from mamf.kernel import AnyKernel
 from mamf.kinds.driver import ResumedLog
 from mamf.logs.judging import NOT_MEASURED, judge_claims, make_claims
 from mamf.logs.run_log import RunLog
-from mamf.operation import Request, get_field_parameters, make_operation_plan
+from mamf.operation import Request, get_parameters, make_operation_plan
 from mamf.plans import (
     BURST,
     CLASSIC,
@@ -145,7 +145,9 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
 
     if word in _CLAIM_REGIMES:
         return "regime"
-    return next((each.name for each in get_field_parameters(operation).values() if word in each.choices), "dtype")
+    return next(
+        (each.name for each in get_parameters(operation.problem_type).values() if word in each.choices), "dtype"
+    )
 
 
 def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:

@@ -29,7 +29,7 @@ from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.document import MISSING_VALUE, format_markdown_table, format_significant
-from mamf.report.rows import find_best_rows
+from mamf.report.rows import rank_by_regime
 from mamf.report.shares import Shares
 from mamf.text import Markup
 
@@ -176,7 +176,7 @@ def single_figure(path: str, expression: str) -> str:
         if words[1:2] == ["ceiling"]:
             return format_significant(log.ceilings[words[0]].rate)
         if words[1:] == ["best"]:
-            return format_significant(find_best_rows(log.measurements)[words[0]].row.best_rate)
+            return format_significant(rank_by_regime(log.measurements)[words[0]][0].best_rate)
         show = CELLS[words[0]]
     except KeyError as error:
         raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None

@@ -37,6 +37,8 @@ from mamf.text import wrap_line
 
 #: Seconds for which threads of a plugin may keep the process running after the command has ended.
 _MAX_THREAD_WAIT_SECONDS = 5.0
+#: The first bytes of every run log.
+_HEADER_START = b'{"record": "header"'
 _DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
 COMMAND_GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
@@ -172,7 +174,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
     _start_missing_log(options)
     options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
     if crashed_run and hasattr(options, "resume"):  # resume with the plan of the log, and ignore that of the options
-        options.resume, options.begins, options.given = crashed_run.log_path, False, set()
+        options.resume, options.begins, options.given = crashed_run.log_path, "", set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
@@ -182,29 +184,33 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _start_missing_log(options: argparse.Namespace) -> None:
-    """Replace --requeue by --output if the log does not exist, or if it ends within its header. Raises UsageError if
-    the log of --resume does not exist.
+    """Replace --requeue by --output if there is no log to continue, and set ``options.begins`` to the reason, or else
+    to an empty text. Raises UsageError if there is no log for --resume to continue.
 
     This happens before the command runs, because a command reads its options differently when it resumes a log.
     """
-    path = getattr(options, "resume", None)
-    if path is not None and hasattr(options, "requeues") and path.is_file() and _has_incomplete_header(path):
-        path.unlink()
-    is_missing = path is not None and getattr(options, "output", path) is None and not path.exists()
-    options.begins = is_missing and hasattr(options, "requeues")
-    if is_missing and not options.begins:
-        raise UsageError(f"--resume: {path} does not exist; use --requeue to start a new run there")
+    path: Any = getattr(options, "resume", None)
+    is_output_free = path is not None and getattr(options, "output", path) is None
+    options.begins = _explain_new_log(path) if is_output_free else ""
+    if options.begins and not hasattr(options, "requeues"):
+        raise UsageError(f"--resume: {path} {options.begins}; use --requeue to start a new run there")
     if options.begins:
-        options.output, options.resume = path, None
+        options.output, options.resume = path.resolve() if path.is_symlink() else path, None
+        options.output.unlink(missing_ok=True)
 
 
-def _has_incomplete_header(path: Path) -> bool:
-    """Return whether a file is empty or contains only the beginning of a log's header, which a run writes first, as one
-    line.
+def _explain_new_log(path: Path) -> str:
+    """Return why a run cannot continue the log at ``path`` but must start it: the file does not exist, or a run that
+    ended early left it empty or with a part of the header, its first line. Return an empty text if a run can continue.
     """
+    if not path.is_file():
+        return "" if path.exists() else "does not exist"
     with path.open("rb") as file:
         first_line = file.readline()
-    return not first_line.endswith(b"\n") and (not first_line or first_line.startswith(b'{"record": "header"'))
+    is_cut = _HEADER_START.startswith(first_line[: len(_HEADER_START)]) and not first_line.endswith(b"\n")
+    if not is_cut:
+        return ""
+    return "ends within its header" if first_line else "is empty"
 
 
 def _discard_output() -> None:

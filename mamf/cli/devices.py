@@ -303,7 +303,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     path = folder / f"rank{own.rank}.jsonl"
     if not options.restart:
         make_folder(folder)
-        options.begins = options.begins or (options.resume is not None and not path.exists())
+        options.begins = options.begins or ("does not exist" if options.resume and not path.exists() else "")
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
     count = load_backend_class(options.backend or find_first_backend()).device_count()
     if options.resume is None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mamf.cli.terminal import find_terminal_columns, print_lines, print_wrapped_line
+from mamf.errors import UsageError
 from mamf.text import wrap_line
 
 #: Options that few people need. --help hides them, and --help-all prints them.
@@ -112,6 +113,13 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"unknown option {unknown[0]!r}{parser.suggest_option(unknown[0])}")
         return options
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Parse the value of an option. Report the message of the option's type, which argparse itself would drop."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            raise argparse.ArgumentError(action, str(error.__context__)) from None
+
     def format_help(self) -> str:
         return self.overview_text or self._format_help(shows_rare_options=False)
 
@@ -179,9 +187,9 @@ def find_option_value(option: str, words: Sequence[str]) -> str | None:
 
 
 def parse_nonempty_text(text: str) -> str:
-    """Return the text unchanged. Raises ArgumentTypeError if it is blank."""
+    """Return the text unchanged. Raises UsageError if it is blank."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("the value is empty")
+        raise UsageError("the value is empty")
     return text
 
 

@@ -10,21 +10,20 @@ import argparse
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
-from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options, parse_option_value, parse_range_bound, warn
+from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options, warn
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
 from mamf.operation import (
     Operation,
     Parameter,
     Preset,
     Request,
-    get_field_parameters,
-    get_size_parameters,
+    get_parameters,
     make_operation_plan,
     parse_range,
 )
@@ -99,7 +98,7 @@ def add_operation_options(
         group = parser.add_argument_group(
             f"shapes of {operation.name}", "Several values are measured in every combination."
         )
-        for size in get_size_parameters(operation).values():
+        for size in get_parameters(operation.shape_type).values():
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
         add_shared_options(group, "--shapes", help=f"complete shapes, such as {operation.shape_example}")
         if presets := operation.presets():
@@ -110,7 +109,7 @@ def add_operation_options(
         for action in group._group_actions:
             action.is_parameter = True  # type: ignore[attr-defined]
     group = parser.add_argument_group(f"problem of {operation.name}")
-    for each in get_field_parameters(operation).values():
+    for each in get_parameters(operation.problem_type).values():
         if each.name == "dtype":
             usual = SHARED_OPTIONS["--dtype"].default_text if each.default == "bfloat16" else each.default
             add_shared_options(group, "--dtype", default_text=usual, nargs="+" if takes_several_values else None)
@@ -155,13 +154,11 @@ def _add_parameter_option(
             "choices": list(parameter.choices) or None,
             "nargs": "+" if takes_several_values else None,
         }
-        added = [
-            where.add_argument(
-                option, type=lambda text: parse_option_value(parameter.convert, parse_nonempty_text(text)), **keywords
-            )
-        ]
+        added = [where.add_argument(option, type=lambda text: parameter.convert(parse_nonempty_text(text)), **keywords)]
     if parameter.has_range:
-        bounds: dict[str, Any] = {"type": parse_range_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
+        # Read a bound as a plain number, because START may be 0, which no size is.
+        convert_bound = replace(parameter, read=None).convert
+        bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"sizes of {parameter.name.upper()} from START up to, but not including, STOP (START 0 begins at STEP)"
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:
@@ -190,10 +187,10 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     """Make the request that the options describe: shapes, sizes and fields of the operation, before a device is opened.
     Raises UsageError for options that contradict each other.
     """
-    sizes = dict(_yield_set_parameters(options, get_size_parameters(operation).values(), "size"))
+    sizes = dict(_yield_set_parameters(options, get_parameters(operation.shape_type).values(), "size"))
     shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _make_preset(operation, options, sizes)
-    for parameter in get_size_parameters(operation).values():
+    for parameter in get_parameters(operation.shape_type).values():
         if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
             named = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
             raise UsageError(
@@ -205,7 +202,7 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {
         **({"dtype": dtypes} if dtypes else {}),
-        **dict(_yield_set_parameters(options, get_field_parameters(operation).values(), "field")),
+        **dict(_yield_set_parameters(options, get_parameters(operation.problem_type).values(), "field")),
     }
     texts = getattr(options, "set", None) or ()
     for name in {text.partition("=")[0] for text in texts} & fields.keys():
@@ -239,7 +236,7 @@ def parse_field_texts(
     """Parse texts such as ``direction=fwd,bwd``, and return their values together with ``given_values``, by field.
     Raises UsageError for an unknown field, a wrong value or a field that is set twice.
     """
-    known, found = get_field_parameters(operation), dict(given_values)
+    known, found = get_parameters(operation.problem_type), dict(given_values)
     for text in field_texts:
         name, equals, values = text.partition("=")
         require_known((f"field of {operation.name}", name, known))

@@ -255,7 +255,7 @@ class Session:
         run.on_phase = lambda text: progress.show_phase(text)
         rows = run.measurements()
         if self.options.begins:
-            print_line(f"{self.options.output} does not exist: starting a new run", sys.stderr)
+            print_line(f"{self.options.output} {self.options.begins}: starting a new run", sys.stderr)
         report_run_to_watcher(
             self.options, self.backend, run.writer, self.resumed_log.measurements if self.resumed_log else ()
         )

@@ -13,10 +13,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mamf.backend import Backend
 from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
@@ -152,7 +152,6 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
         print_line("        this shape will end as out_of_memory; mamf measures smaller shapes")
 
 
-OptionValue = TypeVar("OptionValue")
 _SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 #: Values of --devices that are not indices: ALL_DEVICES means every device of the backend, and RANK_DEVICES one device
@@ -165,43 +164,14 @@ def parse_duration(text: str) -> float:
     match = _DURATION_PATTERN.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a duration; write 90s, 5m or 1.5h")
+        raise UsageError(f"{shorten(text)!r} is not a duration; write 90s, 5m or 1.5h")
     return seconds
-
-
-def parse_share_option(text: str) -> float:
-    """Parse the value of an option that is a share between 0 and 1, such as ``0.3%`` or ``0.003``."""
-    return parse_option_value(parse_share, text)
-
-
-def parse_size_option(text: str) -> int:
-    """Parse the value of an option that is a dimension or a count of at least 1."""
-    return parse_option_value(parse_size, text)
-
-
-def parse_range_bound(text: str) -> int:
-    """Parse a bound of a range of sizes. It may be negative, because the sizes of the range are checked later."""
-    if not text.isascii() or not text.removeprefix("-").isdigit():
-        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number")
-    return -_parse_digits_option(text[1:]) if text.startswith("-") else _parse_digits_option(text)
-
-
-def _parse_digits_option(digits: str) -> int:
-    return parse_option_value(parse_digits, digits)
-
-
-def parse_option_value(parse: Callable[[str], OptionValue], text: str) -> OptionValue:
-    """Parse the value of an option with ``parse``. Convert a UsageError into an error that argparse reports."""
-    try:
-        return parse(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{shorten(text)!r} is not a whole number of at least 0")
-    return _parse_digits_option(text)
+        raise UsageError(f"{shorten(text)!r} is not a whole number of at least 0")
+    return parse_digits(text)
 
 
 def parse_device_index(text: str) -> int:
@@ -272,7 +242,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--dtypes": SharedOption(
         "also report the dtypes of parameters, outputs, logits, loss and gradients", "", _SWITCH_KEYWORDS
     ),
-    "--launches": SharedOption("number of launches of each kernel", "", {"type": parse_size_option, "metavar": "N"}),
+    "--launches": SharedOption("number of launches of each kernel", "", {"type": parse_size, "metavar": "N"}),
     "--notes": SharedOption(
         "free text to store in the log, such as how the device is cooled", "none", {"type": str, "default": ""}
     ),
@@ -297,7 +267,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--precision": SharedOption(
         "measure each row until the half-width of its 95%% interval is this share of the figure or less",
         "0.3%%",
-        {"type": parse_share_option, "metavar": "SHARE"},
+        {"type": parse_share, "metavar": "SHARE"},
     ),
     "--regime": SharedOption(
         "type of load; burst: short trains of launches with rests; sustained: load until clock and power settle",

@@ -24,7 +24,7 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES, SWEEP
 from mamf.plugins.discovery import list_builtin_names
 from mamf.report.document import label_kernel
-from mamf.report.rows import find_best_rows
+from mamf.report.rows import rank_by_regime
 from mamf.report.shares import make_problem_title
 
 #: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
@@ -129,7 +129,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     if plan.is_search:
         return [_make_rate(log, place, MATMUL_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.all_ceilings)]
     if plan.kind == SWEEP and is_compute_roof(plan.operation):
-        return [_make_rate(log, place, MATMUL_TABLE, best.row) for best in find_best_rows(log.measurements).values()]
+        return [_make_rate(log, place, MATMUL_TABLE, best) for best, *_ in rank_by_regime(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:

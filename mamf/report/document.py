@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +29,8 @@ UNKNOWN_INTERVAL = "unknown"
 UNKNOWN_INTERVAL_REASON = (
     "the interval is unknown, because the samples scatter so much that a repeat may be more than 50 % off"
 )
-_COLUMN_GAP = "  "
+#: Blanks between two columns on a terminal.
+COLUMN_GAP = "  "
 
 
 def format_significant(value: float) -> str:
@@ -127,16 +129,10 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
     that are aligned to the left.
     """
     lines = [[escape_invisible_characters(cell) for cell in line] for line in (columns, *rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
-
-    def format_aligned_line(line: Sequence[str]) -> str:
-        padded = (
-            cell.ljust(width) if name in left_aligned else cell.rjust(width)
-            for name, cell, width in zip(columns, line, widths, strict=True)
-        )
-        return _COLUMN_GAP.join(padded).rstrip()
-
-    return "\n".join(map(format_aligned_line, lines)) + "\n"
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    align = [str.ljust if name in left_aligned else str.rjust for name in columns]
+    padded = ([pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)] for line in lines)
+    return "".join(f"{COLUMN_GAP.join(cells).rstrip()}\n" for cells in padded)
 
 
 def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
@@ -154,12 +150,8 @@ def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
 def format_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_aligned: Collection[str]) -> str:
     """Return a table in GitHub markdown. All cells are escaped, except those that are Markup already."""
     rule = [":--" if name in left_aligned else "--:" for name in columns]
-    lines = [list(map(_format_markdown_cell, columns)), rule, *(list(map(_format_markdown_cell, row)) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def _format_markdown_cell(text: str) -> str:
-    return " ".join(escape_markdown(text).split())
+    heads, *cells = [[" ".join(escape_markdown(cell).split()) for cell in line] for line in (columns, *rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, rule, *cells))
 
 
 def label_kernel(name: str, header: Mapping[str, Any]) -> str:
@@ -407,18 +399,17 @@ def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: in
     the driver requested. A narrow terminal drops the requested clock first.
     """
 
-    def make_reader(name: str, factor: float = 1.0) -> Callable[[RowT], float | None]:
-        def read_value(row: RowT) -> float | None:
-            conditions = read(row)
-            known = None if conditions is None else getattr(conditions, name)
-            return None if known is None else factor * known
+    def read_megahertz(row: RowT, name: str) -> float | None:
+        hertz = getattr(read(row), name, None)
+        return None if hertz is None else 1e-6 * hertz
 
-        return read_value
-
+    true_clock, clock = (partial(read_megahertz, name=name) for name in ("true_clock_hz", "clock_hz"))
     return [
-        Column("cycles_used", "% cycles", make_reader("cycles_used"), format_percent, importance),
-        Column("true_clock_mhz", "MHz", make_reader("true_clock_hz", 1e-6), format_whole_number, importance),
-        Column("clock_mhz", "MHz requested", make_reader("clock_hz", 1e-6), format_whole_number, importance + 2),
+        Column(
+            "cycles_used", "% cycles", lambda row: getattr(read(row), "cycles_used", None), format_percent, importance
+        ),
+        Column("true_clock_mhz", "MHz", true_clock, format_whole_number, importance),
+        Column("clock_mhz", "MHz requested", clock, format_whole_number, importance + 2),
     ]
 
 

@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mamf.report.document import Column, Details, Document, Table, align_table, format_csv, format_markdown_table
+from mamf.report.document import (
+    COLUMN_GAP,
+    Column,
+    Details,
+    Document,
+    Table,
+    align_table,
+    format_csv,
+    format_markdown_table,
+)
 from mamf.text import Markup, escape_invisible_characters, escape_markdown_line, wrap_line
-
-#: Characters between two columns on a terminal.
-_COLUMN_GAP_CHARACTERS = 2
 
 
 def format_terminal(document: Document, width: int | None = None) -> str:
@@ -64,7 +70,7 @@ def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -
     if width is None or not column.min_characters:
         return column
     others = sum(
-        _measure_column_width(each, table.visible_rows) + _COLUMN_GAP_CHARACTERS
+        _measure_column_width(each, table.visible_rows) + len(COLUMN_GAP)
         for each in table.visible_columns
         if each is not column
     )
@@ -89,11 +95,8 @@ def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], wid
     importance 0 are never dropped.
     """
     kept = list(columns)
-    widths = {id(each): _measure_column_width(each, rows) for each in kept}
-    while (
-        width is not None
-        and sum(widths[id(each)] + _COLUMN_GAP_CHARACTERS for each in kept) - _COLUMN_GAP_CHARACTERS > width
-    ):
+    widths = {id(each): len(COLUMN_GAP) + _measure_column_width(each, rows) for each in kept}
+    while width is not None and sum(widths[id(each)] for each in kept) > width + len(COLUMN_GAP):
         least = max(reversed(kept), key=lambda each: each.importance)
         if not least.importance:
             break
@@ -129,10 +132,12 @@ def format_markdown(document: Document, width: int | None = None) -> str:
     """
     blocks = []
     for block in document.visible_blocks:
+        heading = block.title if isinstance(block, Table) else block.heading
+        parts = [f"**{escape_markdown_line(heading.strip())}**\n"] if heading else []
         if isinstance(block, Table):
-            parts = [_format_bold_line(block.title), format_visible_rows(block), _format_markdown_list(block.notes)]
+            parts += [format_visible_rows(block), _format_markdown_list(block.notes)]
         else:
-            parts = [_format_bold_line(block.heading), _format_markdown_list(block.texts)]
+            parts.append(_format_markdown_list(block.texts))
         blocks.append("\n".join(filter(None, parts)))
     return "\n".join(blocks)
 
@@ -145,17 +150,14 @@ def format_visible_rows(table: Table[Any]) -> str:
     return format_markdown_table([column.title for column in columns], lines, left) if columns else ""
 
 
-def _format_bold_line(text: str) -> str:
-    return f"**{escape_markdown_line(text.strip())}**\n" if text else ""
-
-
 def _format_markdown_list(texts: Iterable[str]) -> str:
     """Return a markdown list. Lines that begin with a space are nested one level deeper; Markup stays unchanged."""
-    lines = []
-    for text in texts:
-        indent = "  " if text.startswith(" ") else ""
-        lines.append(text if isinstance(text, Markup) else f"{indent}- {escape_markdown_line(text.strip())}")
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(
+        f"{text}\n"
+        if isinstance(text, Markup)
+        else f"{'  ' if text.startswith(' ') else ''}- {escape_markdown_line(text.strip())}\n"
+        for text in texts
+    )
 
 
 #: Functions that return a document as text, by the value of ``--format``.

@@ -7,7 +7,6 @@ A reference is a row that a run measures again and again, to see how the speed o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 from typing import Any
@@ -56,10 +55,14 @@ def make_row_columns(
     return [
         Column("operation", "", lambda row: row.operation),
         Column("regime", "", lambda row: row.regime),
-        *make_columns_from_mappings(rows, read_problem_fields, titled=False),
+        *make_columns_from_mappings(
+            rows, lambda row: get_operation(row.operation).problem_record(row.problem), titled=False
+        ),
         Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_plain, 1, True),
-        *make_columns_from_mappings(rows, read_shape_fields, titled=False),
+        *make_columns_from_mappings(
+            rows, lambda row: get_operation(row.operation).shape_record(row.shape), titled=False
+        ),
         *(
             [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
             if layers
@@ -94,14 +97,6 @@ def make_row_columns(
     ]
 
 
-def read_problem_fields(row: Measurement) -> Mapping[str, object]:
-    return get_operation(row.operation).problem_record(row.problem)
-
-
-def read_shape_fields(row: Measurement) -> Mapping[str, object]:
-    return get_operation(row.operation).shape_record(row.shape)
-
-
 def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
     """Return the column of the rate, and columns of its interval and other statistics, all in a unit in which the rates
     of ``rows`` read well.
@@ -112,23 +107,22 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
     def rate(value: float) -> str:
         return format_significant(value * factor)
 
-    def make_statistic_column(name: str, importance: int = 7) -> Column[Measurement]:
+    def make_statistic_column(name: str, title: str, importance: int = 7) -> Column[Measurement]:
         return Column(
             name_rate_column(f"rate_{name}", unit),
-            name,
+            title,
             lambda row: row.rate(name) if row.summary else None,
             rate,
             importance,
         )
 
-    is_median = all(row.best_by in ("mean", "median") for row in rows)
-    median = make_statistic_column("median", 1)
+    has_other_statistic = any(row.best_by not in ("mean", "median") for row in rows)
     return [Column(name_rate_column("rate", unit), shown, lambda row: row.best_rate if row.ok else None, rate)], [
         Column(name_rate_column("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
         Column(name_rate_column("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
-        replace(median, title="") if is_median else median,
-        make_statistic_column("mean"),
-        make_statistic_column("fastest"),
+        make_statistic_column("median", "median" if has_other_statistic else "", 1),
+        make_statistic_column("mean", "mean"),
+        make_statistic_column("fastest", "fastest"),
     ]
 
 
@@ -183,51 +177,40 @@ def format_row_label(row: Measurement) -> str:
     return f"{row.kernel} {row.shape}"
 
 
-@dataclass(frozen=True)
-class BestRow:
-    """The best row of a regime, and the means of the rates of all shapes. Rates of several devices are scaled to the
-    first device of the run.
-    """
-
-    row: Measurement
-    arithmetic_mean: float
-    geometric_mean: float
-    shapes: int
-
-
 def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the rows that have a figure, best first. References and trials that only rank algorithms are left out."""
-    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
-    return sorted(kept, key=lambda row: row.rank, reverse=True)
+    return rank_rows(row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
 
 
-def find_best_rows(rows: Sequence[Measurement]) -> dict[str, BestRow]:
-    """Return the best row of each regime, in the order in which the run measured the regimes."""
-    best_rows: dict[str, BestRow] = {}
-    for regime in dict.fromkeys(row.regime for row in rows):
-        if best_first := select_ranked_rows(row for row in rows if row.regime == regime):
-            figures = [row.comparable_rate for row in best_first]
-            best_rows[regime] = BestRow(best_first[0], fmean(figures), geometric_mean(figures), len(figures))
-    return best_rows
+def rank_by_regime(rows: Iterable[Measurement]) -> dict[str, list[Measurement]]:
+    """Return the rows of each regime that have a figure, best first. The regimes are in the order in which the run
+    measured them.
+    """
+    ranked = {
+        regime: select_ranked_rows(same) for regime, same in group_pairs((row.regime, row) for row in rows).items()
+    }
+    return {regime: same for regime, same in ranked.items() if same}
 
 
 def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
-    """Return the last record of the log of a sweep: how it ended, and the best row of each regime. All of it follows
-    from the rows in the log.
+    """Return the last record of the log of a sweep: how it ended, the best row of each regime, and the means of the
+    rates of all shapes. Rates of several devices are scaled to the first device of the run.
     """
+    ranked = rank_by_regime(rows)
+    rates = {regime: [row.comparable_rate for row in same] for regime, same in ranked.items()}
     return {
         **end.make_summary(len(select_ranked_rows(rows))),
         "best": {
             regime: {
-                "shape": str(best.row.shape),
-                "tflops": round_to_six_digits(best.row.best_rate),
-                **make_device_record(best.row),
-                "best_by": best.row.best_by,
-                "arithmetic_mean_tflops": round_to_six_digits(best.arithmetic_mean),
-                "geometric_mean_tflops": round_to_six_digits(best.geometric_mean),
-                "shapes": best.shapes,
+                "shape": str(best.shape),
+                "tflops": round_to_six_digits(best.best_rate),
+                **make_device_record(best),
+                "best_by": best.best_by,
+                "arithmetic_mean_tflops": round_to_six_digits(fmean(rates[regime])),
+                "geometric_mean_tflops": round_to_six_digits(geometric_mean(rates[regime])),
+                "shapes": len(rates[regime]),
             }
-            for regime, best in find_best_rows(rows).items()
+            for regime, (best, *_) in ranked.items()
         },
     }
 
@@ -350,15 +333,11 @@ def describe_row_device(row: Measurement) -> str:
     """
     if row.device is None:
         return ""
-    if row.device_speed is None:
-        return f"device {row.device}, not compared"
-    if row.device_speed == 1.0:
-        return f"device {row.device}"
+    if row.device_speed in (None, 1.0):
+        return f"device {row.device}" + ("" if row.device_speed else ", not compared")
     half_width = row.comparable_interval.half_width / row.comparable_seconds
-    return (
-        f"device {row.device}, {format_significant(row.comparable_rate)} +-{100 * half_width:.2f} % "
-        "if scaled to the first"
-    )
+    scaled = f"{format_significant(row.comparable_rate)} +-{100 * half_width:.2f} %"
+    return f"device {row.device}, {scaled} if scaled to the first"
 
 
 def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
@@ -387,16 +366,14 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
         visit = next(row for row in same if row.is_reference and row.ok)
         is_by_ceilings = any(row.phase == CONFIRM_PHASE and row.device is not None for row in same)
         by = "their ceilings" if is_by_ceilings else f"the reference {visit.shape}, {visit.kernel}"
-        reference = f"relative to device {first}, by {by}"
-        compared = f"{', '.join(others)} {reference}" if others else f"device {first} alone"
+        compared = f"{', '.join(others)} relative to device {first}, by {by}" if others else f"device {first} alone"
         lines.append(f"{regime} {dtype}: {compared}")
-    uncompared = sorted({row.device for row in rows if row.device is not None and row.device_speed is None})
-    if uncompared:
+    if uncompared := sorted({row.device for row in rows if row.device is not None and row.device_speed is None}):
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
-    lines.append(
-        f"ranks and averages use rates scaled to the first device ({COMPARABLE_TITLE}); other figures are as measured"
-    )
-    return lines
+    return [
+        *lines,
+        f"ranks and averages use rates scaled to the first device ({COMPARABLE_TITLE}); other figures are as measured",
+    ]
 
 
 def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
@@ -406,10 +383,11 @@ def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
     for (device, _, shape, _), rows in groups.items():
         if len(rows) > 1:
-            figures = [row.best_rate for row in rows]
-            middle = median(figures)
-            below, above = 100 * (min(figures) / middle - 1), 100 * (max(figures) / middle - 1)
+            rates = [row.best_rate for row in rows]
+            middle = median(rates)
+            below, above = 100 * (min(rates) / middle - 1), 100 * (max(rates) / middle - 1)
             where = "" if device is None else f" on device {device}"
-            rate = format_rate(middle, rows[0].work.unit)
-            visited = format_count(len(rows), "visit")
-            yield f"reference {shape}{where}, {visited}: {rate}, {below:+.2f} % to {above:+.2f} %"
+            yield (
+                f"reference {shape}{where}, {len(rows)} visits: {format_rate(middle, rows[0].work.unit)}, "
+                f"{below:+.2f} % to {above:+.2f} %"
+            )

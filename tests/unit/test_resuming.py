@@ -166,16 +166,31 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
     assert_refused(resume("attention", *changed(made, {"--causal": ""}), "--no-causal"), "contradicts")
 
 
-@pytest.mark.parametrize("left", ["", '{"record": "header", "schema": 5, "to'])
-def test_a_missing_log_is_begun_so_that_one_command_line_can_be_queued_again(run, tmp_path, left):
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        (None, "does not exist"),
+        ("", "is empty"),
+        ('{"rec', "ends within its header"),
+        ('{"record": "header", "schema": 5, "to', "ends within its header"),
+    ],
+)
+def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_path, left, reason, is_link):
+    """A job that is killed in its first moment may leave the beginning of a log."""
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
-    assert_refused(run(*options[:-2], "--resume", "run.jsonl"), "use --requeue to start a new run there")
-    (tmp_path / "run.jsonl").write_text(left)  # as a job that was killed in its first moment may leave it
+    path = tmp_path / ("target.jsonl" if is_link else "run.jsonl")
+    if is_link:
+        (tmp_path / "run.jsonl").symlink_to(path)
+    if left is not None:
+        path.write_text(left)
+    assert_refused(run(*options[:-2], "--resume", "run.jsonl"), f"run.jsonl {reason}; use --requeue to start a new run")
     code, _, err = run(*options)
-    assert (code, "run.jsonl does not exist: starting a new run" in err) == (0, True)
-    before = (tmp_path / "run.jsonl").read_bytes()
+    assert (code, f"{path.name} {reason}: starting a new run" in err) == (0, True)
+    before = path.read_bytes()
     assert run(*options)[::2] == (0, "")
-    assert (tmp_path / "run.jsonl").read_bytes() == before
+    assert path.read_bytes() == before
+    assert (tmp_path / "run.jsonl").is_symlink() == is_link
 
 
 def test_a_file_that_is_no_log_is_never_begun(run, tmp_path):

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add_shared_options, parse_share_option, print_document
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError
+from mamf.cli.terminal import add_shared_options, print_document
+from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError, parse_share
 
 if TYPE_CHECKING:
     from mamf.logs.legacy import FinderRun
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=parse_share_option,
+        type=parse_share,
         default=DEFAULT_REGRESSION_TOLERANCE,
         metavar="SHARE",
         help="exit with code 3 if a row is slower by more than this share, or all rows together are slower by more "

@@ -21,11 +21,10 @@ from mamf.cli.terminal import (
     choose_note_stream,
     is_report_for_people,
     parse_duration,
-    parse_share_option,
     print_line,
     warn,
 )
-from mamf.errors import IncomparableError, UsageError, require_known, require_values, require_whole_number
+from mamf.errors import IncomparableError, UsageError, parse_share, require_known, require_values, require_whole_number
 from mamf.files import write_file_atomically
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
@@ -122,14 +121,14 @@ def read_guard_file(path: Path) -> GuardFile:
         require_known(
             *(("regime", name, COMMON_REGIMES) for name in guard_keys.regimes), ("by", guard_keys.by, COMPARED_FIGURES)
         )
-        tolerance = parse_share_option(str(guard_keys.tolerance))
+        tolerance = parse_share(str(guard_keys.tolerance))
         rounds = require_whole_number("rounds", guard_keys.rounds, 3, MAX_GUARD_ROUNDS)
         options = _make_sweep_options(guard_keys)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
         raise UsageError(f"{path}: its values are nested too deeply") from None
-    except (UsageError, ValueError, argparse.ArgumentTypeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
     return GuardFile(path.parent / guard_keys.baseline, tolerance, rounds, guard_keys.by, options)
 
@@ -146,7 +145,7 @@ def _make_sweep_options(guard_keys: GuardKeys) -> dict[str, Any]:
         "dtype": fields.pop("dtype", None),
         "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
         "regime": guard_keys.regimes,
-        "precision": None if guard_keys.precision is None else parse_share_option(str(guard_keys.precision)),
+        "precision": None if guard_keys.precision is None else parse_share(str(guard_keys.precision)),
         "seconds": None if guard_keys.time_limit is None else parse_duration(str(guard_keys.time_limit)),
         "flush": None if guard_keys.flush else False,
     }

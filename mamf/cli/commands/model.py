@@ -91,7 +91,7 @@ def _profile_single_row(options: argparse.Namespace) -> int:
     watch_options += ["--memory", str(options.memory)] if options.memory else []
     device_options = ["--backend", backend.name, "--device", str(backend.index)]
     launch_command = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device_options, "--no-verify"]
-    step_options = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_once"]
+    step_options = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_between_marks"]
     return run_command(["profile", *step_options, *watch_options, *device_options, *launch_command, "--launches", "3"])
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from mamf.cli.parser import StoreUnlessOption
 from mamf.cli.session import Session, print_plan, run_session
-from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, parse_share_option, warn
+from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
 from mamf.cli.watching import Interruption
-from mamf.errors import UnavailableError, UnknownNameError, UsageError, shorten
+from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten
 from mamf.kernel import AnyKernel
 from mamf.plans import (
     BURST,
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=parse_share_option,
+        type=parse_share,
         metavar="SHARE",
         help="relative difference that still counts as reproduced (default: 2%%)",
     )
@@ -137,11 +137,13 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
 
     Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
     """
-    from mamf.operation import get_field_parameters
+    from mamf.operation import get_parameters
 
     if word in _CLAIM_REGIMES:
         return "regime"
-    return next((each.name for each in get_field_parameters(operation).values() if word in each.choices), "dtype")
+    return next(
+        (each.name for each in get_parameters(operation.problem_type).values() if word in each.choices), "dtype"
+    )
 
 
 def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:

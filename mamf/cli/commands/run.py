@@ -63,7 +63,6 @@ def add_options(parser: Parser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.launching import LaunchRequest, launch_in_profiler_window
     from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
-    from mamf.profiling.running import list_device_kernels
 
     operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
     request = make_request(operation, options)
@@ -77,7 +76,11 @@ def run_with_options(options: argparse.Namespace) -> int:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
         return 0
-    watch_kernels = list_device_kernels if options.kernel_names else None
+    watch_kernels = None
+    if options.kernel_names:
+        from mamf.profiling.running import list_device_kernels
+
+        watch_kernels = list_device_kernels
     launch_request = LaunchRequest(
         options.launches, not options.no_verify, watch_kernels, _DETERMINISM_LAUNCHES if options.determinism else 0
     )

@@ -20,11 +20,10 @@ from mamf.cli.terminal import (
     add_session_options,
     add_shared_options,
     parse_index,
-    parse_size_option,
     print_line,
     print_needed_memory,
 )
-from mamf.errors import UnsupportedError
+from mamf.errors import UnsupportedError, parse_size
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
@@ -75,7 +74,7 @@ def add_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--num-iterations",
-        type=parse_size_option,
+        type=parse_size,
         metavar="COUNT",
         help="number of timed launches, in the regime classic only (default: 100)",
     )
@@ -90,7 +89,7 @@ def add_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--reference-every",
-        type=parse_size_option,
+        type=parse_size,
         metavar="COUNT",
         help="number of shapes between two measurements of --reference (default: 100)",
     )

@@ -12,25 +12,21 @@ from __future__ import annotations
 import math
 import random
 import re
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
-from mamf.backend import Backend, DeviceInfo, Unavailable
+from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
 from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
-Direction = Literal["fwd", "bwd", "fwd+bwd"]
-DIRECTIONS: tuple[str, ...] = get_args(Direction)
+DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
 #: The FLOP of a backward pass as a multiple of those of the forward pass, by the name of the convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
-
-
 _SIZE_FIELDS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
@@ -48,11 +44,6 @@ class HeadDims(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.keys) if self.keys == self.values else f"{self.keys}/{self.values}"
-
-
-def make_equal_head_dims(*widths: int) -> tuple[HeadDims, ...]:
-    """Return the HeadDims for each of these numbers, which is the dimension of both keys and values."""
-    return tuple(HeadDims(width, width) for width in widths)
 
 
 @dataclass(frozen=True, order=True)
@@ -159,13 +150,12 @@ class AttentionShape:
     @property
     def pairs(self) -> int:
         """The number of unmasked pairs of a query and a key, per head."""
-        offset = self.seqlen_k - self.seqlen_q
-        right = 0 if self.causal else self.window
-        last = self.seqlen_k * self.seqlen_q
-        if right is not None:
-            last = _sum_clamped_range(offset + right + 1, self.seqlen_q, self.seqlen_k)
-        first = 0 if self.window is None else _sum_clamped_range(offset - self.window, self.seqlen_q, self.seqlen_k)
-        return last - first
+        offset, keys = self.seqlen_k - self.seqlen_q, self.seqlen_k
+        before = keys + self.seqlen_q if self.window is None else self.window
+        after = 0 if self.causal else before
+        # Query i sees keys from offset + i - before to offset + i + after, of those that exist.
+        ends = _sum_clamped(keys + after, keys) - _sum_clamped(offset + after, keys)
+        return ends - _sum_clamped(keys - before - 1, keys) + _sum_clamped(offset - before - 1, keys)
 
     @property
     def flop(self) -> int:
@@ -190,15 +180,10 @@ class AttentionShape:
         return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
-def _sum_clamped_range(start: int, count: int, high: int) -> int:
-    """Return the sum of min(max(start + i, 0), high) over i from 0 to ``count`` - 1."""
-    below = min(max(-start, 0), count)
-    above = min(max(start + count - high, 0), count)
-    inside = count - below - above
-    if inside <= 0:
-        return above * high
-    first = start + below
-    return inside * first + inside * (inside - 1) // 2 + above * high
+def _sum_clamped(last: int, high: int) -> int:
+    """Return the sum of min(max(i, 0), high) over all integers i up to ``last``."""
+    inside = min(max(last, 0), high)
+    return inside * (inside + 1) // 2 + max(last - high, 0) * high
 
 
 def _read_sparsity(text: str) -> float:
@@ -277,9 +262,9 @@ class AttentionProblem(DeclaredProblem):
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k``, ``v`` and, for a backward pass,
         ``do``, the gradient of the output.
         """
-        names = ("q", "k", "v", "o") if self.has_backward else ("q", "k", "v")
-        buffers = {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
-        return {("do" if name == "o" else name): buffer for name, buffer in buffers.items()}
+        elements = {"do" if name == "o" else name: count for name, count in shape.elements.items()}
+        names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
+        return {name: Buffer(aligned(elements[name]) * sets, self.dtype) for name in names}
 
     def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
@@ -290,37 +275,37 @@ _CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
 
 
 def _make_preset(
-    widths: Sequence[HeadDims], lengths: tuple[int, ...], causal: tuple[bool, ...], **sizes: int
+    widths: Sequence[int], lengths: Sequence[int], causal: Sequence[bool], **sizes: int
 ) -> Preset[AttentionShape]:
     """Make a preset of all combinations of head dimensions, key lengths, causal masks or none, and further ``sizes``.
 
-    The sizes that are not given have their defaults.
+    ``widths``: head dimensions of both keys and values. The sizes that are not given have their defaults.
     """
+    head_dims = [HeadDims(width, width) for width in widths]
     others = {name: (size,) for name, size in sizes.items()}
-    return Preset(sizes={"head_dim": widths, "seqlen_k": lengths, "causal": causal, **others})
+    return Preset(sizes={"head_dim": head_dims, "seqlen_k": lengths, "causal": causal, **others})
 
 
 ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
-    "gpt2-small": _make_preset(make_equal_head_dims(64), (1024,), _CAUSAL_ONLY, heads=12),
-    "gpt3": _make_preset(make_equal_head_dims(128), (2048,), _CAUSAL_ONLY, heads=96),
-    "llama-8b": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL_ONLY, heads=32, kv_heads=8),
-    "llama-70b-gqa": _make_preset(make_equal_head_dims(128), (4096, 8192), _CAUSAL_ONLY, heads=64, kv_heads=8),
-    "bert-base": _make_preset(make_equal_head_dims(64), (512,), _FULL_ONLY, heads=12),
-    "bert-large": _make_preset(make_equal_head_dims(64), (512,), _FULL_ONLY, heads=16),
-    "deepseek-v3": _make_preset((HeadDims(192, 128),), (4096, 8192), _CAUSAL_ONLY, heads=128),
-    "long-context": _make_preset(
-        make_equal_head_dims(128), (32768, 65536, 131072), _CAUSAL_ONLY, heads=16, kv_heads=4, batch=1
+    "gpt2-small": _make_preset((64,), (1024,), _CAUSAL_ONLY, heads=12),
+    "gpt3": _make_preset((128,), (2048,), _CAUSAL_ONLY, heads=96),
+    "llama-8b": _make_preset((128,), (4096, 8192), _CAUSAL_ONLY, heads=32, kv_heads=8),
+    "llama-70b-gqa": _make_preset((128,), (4096, 8192), _CAUSAL_ONLY, heads=64, kv_heads=8),
+    "bert-base": _make_preset((64,), (512,), _FULL_ONLY, heads=12),
+    "bert-large": _make_preset((64,), (512,), _FULL_ONLY, heads=16),
+    "deepseek-v3": Preset(
+        sizes={
+            "head_dim": (HeadDims(192, 128),),
+            "seqlen_k": (4096, 8192),
+            "causal": _CAUSAL_ONLY,
+            "heads": (128,),
+        }
     ),
-    "inference-batch": _make_preset(
-        make_equal_head_dims(128), (2048, 8192), _FULL_ONLY, heads=32, kv_heads=8, batch=64, seqlen_q=1
-    ),
-    "fa3-paper": _make_preset(
-        make_equal_head_dims(64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL_ONLY + _CAUSAL_ONLY
-    ),
+    "long-context": _make_preset((128,), (32768, 65536, 131072), _CAUSAL_ONLY, heads=16, kv_heads=4, batch=1),
+    "inference-batch": _make_preset((128,), (2048, 8192), _FULL_ONLY, heads=32, kv_heads=8, batch=64, seqlen_q=1),
+    "fa3-paper": _make_preset((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL_ONLY + _CAUSAL_ONLY),
     "scaling": replace(
-        _make_preset(
-            make_equal_head_dims(16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL_ONLY, heads=1, batch=8
-        ),
+        _make_preset((16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL_ONLY, heads=1, batch=8),
         fields={"direction": ("fwd", "bwd")},
         kernels=("eager", "compiled-eager"),
     ),
@@ -333,10 +318,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
     operation = "attention"
     reports_memory = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
-    directions: ClassVar[tuple[str, ...]] = ("fwd", "bwd", "fwd+bwd")
-
-    @abstractmethod
-    def unavailable(self, backend: Backend) -> Unavailable | None: ...
+    directions: ClassVar[tuple[str, ...]] = DIRECTIONS
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
@@ -345,7 +327,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
 
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
-    "head_dim": make_equal_head_dims(128),
+    "head_dim": (HeadDims(128, 128),),
     "heads": (None,),
     "kv_heads": (None,),
     "causal": (False,),
@@ -391,21 +373,26 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         the head dimension is 2048.
         """
         tokens = _BATCH_TOKENS if backend.is_accelerator else _CPU_BATCH_TOKENS
-        return [
-            _complete_attention_shape(tokens, **chosen)
-            for chosen in combine_values({name: sizes.get(name, _DEFAULT_SIZES[name]) for name in _DEFAULT_SIZES})
-        ]
+        shapes = []
+        for chosen in combine_values({**_DEFAULT_SIZES, **sizes}):
+            keys, values = chosen.pop("head_dim")
+            heads, length = chosen["heads"] or max(1, _HIDDEN_SIZE // keys), chosen["seqlen_k"]
+            usual = {"heads": heads, "kv_heads": heads, "seqlen_q": length, "batch": max(1, tokens // length)}
+            given = {name: size for name, size in chosen.items() if size is not None}
+            shapes.append(AttentionShape(**{**usual, **given}, head_dim=keys, head_dim_v=values))
+        return shapes
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: the memory of a launch, the rate of memory traffic and, for
         approximate kernels, the sparsity and the distance from dense attention.
         """
-        details, traffic = row.details, row.problem.traffic(row.shape)
+        details, traffic, is_backward = row.details, row.problem.traffic(row.shape), row.problem.direction == "bwd"
         dense = 1 - float(details.get("sparsity", 0.0))
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            "saved MiB": get_saved_forward_mib(row),
+            # Device memory that the forward pass keeps for the backward pass.
+            "saved MiB": float(details["held_bytes"]) / 2**20 if "held_bytes" in details and is_backward else None,
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
             **{title: float(details[name]) for title, name in names.items() if name in details},
@@ -423,48 +410,19 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
         """Return texts for reports: the direction, and each field of the problem that differs from its default."""
-        rest = [
+        rest = (
             f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
             f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",
-        ]
+        )
         return [problem.direction, *filter(None, rest)]
 
     def describe_shape(self, shape: AttentionShape) -> str:
         kv = "" if shape.heads == shape.kv_heads else f" ({shape.kv_heads} kv)"
         length = f"{shape.seqlen_k}" if shape.seqlen_q == shape.seqlen_k else f"{shape.seqlen_q} on {shape.seqlen_k}"
-        window = "" if shape.window is None else f", window {shape.window}"
-        return (
-            f"batch {shape.batch}, {shape.heads} heads{kv}, length {length}, head dimension {shape.head_dims}, "
-            f"{'causal' if shape.causal else 'full'}{window}"
-        )
+        head_dims = f"head dimension {shape.head_dims}"
+        return f"batch {shape.batch}, {shape.heads} heads{kv}, length {length}, {head_dims}, {shape.mask}"
 
     def axis(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)
-
-
-def _complete_attention_shape(tokens: int, head_dim: HeadDims, seqlen_k: int, **sizes: Any) -> AttentionShape:
-    """Make a shape. Replace sizes that are None by defaults, which depend on the other sizes and on ``tokens``, the
-    number of tokens in a batch.
-    """
-    heads = sizes["heads"] or max(1, _HIDDEN_SIZE // head_dim.keys)
-    return AttentionShape(
-        sizes["batch"] or max(1, tokens // seqlen_k),
-        heads,
-        sizes["kv_heads"] or heads,
-        sizes["seqlen_q"] or seqlen_k,
-        seqlen_k,
-        *head_dim,
-        sizes["causal"],
-        sizes["window"],
-    )
-
-
-def get_saved_forward_mib(row: Measurement) -> float | None:
-    """Return the MiB of device memory that the forward pass keeps for the backward pass, from a measurement of ``bwd``.
-
-    Return None for another direction, or if the device does not report memory.
-    """
-    held = row.details.get("held_bytes")
-    return None if held is None or row.problem.direction != "bwd" else float(held) / 2**20

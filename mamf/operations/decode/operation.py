@@ -23,7 +23,7 @@ from mamf.errors import UsageError, parse_digits, parse_size, require_whole_numb
 from mamf.kernel import Buffer, Kernel, Work, aligned
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine_values, describe, draw_sizes
-from mamf.operations.attention.operation import HeadDims, make_equal_head_dims
+from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
 #: The names of the distributions of sequence lengths, by their letter in the text of a shape.
@@ -302,7 +302,7 @@ _DEFAULT_BATCH_AND_CACHE: Mapping[str, Sequence[object]] = {"batch": (64,), "cac
 _LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
     "heads": (32,),
     "kv_heads": (8,),
-    "head_dim": make_equal_head_dims(128),
+    "head_dim": (HeadDims(128, 128),),
 }
 _DEEPSEEK_V3_SIZES: Mapping[str, Sequence[object]] = {
     "heads": (128,),
@@ -382,7 +382,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "kv_heads": (8,),
     "queries": (1,),
     "cache_len": (1024, 8192, 32768),
-    "head_dim": make_equal_head_dims(128),
+    "head_dim": (HeadDims(128, 128),),
     "lengths": ("equal",),
     "page_size": (None,),
     "is_latent": (False,),

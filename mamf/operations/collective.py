@@ -60,15 +60,6 @@ class CollectiveProblem(DeclaredProblem):
         """
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
-    def unsupported_shape(self, shape: CollectiveShape) -> str | None:
-        """Return why a collective cannot have this size, or None if it can."""
-        has_parts = self.count_part_elements(shape) > 0
-        return (
-            None
-            if has_parts
-            else f"{shape.nbytes} bytes cannot be divided into {self.ranks} equal parts of {self.dtype}"
-        )
-
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
         factor = f"{2 if passes == 2 else ''}(n-1)/n"
@@ -102,7 +93,9 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
-        return problem.unsupported_shape(shape)
+        if problem.count_part_elements(shape):
+            return None
+        return f"{shape.nbytes} bytes cannot be divided into {problem.ranks} equal parts of {problem.dtype}"
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))

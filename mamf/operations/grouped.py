@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.errors import Sizes, parse_size
+from mamf.errors import parse_size
 from mamf.kernel import Kernel, Work
 from mamf.measurement import Measurement
 from mamf.operation import Preset, describe
 from mamf.operations.matmul.operation import BaseMatmulOperation
-from mamf.operations.matmul.shapes import BaseMatmulProblem
+from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape
 
 Routing = Literal["balanced", "skewed"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, order=True)
-class GroupedShape(Sizes):
+class GroupedShape(BaseMatmulShape):
     """The shape of a grouped matmul C[T,N]: each row of A[T,K] is multiplied by the weights B[e] of its expert e.
 
     B is [E,K,N], for E experts. A shape is written ``e8t16384n14336k4096``. ``tokens``: T, the rows over all experts; a
@@ -42,18 +42,7 @@ class GroupedShape(Sizes):
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
 
     @property
-    def flop(self) -> int:
-        """FLOP of one launch, 2*T*N*K. They do not depend on how tokens are distributed over experts."""
-        return 2 * self.tokens * self.n * self.k
-
-    @property
-    def elements(self) -> dict[str, int]:
-        """Number of elements of ``a`` (tokens), ``b`` (weights of all experts) and ``c`` (the result)."""
-        return {"a": self.tokens * self.k, "b": self.experts * self.k * self.n, "c": self.tokens * self.n}
-
-    @property
     def rows(self) -> dict[str, int]:
-        """Number of rows of K elements in ``a`` and in ``b``, by operand."""
         return {"a": self.tokens, "b": self.experts * self.n}
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend
 from mamf.dtypes import DTYPES, SCALED_FORMATS
 from mamf.kernel import Verdict
 from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape, MatmulProblemT, MatmulShapeT
@@ -264,15 +264,6 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
     dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
-
-    #: The name of the function in torch.nn.functional that this kernel calls, if some releases of torch lack it; empty
-    #: otherwise.
-    function: ClassVar[str] = ""
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if self.function and not hasattr(torch.nn.functional, self.function):
-            return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install 'torch>=2.10'")
-        return super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         if reason := self._unsupported_dtype(problem):

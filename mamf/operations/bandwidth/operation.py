@@ -126,12 +126,6 @@ class BandwidthProblem(DeclaredProblem):
         """
         return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
 
-    def unsupported_shape(self, shape: BandwidthShape) -> str | None:
-        """Return why arrays cannot have this size, or None if they can."""
-        if shape.nbytes % DTYPES[self.dtype].itemsize:
-            return f"{shape.nbytes} bytes are not a whole number of {self.dtype} elements"
-        return None
-
     def work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
         convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
@@ -169,7 +163,9 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
-        return problem.unsupported_shape(shape)
+        if shape.nbytes % DTYPES[problem.dtype].itemsize:
+            return f"{shape.nbytes} bytes are not a whole number of {problem.dtype} elements"
+        return None
 
 
 # Factor by which a rate may exceed the datasheet's bandwidth. It is small, because no board raises its memory clock by

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, compute_error_tolerance
@@ -21,8 +22,32 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
     return describe(help, read=parse_size, default="4096", has_range=True)
 
 
+class BaseMatmulShape(Sizes):
+    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``rows``."""
+
+    __slots__ = ()
+    n: int
+    k: int
+
+    @property
+    @abstractmethod
+    def rows(self) -> dict[str, int]:
+        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
+
+    @property
+    def flop(self) -> int:
+        """The FLOP of all matmuls: 2*M*N*K each, for one multiplication and one addition per term."""
+        return 2 * self.rows["a"] * self.n * self.k
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
+        rows = self.rows
+        return {"a": rows["a"] * self.k, "b": rows["b"] * self.k, "c": rows["a"] * self.n}
+
+
 @dataclass(frozen=True, order=True, slots=True)
-class MatmulShape(Sizes):
+class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
@@ -43,18 +68,7 @@ class MatmulShape(Sizes):
         return f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def flop(self) -> int:
-        """The FLOP of the matmul: 2*M*N*K, for one multiplication and one addition per term."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def elements(self) -> dict[str, int]:
-        """The number of elements of ``a`` (M*K), ``b`` (K*N) and ``c`` (M*N), by these names."""
-        return {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
-
-    @property
     def rows(self) -> dict[str, int]:
-        """The number of rows with K elements each: M in ``a`` and N in ``b``, which is B transposed."""
         return {"a": self.m, "b": self.n}
 
 
@@ -222,24 +236,6 @@ _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, 
 _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 #: The dtype of A and B before they are quantized to a scaled format.
 UNQUANTIZED_DTYPE = "bfloat16"
-
-
-class BaseMatmulShape(Protocol):
-    """The interface of the shapes of single, batched and grouped matmuls."""
-
-    @property
-    def n(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def flop(self) -> int: ...
-    @property
-    def elements(self) -> Mapping[str, int]:
-        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
-
-    @property
-    def rows(self) -> Mapping[str, int]:
-        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
 
 
 @dataclass(frozen=True)

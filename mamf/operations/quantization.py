@@ -96,7 +96,8 @@ def quantize_to_format(
     """
     scaled_format = DTYPES[dtype].scaled_format
     assert scaled_format is not None
-    scaling, rows, is_e2m1 = scaled_format.get_scaling(operand), len(values), scaled_format.values_per_byte == 2
+    scaling, rows = scaled_format.get_scaling(operand), len(values)
+    is_e2m1 = scaled_format.values_per_byte == 2
     format_max = E2M1_MAGNITUDES[-1] if is_e2m1 else torch.finfo(float8_dtype).max
     elements = element_memory.view(rows, -1)
     step = max(_CHUNK_ROW_MULTIPLE, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)

@@ -134,7 +134,8 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         Raises UnknownNameError for an unknown name.
         """
         require_known(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
-        (product,), names_by_shape = values.get("product", ("forward",)), dict[MatmulShape, list[str]]()
+        (product,) = values.get("product", ("forward",))
+        names_by_shape: dict[MatmulShape, list[str]] = {}
         for m in values.get("m") or MATMUL_PRESETS[name].token_counts:
             for layer, n, k in MATMUL_PRESETS[name].layers:
                 sizes = {"forward": (m, n, k), "grad-input": (m, k, n), "grad-weight": (n, k, m)}[product]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -50,11 +51,11 @@ from mamf.operations.operand_sets import (
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
 #: Texts in the errors that torch's attention raises if none of its backends supports the operands.
 NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
-# The largest ||O - reference|| / ||reference|| of a correct output O, by dtype. Rounding O and P, the softmax, to 8
-# bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits (float16) cause an
-# eighth of that. These limits are at least twice as large. In float32 and float64 sums and exponentials cause the
-# errors.
-_ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
+#: The largest ||O - reference|| / ||reference|| of a correct output O of an exact kernel, by dtype. Rounding O and P,
+#: the softmax, to 8 bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits
+#: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64 sums and
+#: exponentials cause the errors.
+ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error in results/ is 3.3e-3.
 _GRADIENT_FACTOR = 2.0
@@ -73,27 +74,22 @@ _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
-def get_attention_tolerance(dtype: str) -> float:
-    """Return the largest ||O - reference|| / ||reference|| that the output O of an exact kernel may have."""
-    return _ERROR_BOUNDS[dtype]
-
-
 class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
     - ``has_gqa``: whether it supports fewer kv heads than query heads. ``has_window``: whether it supports a window.
     - ``has_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
-    - ``head_dims``: the head dimensions that it supports.
+    - ``has_unequal_head_dims``: whether it supports values whose head dimension differs from that of keys.
+    - ``head_dims``: the head dimensions that it supports, of keys and of values.
     """
 
     layout: ClassVar[str] = "bhsd"
     has_gqa: ClassVar[bool] = True
     has_window: ClassVar[bool] = False
     has_unequal_lengths: ClassVar[bool] = True
+    has_unequal_head_dims: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
-    #: The head dimensions that it supports for values; None: those in ``head_dims``.
-    value_dims: ClassVar[range | None] = None
     #: The largest ||O - reference|| / ||reference|| of a correct output O; None: the limit of the dtype.
     tolerance: ClassVar[float | None] = None
 
@@ -118,17 +114,25 @@ class TorchAttention(AttentionKernel):
         return {}
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        if not self.has_gqa and shape.heads != shape.kv_heads:
-            return f"{self.name} does not support fewer kv heads than heads: set --kv-heads to {shape.heads}"
-        if not self.has_window and shape.window is not None:
-            return f"{self.name} does not support a window: remove --window"
-        if shape.head_dim not in self.head_dims:
-            return f"{self.name} does not support head dimension {shape.head_dim}: use {_format_sizes(self.head_dims)}"
-        if shape.head_dim_v not in (value_dims := self.value_dims or self.head_dims):
-            return f"{self.name} does not support values of width {shape.head_dim_v}: use {_format_sizes(value_dims)}"
-        if shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k:
-            return f"{self.name} needs as many queries as keys for a causal mask"
-        return None
+        d, dv, sizes = shape.head_dim, shape.head_dim_v, self.head_dims
+        use_sizes = f"use {', '.join(map(str, sizes))}"
+        if isinstance(sizes, range):
+            use_sizes = f"use {sizes.start} to {sizes[-1]} in steps of {sizes.step}"
+        refusals = (
+            (
+                not self.has_gqa and shape.heads != shape.kv_heads,
+                f"does not support fewer kv heads than heads: set --kv-heads to {shape.heads}",
+            ),
+            (not self.has_window and shape.window is not None, "does not support a window: remove --window"),
+            (not self.has_unequal_head_dims and d != dv, f"needs values as wide as keys: use --head-dims {d}"),
+            (d not in sizes, f"does not support head dimension {d}: {use_sizes}"),
+            (dv not in sizes, f"does not support values of width {dv}: {use_sizes}"),
+            (
+                shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
+                "needs as many queries as keys for a causal mask",
+            ),
+        )
+        return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
 
     def prepare(
         self,
@@ -148,17 +152,13 @@ class TorchAttention(AttentionKernel):
             # Run a forward pass first, so that memory that a library allocates only once, such as a workspace, is not
             # counted below as memory of a saved forward pass.
             attentions[0].make_launch(forward_pass)
-            attentions[0].release_forward()
+            attentions[0].saved_output = None
         before = backend.allocated_memory()
         launches = [attention.make_launch(forward_pass) for attention in attentions]
         after = backend.allocated_memory()
-        ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
-
-        def find_changed() -> Sequence[str]:
-            return tuple(dict.fromkeys(name for each in attentions for name in each.find_changed()))
-
         held = 0 if before is None or after is None else (after - before) // sets
-        return combine_operand_sets(ready, find_changed, held_bytes=held)
+        ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
+        return combine_operand_sets(ready, tuple, held_bytes=held)
 
     def view_operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -182,7 +182,7 @@ class TorchAttention(AttentionKernel):
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         """Return the largest ||O - reference|| / ||reference|| that this kernel's output O may have."""
-        return self.tolerance if self.tolerance is not None else get_attention_tolerance(problem.dtype)
+        return self.tolerance if self.tolerance is not None else ERROR_BOUNDS[problem.dtype]
 
 
 class PreparedAttention:
@@ -196,26 +196,31 @@ class PreparedAttention:
         operands: Mapping[str, torch.Tensor],
     ) -> None:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
-        self._forward: torch.Tensor | None = None
+        #: The output of the forward pass that all launches of ``bwd`` use. Its autograd graph keeps the memory that the
+        #: pass saved.
+        self.saved_output: torch.Tensor | None = None
         self._details: dict[str, Any] | None = None
-        self.find_changed = ChangeDetector(operands)
+        self._find_changed = ChangeDetector(operands)
         self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
     def operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
+        verify_special = partial(
+            verify_special_attention,
+            self._shape,
+            self._view_as_bhsd(self._operands),
+            lambda: self._view_as_bhsd(self._name_results(launch()))["o"],
+        )
         return OperandSet(
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change=self.change_signs,
-            restore=self.restore_signs,
+            change=lambda: list(map(SignFlipper.change, self._signs)),
+            restore=lambda: list(map(SignFlipper.restore, self._signs)),
+            changed=self._find_changed,
             repeats_bits=is_special,
-            verify_special=partial(self._verify_special, launch) if is_special else None,
+            verify_special=verify_special if is_special else None,
         )
-
-    def run_forward(self, forward_pass: Callable[..., torch.Tensor]) -> torch.Tensor:
-        with torch.no_grad():
-            return forward_pass(*(self._operands[name] for name in "qkv"))
 
     def make_launch(self, forward_pass: Callable[..., torch.Tensor]) -> Callable[[], object]:
         """Return a function without arguments that launches the passes of the problem's direction.
@@ -223,13 +228,13 @@ class PreparedAttention:
         ``forward_pass``: launches the forward pass with q, k and v. For ``bwd``, run the forward pass here, once, and
         keep its autograd graph: each launch runs the graph backward.
         """
+        operands = [self._operands[name] for name in "qkv"]
         if self._problem.direction == "fwd":
-            return lambda: self.run_forward(forward_pass)
-        leaves = [self._operands[name].detach().requires_grad_() for name in "qkv"]
-        gradient = self._operands["do"]
+            return partial(torch.no_grad()(forward_pass), *operands)
+        leaves, gradient = [each.detach().requires_grad_() for each in operands], self._operands["do"]
         if self._problem.direction == "bwd":
             output = forward_pass(*leaves)
-            self._forward = output.detach()
+            self.saved_output = output.detach()
             return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
         def run_both_passes() -> object:
@@ -237,18 +242,6 @@ class PreparedAttention:
             return (result.detach(), *torch.autograd.grad(result, leaves, gradient))
 
         return run_both_passes
-
-    def release_forward(self) -> None:
-        """Release the output of the saved forward pass, and with it the memory of the pass."""
-        self._forward = None
-
-    def change_signs(self) -> None:
-        for signs in self._signs:
-            signs.change()
-
-    def restore_signs(self) -> None:
-        for signs in self._signs:
-            signs.restore()
 
     def verify(self, result: object) -> Verdict:
         """Verify random rows of the output and of dQ, the gradient of Q, in the first and the last head."""
@@ -284,12 +277,6 @@ class PreparedAttention:
     ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return self._shape, self._view_as_bhsd(self._operands), self._view_as_bhsd(self._name_results(result))
 
-    def _verify_special(self, launch: Callable[[], object]) -> Verdict:
-        operands = self._view_as_bhsd(self._operands)
-        return verify_special_attention(
-            self._shape, operands, lambda: self._view_as_bhsd(self._name_results(launch()))["o"]
-        )
-
     def _judge_distance(self, found: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         gradients = get_max_error(error for name, error in found.errors.items() if name != "o")
@@ -320,7 +307,7 @@ class PreparedAttention:
         q, k, v = (self._operands[name] for name in "qkv")
         alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
         returned = result if isinstance(result, tuple) else (result,)
-        pairs = zip(returned, alike if self._forward is None else alike[1:], strict=False)
+        pairs = zip(returned, alike if self.saved_output is None else alike[1:], strict=False)
         return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _name_results(self, result: object) -> dict[str, torch.Tensor]:
@@ -328,26 +315,19 @@ class PreparedAttention:
         and ``dv``.
         """
         outputs = list_tensors(result)
-        if self._forward is not None:
-            outputs = [self._forward, *outputs]
+        if self.saved_output is not None:
+            outputs = [self.saved_output, *outputs]
         names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)
         return dict(zip(names, outputs, strict=True))
-
-
-def _format_sizes(sizes: range | tuple[int, ...]) -> str:
-    if isinstance(sizes, range):
-        return f"{sizes.start} to {sizes[-1]} in steps of {sizes.step}"
-    return ", ".join(map(str, sizes))
 
 
 # -- kernels of libraries ----------------------------------------------------------------------------------------------
 
 
 ComputeCapability = tuple[int, int]
-
-
-class WrongLibraryError(ImportError):
-    """The error if the module with a library's name is something else. The message says what it is."""
+# Libraries raise RuntimeError with these texts for dtypes, features and sizes that they, or the way in which they were
+# built, do not support.
+_REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
 
 class KernelLibrary:
@@ -360,7 +340,8 @@ class KernelLibrary:
     - ``library_name``: its name in messages. ``module_name``: its Python module. ``distribution_name``: its name in
       pip. ``install_command``: the command that installs it.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
-    - ``supported_cards``: the NVIDIA cards on which it runs, in words. ``alternative_kernel``: the kernel that mamf
+    - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
+      ``supported_cards``: these cards in words. ``alternative_kernel``: the kernel that mamf
       suggests for other cards. ``portable_command``: the command that it suggests for other runtimes.
     """
 
@@ -369,22 +350,33 @@ class KernelLibrary:
     distribution_name: ClassVar[str]
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
+    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), (99, 9)
     supported_cards: ClassVar[str] = ""
     alternative_kernel: ClassVar[str] = "sdpa"
     portable_command: ClassVar[str] = PORTABLE_COMMAND
 
     @abstractmethod
     def import_library(self) -> Any:
-        """Import the library, and return the function or module that the kernel calls. May raise any exception."""
+        """Import the library, and return the function or module that the kernel calls.
 
-    def format_version(self) -> str | None:
-        """Return the name and version of the installed package, such as ``flash-attn 2.8.3``; None if it is missing."""
+        May raise any exception. If the module of that name belongs to another library, raise ModuleNotFoundError with
+        that name, and a message that says so.
+        """
+
+    def make_version_details(self) -> dict[str, Any]:
+        """Return the name and version of the installed package as a detail of a launch; empty if it is missing."""
         version = get_package_version(self.distribution_name)
-        return f"{self.distribution_name} {version}" if version else None
+        return {"library": f"{self.distribution_name} {version}"} if version else {}
+
+    def refuses(self, error: Exception) -> bool:
+        return isinstance(error, (AssertionError, NotImplementedError)) or (
+            isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
+        )
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         """Return whether the library supports NVIDIA cards of this compute capability (major, minor)."""
-        return True
+        lowest, highest = self.capability_range
+        return lowest <= capability <= highest
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
@@ -403,11 +395,9 @@ class KernelLibrary:
         return None
 
     def explain_load_error(self, error: Exception) -> Unavailable:
-        if isinstance(error, WrongLibraryError):
-            return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{self.module_name}.".startswith(f"{missing}."):
-            return Unavailable(f"{self.library_name} is not installed", self.install_command)
+            return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
         return Unavailable(
             f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}",
             self.make_repair_command(error),
@@ -428,7 +418,7 @@ class KernelLibrary:
 class LibraryAttention(KernelLibrary, TorchAttention):
     """An attention kernel from a library. Derived classes implement ``import_library`` and ``launch_forward``."""
 
-    has_unequal_head_dims: ClassVar[bool] = False
+    has_unequal_head_dims = False
 
     @abstractmethod
     def launch_forward(
@@ -449,31 +439,26 @@ class LibraryAttention(KernelLibrary, TorchAttention):
         function = self.import_library_quietly()
         return lambda q, k, v: self.launch_forward(function, problem, shape, q, k, v)
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        if not self.has_unequal_head_dims and shape.head_dim != shape.head_dim_v:
-            return f"{self.name} needs values as wide as keys: use --head-dims {shape.head_dim}"
-        return super().unsupported_shape(problem, shape)
-
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        version = self.format_version()
-        return {"library": version} if version else {}
+        return self.make_version_details()
+
+
+# The tolerance of quantized kernels for inputs with block structure, on which rounding to int8 causes larger errors,
+# because their scores differ by 14 and more. A numerical model of int8 with a scale per block predicts an error of
+# 6.7e-2. The limit is about twice as large.
+_STRUCTURED_TOLERANCE = 1.5e-1
 
 
 class QuantizedAttention(LibraryAttention):
-    """An attention kernel that quantizes Q, K and V in every launch. It is approximate and has no backward pass.
-
-    ``structured_tolerance``: the tolerance for inputs with block structure, on which rounding to int8 causes larger
-    errors, because their scores differ by 14 and more.
-    """
+    """An attention kernel that quantizes Q, K and V in every launch. It is approximate and has no backward pass."""
 
     directions = ("fwd",)
     is_exact = False
-    structured_tolerance: ClassVar[float]
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        return self.structured_tolerance if problem.sparsity else super().get_error_bound(problem)
+        return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
 
 
 def extract_output(result: Any) -> torch.Tensor:

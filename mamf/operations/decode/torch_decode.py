@@ -30,7 +30,7 @@ from mamf.operations.attention.attention_reference import (
     compute_worst_row_error,
     convert_to_float64,
 )
-from mamf.operations.attention.torch_attention import KernelLibrary, get_attention_tolerance
+from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary
 from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, SequenceSizes
 from mamf.operations.operand_sets import (
     ChangeDetector,
@@ -166,9 +166,9 @@ class PreparedDecode:
         flat: Mapping[str, torch.Tensor],
         bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, get_attention_tolerance(problem.dtype)
-        version = kernel.format_version() if isinstance(kernel, KernelLibrary) else None
-        self._details = {**bound.details, **({"library": version} if version else {})}
+        self._shape, self._bound, self._tolerance = shape, bound, ERROR_BOUNDS[problem.dtype]
+        version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
+        self._details = {**bound.details, **version}
         self._operands = view_operands(problem, shape, flat)
         self._comparison_inputs = shape, tables, self._operands
 

@@ -308,15 +308,10 @@ def make_waterfall_chart(
 def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops, interval = step.tflops or 0.0, step.interval
     lost = max(0.0, (step.before or 0.0) - tflops)
-    return StackedBar(
-        step.name,
-        (
-            ("from the datasheet" if step.row is None else "measured", tflops),
-            *([(_LOST_NAME, lost)] if lost else []),
-        ),
-        "" if step.change is None else format_change(step.change),
-        (interval.low, interval.high) if interval else None,
-    )
+    parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_NAME, lost)]
+    note = "" if step.change is None else format_change(step.change)
+    ends = (interval.low, interval.high) if interval else None
+    return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)
 
 
 @dataclass(frozen=True)

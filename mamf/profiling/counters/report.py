@@ -51,7 +51,7 @@ class CounterLine(NamedTuple):
     - ``kernel``: the counters of the device kernel; for a launch, their sums over its device kernels.
     - ``is_launch``: whether this is the line of a launch.
     - ``launch``: all counts of the launch; None in the line of a device kernel, or if nothing was counted.
-    - ``first_launch_cycles``: the cycles of the first launch in the table, to which the table compares the cycles of all launches.
+    - ``first_launch_cycles``: the cycles of the first launch in the table, with which the table compares all launches.
     - ``reason``: why nothing was counted; empty if it was.
     - ``bound``: what bounds the launch; None in the line of a device kernel, or if nothing was counted.
     """

@@ -28,6 +28,7 @@ from mamf.operation import (
     parse_range,
 )
 from mamf.plans import Plan, choose_regimes
+from mamf.plugins.discovery import find_operation_of_kernel, make_kernel, make_operation
 
 AnyOperation = Operation[Any, Any]
 #: The values of a bool field that each value of its option means, such as (False, True) for ``--causal both``.
@@ -42,8 +43,6 @@ def make_requested_operation(command_words: Sequence[str]) -> AnyOperation:
     UnknownNameError.
     """
     if name := find_option_value("--operation", command_words):
-        from mamf.plugins.discovery import make_operation
-
         return make_operation(name)
     return make_default_operation()
 
@@ -65,7 +64,6 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return make_requested_operation(command_words)
     if {"-h", "--help", "--help-all"}.intersection(command_words[1:2]):
         return None
-    from mamf.plugins.discovery import find_operation_of_kernel
 
     # Try words that follow an option last, because such a word is usually the value of the option.
     pairs = itertools.pairwise(command_words)
@@ -272,7 +270,6 @@ def choose_requested_kernels(request: Request, options: argparse.Namespace, back
     of_preset = request.preset.kernels
     if options.kernel or not of_preset:
         return options.kernel  # type: ignore[no-any-return]
-    from mamf.plugins.discovery import make_kernel
 
     reasons = {name: make_kernel(request.operation, name).unavailable(backend) for name in of_preset}
     able = [name for name, reason in reasons.items() if reason is None]

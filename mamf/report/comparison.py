@@ -12,7 +12,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mamf.logs.compare import Comparison, Difference, RowPair, Verdict
-from mamf.logs.compared_rows import FALSE_ALARM_CHANCE, POOLED_TOLERANCE_SHARE, ComparedRow, PooledRows
+from mamf.logs.compared_rows import (
+    CYCLES_UNIT,
+    FALSE_ALARM_CHANCE,
+    POOLED_TOLERANCE_SHARE,
+    ComparedRow,
+    PooledRows,
+)
 from mamf.logs.judging import GuardResult, JudgedRow, Outcome
 from mamf.report.document import (
     Answer,
@@ -158,7 +164,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         shared.append("the ceilings of two finds")
     unit, _ = choose_rate_unit(comparison.pairs)
     figures = f"medians in {unit}"
-    if comparison.is_in_cycles:
+    if first.a.unit == CYCLES_UNIT:
         figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
     return [
         *lines,

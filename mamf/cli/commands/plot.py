@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.plans import REGIME_NAMES
-
-if TYPE_CHECKING:
-    from mamf.report.charts.picture import Picture
+from mamf.report.charts.picture import Picture, draw_figure, get_file_type, make_exists_error, save_figure
 
 EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
@@ -50,8 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
-
     path = options.output or Path(f"{options.logs[0].stem}.png")
     get_file_type(path)
     if path.exists() and not options.overwrite:

@@ -122,13 +122,8 @@ _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
 DERIVED: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
-def get_parameters(kind: Any) -> Mapping[str, Parameter]:
-    """Return the parameters of a dataclass of shapes or problems, by the name of the field."""
-    return _read_parameters(kind)
-
-
-@functools.cache  # used to check the problem of each row of a log
 def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
+    """Return the parameters of a dataclass of shapes or problems, by the name of the field."""
     hints, parameters = get_type_hints(kind), dict[str, Parameter]()
     for declared in fields(kind):
         more = declared.metadata.get(_METADATA_KEY, _COMMON_METADATA.get(declared.name, {}))
@@ -136,9 +131,14 @@ def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
             continue
         if get_origin(hints[declared.name]) is Literal:
             more = {"choices": get_args(hints[declared.name]), **more}
-        default = "" if declared.default in (MISSING, None) else _format_default(declared.default)
+        text = "" if declared.default in (MISSING, None) else str(declared.default)
+        default = {"True": "yes", "False": "no"}.get(text, text)
         parameters[declared.name] = Parameter(declared.name, hints[declared.name], **{"default": default, **more})
     return parameters
+
+
+#: Return the parameters of a dataclass, as ``_read_parameters`` does. The cache serves checks of each row of a log.
+get_parameters: Callable[[Any], Mapping[str, Parameter]] = functools.cache(_read_parameters)
 
 
 class DeclaredProblem:
@@ -184,10 +184,6 @@ def parse_range(start: int, stop: int, step: int) -> range:
     if not sizes:
         raise UsageError(f"range {start} {stop} {step} is empty: STOP is not included, and START 0 begins at {step}")
     return sizes
-
-
-def _format_default(value: object) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _strip_optional(kind: Any) -> Any:
@@ -274,6 +270,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     has_shares: ClassVar[bool] = False
     #: Whether a run also measures the read bandwidth of memory, because it may limit a rate instead of the matmul rate.
     has_memory_shares: ClassVar[bool] = False
+    #: The dtype of its operands by default. Empty: the default dtype of the device.
+    default_dtype: ClassVar[str] = ""
     #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure it, and the default regime.
     regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
@@ -320,10 +318,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {**preset, **given}
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
-        """Return a problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid
-        fields.
+        """Return a problem with the fields in ``asked`` and the defaults of the operation and the device. Raises
+        UsageError for invalid fields.
         """
-        dtype = backend.resolve_dtype(canonicalize_dtype_name(asked.get("dtype") or backend.default_dtype))
+        name = asked.get("dtype") or self.default_dtype or backend.default_dtype
+        dtype = backend.resolve_dtype(canonicalize_dtype_name(name))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
@@ -448,16 +447,6 @@ def make_operation_plan(
     if CLASSIC in names and CLASSIC not in operation.regimes:
         raise UsageError(f"{operation.name} is measured in {' or '.join(operation.regimes)}, not in {CLASSIC}")
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
-
-
-def get_size_parameters(operation: Operation[Any, Any]) -> Mapping[str, Parameter]:
-    """Return the sizes of an operation's shapes, by name."""
-    return get_parameters(operation.shape_type)
-
-
-def get_field_parameters(operation: Operation[Any, Any]) -> Mapping[str, Parameter]:
-    """Return the fields of an operation's problems, by name."""
-    return get_parameters(operation.problem_type)
 
 
 # Draw random sizes up to 4 times the size that they would have if all were equal. Make each size a multiple of one of

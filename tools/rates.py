@@ -148,7 +148,7 @@ def all_rows(log: RunLog) -> RunLog:
     own = log.header["device"]["index"]
     for row in log.measurements:
         if row.ok and not row.is_reference and row.device in (None, own):
-            key = frozenset(make_pairing_fields((row.regime, row.problem, row.shape, row.kernel)).items())
+            key = frozenset(make_pairing_fields(row.step).items())
             first.setdefault(key, replace(row, phase="", round=0))
     sweep = make_plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
     return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})

@@ -41,7 +41,7 @@ from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
 from mamf.kinds.driver import Run
 from mamf.logs.ceiling_cache import cache_ceilings
 from mamf.measurement import Measurement
-from mamf.operation import Operation, Parameter, Request, get_field_parameters, get_size_parameters, make_operation_plan
+from mamf.operation import Operation, Parameter, Request, get_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
@@ -379,11 +379,12 @@ def make_problems_and_shapes(
     values a field may have at most, or None. Raises UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = (
-        _parse_parameters(get_size_parameters(of), parameters),
-        _parse_parameters(get_field_parameters(of), parameters),
+        _parse_parameters(get_parameters(of.shape_type), parameters),
+        _parse_parameters(get_parameters(of.problem_type), parameters),
     )
     known = {
-        each.keyword or each.name for each in (*get_size_parameters(of).values(), *get_field_parameters(of).values())
+        each.keyword or each.name
+        for each in (*get_parameters(of.shape_type).values(), *get_parameters(of.problem_type).values())
     }
     for name in parameters.keys() - known:
         own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}

@@ -16,6 +16,7 @@ from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
+from mamf.plans import Plan
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
 #: The memory levels that bytes come from: the last-level cache if all arrays fit in it, or memory if one pass over the
@@ -145,6 +146,11 @@ def reads_operands(problem: object) -> bool:
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
     """Return the key of a ceiling: (dtype, regime) for a matmul, (READ_BANDWIDTH, regime) for a bandwidth ceiling."""
     return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
+
+
+def get_ceiling_name(search: Plan) -> str:
+    """Return the name of the ceiling that a search finds: its dtype if it is a matmul ceiling, else READ_BANDWIDTH."""
+    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:

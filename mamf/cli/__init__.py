@@ -1,8 +1,8 @@
 """Run the command line: parse the words, choose the command, and turn errors into one-line messages and exit codes.
 
 Each command is one file in mamf.cli.commands, with its examples, its options and its code. ``mamf COMMAND --help``
-imports only the file of that command, which keeps help fast. A command imports the code that measures and reports
-inside the function that needs it.
+imports only the file of that command. To keep help fast, this file imports torch, numpy and other large modules only
+inside the function that needs them.
 """
 
 from __future__ import annotations

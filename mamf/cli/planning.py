@@ -23,12 +23,12 @@ from mamf.operation import (
     Parameter,
     Preset,
     Request,
-    get_field_parameters,
-    get_size_parameters,
+    get_parameters,
     make_operation_plan,
     parse_range,
 )
 from mamf.plans import Plan, choose_regimes
+from mamf.plugins.discovery import find_operation_of_kernel, make_kernel, make_operation
 
 AnyOperation = Operation[Any, Any]
 #: The values of a bool field that each value of its option means, such as (False, True) for ``--causal both``.
@@ -43,8 +43,6 @@ def make_requested_operation(command_words: Sequence[str]) -> AnyOperation:
     UnknownNameError.
     """
     if name := find_option_value("--operation", command_words):
-        from mamf.plugins.discovery import make_operation
-
         return make_operation(name)
     return make_default_operation()
 
@@ -66,7 +64,6 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return make_requested_operation(command_words)
     if {"-h", "--help", "--help-all"}.intersection(command_words[1:2]):
         return None
-    from mamf.plugins.discovery import find_operation_of_kernel
 
     # Try words that follow an option last, because such a word is usually the value of the option.
     pairs = itertools.pairwise(command_words)
@@ -99,7 +96,7 @@ def add_operation_options(
         group = parser.add_argument_group(
             f"shapes of {operation.name}", "Several values are measured in every combination."
         )
-        for size in get_size_parameters(operation).values():
+        for size in get_parameters(operation.shape_type).values():
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
         add_shared_options(group, "--shapes", help=f"complete shapes, such as {operation.shape_example}")
         if presets := operation.presets():
@@ -110,7 +107,7 @@ def add_operation_options(
         for action in group._group_actions:
             action.is_parameter = True  # type: ignore[attr-defined]
     group = parser.add_argument_group(f"problem of {operation.name}")
-    for each in get_field_parameters(operation).values():
+    for each in get_parameters(operation.problem_type).values():
         if each.name == "dtype":
             usual = SHARED_OPTIONS["--dtype"].default_text if each.default == "bfloat16" else each.default
             add_shared_options(group, "--dtype", default_text=usual, nargs="+" if takes_several_values else None)
@@ -188,10 +185,10 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     """Make the request that the options describe: shapes, sizes and fields of the operation, before a device is opened.
     Raises UsageError for options that contradict each other.
     """
-    sizes = dict(_yield_set_parameters(options, get_size_parameters(operation).values(), "size"))
+    sizes = dict(_yield_set_parameters(options, get_parameters(operation.shape_type).values(), "size"))
     shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _make_preset(operation, options, sizes)
-    for parameter in get_size_parameters(operation).values():
+    for parameter in get_parameters(operation.shape_type).values():
         if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
             named = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
             raise UsageError(
@@ -203,7 +200,7 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {
         **({"dtype": dtypes} if dtypes else {}),
-        **dict(_yield_set_parameters(options, get_field_parameters(operation).values(), "field")),
+        **dict(_yield_set_parameters(options, get_parameters(operation.problem_type).values(), "field")),
     }
     texts = getattr(options, "set", None) or ()
     for name in {text.partition("=")[0] for text in texts} & fields.keys():
@@ -237,7 +234,7 @@ def parse_field_texts(
     """Parse texts such as ``direction=fwd,bwd``, and return their values together with ``given_values``, by field.
     Raises UsageError for an unknown field, a wrong value or a field that is set twice.
     """
-    known, found = get_field_parameters(operation), dict(given_values)
+    known, found = get_parameters(operation.problem_type), dict(given_values)
     for text in field_texts:
         name, equals, values = text.partition("=")
         require_known((f"field of {operation.name}", name, known))
@@ -273,7 +270,6 @@ def choose_requested_kernels(request: Request, options: argparse.Namespace, back
     of_preset = request.preset.kernels
     if options.kernel or not of_preset:
         return options.kernel  # type: ignore[no-any-return]
-    from mamf.plugins.discovery import make_kernel
 
     reasons = {name: make_kernel(request.operation, name).unavailable(backend) for name in of_preset}
     able = [name for name, reason in reasons.items() if reason is None]

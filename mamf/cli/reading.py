@@ -40,7 +40,7 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """
-    return build_log_roofs(map(read_log, options.ceiling)) if options.ceiling else None
+    return build_log_roofs([*map(read_log, options.ceiling)]) if options.ceiling else None
 
 
 @contextmanager

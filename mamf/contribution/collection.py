@@ -22,7 +22,7 @@ from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_d
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES, SWEEP
-from mamf.plugins.discovery import is_builtin_kernel
+from mamf.plugins.discovery import list_builtin_names
 from mamf.report.document import label_kernel
 from mamf.report.rows import rank_by_regime
 from mamf.report.shares import make_problem_title
@@ -100,7 +100,7 @@ def format_kernel_title(entry: ResultRate) -> str:
     mamf.
     """
     labeled, of = label_kernel(entry.row.kernel, entry.header), get_operation(entry.row.operation)
-    is_known = labeled != entry.row.kernel or is_builtin_kernel(of, entry.row.kernel)
+    is_known = labeled != entry.row.kernel or labeled.partition("[")[0] in list_builtin_names(of.kernel_group)
     return labeled if is_known else f"{entry.row.kernel} (third-party)"
 
 

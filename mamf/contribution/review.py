@@ -38,7 +38,7 @@ from mamf.logs.run_log import (
 )
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
-from mamf.plugins.discovery import list_builtin_operation_names
+from mamf.plugins.discovery import OPERATION_GROUP, list_builtin_names
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, format_count
 
 # No folder can have these names, because Windows reserves them.
@@ -149,7 +149,7 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
         findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # The log of a profile has no plan.
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
-    if foreign := sorted(named - list_builtin_operation_names()):
+    if foreign := sorted(named - list_builtin_names(OPERATION_GROUP)):
         message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:

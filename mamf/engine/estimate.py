@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes import get_regime_class
-from mamf.engine.regimes.base import CheckedKernel
+from mamf.engine.regimes.base import CheckedKernel, launch_between_marks
 from mamf.errors import (
     DeviceError,
     MamfError,
@@ -128,12 +128,9 @@ def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
     CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCHES):
-        start = backend.mark()
-        prepared.launches[0]()
-        backend.submit()
-        end = backend.mark()
+        marks = launch_between_marks(prepared.launches[0], backend)
         backend.synchronize()
-        seconds.append(backend.seconds_between(start, end))
+        seconds.append(backend.seconds_between(*marks))
     return stdlib_statistics.median(seconds)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
-from mamf.engine.regimes.base import CheckedKernel
+from mamf.engine.regimes.base import CheckedKernel, launch_between_marks
 from mamf.errors import DeviceError, MamfError, UnsupportedError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 
@@ -88,11 +88,11 @@ def _launch_and_verify(
         checked.warm_up_and_verify(backend)
         checked.poison()
     else:
-        launch_once(checked.launches[0], backend)
+        launch_between_marks(checked.launches[0], backend)
         backend.synchronize()
     prepared = backend.now()
     with backend.profiler_window(f"{kernel.name} {shape}"):
-        marks = [launch_once(checked.launches[0], backend) for _ in range(request.launches)]
+        marks = [launch_between_marks(checked.launches[0], backend) for _ in range(request.launches)]
     backend.synchronize()
     if request.verifies:
         checked.verify()
@@ -104,14 +104,6 @@ def _launch_and_verify(
         device_kernels=request.watch_launch and tuple(request.watch_launch(checked.launches[0])),
         is_deterministic=_check_determinism(checked, backend, request.repeats, ready.checksum),
     )
-
-
-def launch_once(launch: Callable[[], object], backend: Backend) -> tuple[object, object]:
-    """Queue a launch between two marks (device events that take the time), and return both marks."""
-    start = backend.mark()
-    launch()
-    backend.submit()
-    return start, backend.mark()
 
 
 def time_kernel_parts(
@@ -126,7 +118,7 @@ def time_kernel_parts(
     found = {}
     for name, (flop, launch) in parts.items():
         # Ignore the time of the first launch: it warms up.
-        _, *marks = [launch_once(launch, backend) for _ in range(launches + 1)]
+        _, *marks = [launch_between_marks(launch, backend) for _ in range(launches + 1)]
         backend.synchronize()
         found[name] = flop, statistics.median(backend.seconds_between(*each) for each in marks)
     return found

@@ -157,7 +157,7 @@ class _RowMeasurement:
             self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
-        details = samples.details | ({} if peak is None else {"held_bytes": checked.held_bytes})
+        details = samples.details | ({} if peak is None else {"held_bytes": checked.prepared.held_bytes})
         verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
@@ -270,7 +270,7 @@ def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape
     if peak is None:
         return None
     operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
-    return int(operands + checked.held_bytes + peak - before)
+    return int(operands + checked.prepared.held_bytes + peak - before)
 
 
 def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:

@@ -18,10 +18,9 @@ from mamf.kinds.registry import get_kind
 from mamf.logs.recording import (
     LogRecord,
     RunEnd,
-    find_new_sharing,
+    check_device_after_run,
     make_header,
     make_plan_record,
-    measure_timer_overhead_after,
     read_clock_seconds,
 )
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
@@ -196,7 +195,7 @@ class Run(Setup):
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
         self.summary = self.kind.make_summary(self.plan, self.rows, ceilings or self.known, end)
         if is_idle:
-            self.summary |= measure_timer_overhead_after(self.backend, self.rows) | find_new_sharing(self.backend)
+            self.summary |= check_device_after_run(self.backend, self.rows)
         for ceiling in ceilings.values():
             self._write_record(LogRecord("ceiling", make_ceiling_record(ceiling)))
         self._write_record(LogRecord("summary", {**self.summary, "time": get_utc_time()}))

@@ -27,9 +27,6 @@ from mamf.machine.environment import get_package_version
 from mamf.measurement import label_dtype
 
 CACHE_VARIABLE = "MAMF_CACHE"
-#: The rank of a ceiling in the cache: whether its interval is known, whether its find is complete, and when the find
-#: started.
-_CacheRank = tuple[bool, bool, str]
 
 
 def get_cache_folder() -> Path:
@@ -92,7 +89,7 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
     return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
 
 
-def _rank_for_cache(ceiling: Ceiling) -> _CacheRank:
+def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
     """Return the rank of a ceiling. Of two ceilings for one file, the cache keeps the one with the higher rank.
 
     A known interval ranks above an unknown one, then a complete find above an interrupted one, then the newer find

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Any, Literal, get_args
@@ -31,7 +31,6 @@ from mamf.backend import DeviceInfo, parse_sharing
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.compared_rows import (
-    CYCLES_UNIT,
     FALSE_ALARM_CHANCE,
     MAX_EXPONENT,
     SEPARATE_RUNS,
@@ -59,6 +58,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 MIN_COVERAGE = 0.5
 # The joint coverage of two 95 % intervals, minus a margin for rounding.
 _USUAL_COVERAGE = 0.9 - 1e-9
+# The confidence of the interval that must be within the tolerance: it makes two one-sided tests at 5 %.
 _EQUIVALENCE_CONFIDENCE = 0.90
 
 
@@ -111,22 +111,14 @@ class RowPair:
         """The 95 % interval of the ratio B/A."""
         return self._compute_ratio_interval(CONFIDENCE)
 
-    @property
-    def equivalence_interval(self) -> Interval:
-        """The 90 % interval of the ratio B/A, which makes two one-sided tests at 5 %."""
-        return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
-
     def _compute_ratio_interval(self, confidence: float) -> Interval:
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
         deviation = math.hypot(self.design.shift_factor * change.common, change.own)
-        factor = math.exp(
-            min(
-                compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature, MAX_EXPONENT
-            )
-        )
+        half_width = compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature
+        factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL_COVERAGE else coverage
         )
@@ -135,7 +127,7 @@ class RowPair:
         """Return SAME if the 90 % interval is within the tolerance, FASTER or SLOWER if a difference of any size is
         certain, otherwise UNDECIDED.
         """
-        interval = self.equivalence_interval
+        interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
         # At this confidence the intervals of all rows contain the true ratios at the same time.
         sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_COVERAGE:
@@ -150,7 +142,7 @@ class RowPair:
         """Return whether the measurement was too short: the interval is wider than the tolerance, so that the row can
         never be SAME.
         """
-        return self.equivalence_interval.half_width > tolerance * self.ratio
+        return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE).half_width > tolerance * self.ratio
 
     def is_regression(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
         """Return whether the row is SLOWER and its rate in B is lower by more than the tolerance."""
@@ -227,11 +219,6 @@ class Comparison(Tabular):
         """Return the number of rows for each verdict, including verdicts that no row has."""
         found = Counter(pair.verdict(tolerance) for pair in self.pairs)
         return {verdict: found[verdict] for verdict in VERDICTS}
-
-    @property
-    def is_in_cycles(self) -> bool:
-        """True if the compared figures are shares of the cycles of the compute units, not rates."""
-        return any(pair.a.unit == CYCLES_UNIT for pair in self.pairs)
 
     @property
     def geometric_mean_ratio(self) -> float:
@@ -334,15 +321,10 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
         return f"{log.path} has no measured row"
-    example = measured[0]
-    return f"{log.path} has {len(measured)}, for example {example.shape} with {example.kernel}"
+    return f"{log.path} has {len(measured)}, for example {measured[0].shape} with {measured[0].kernel}"
 
 
 # -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------
-
-_UNKNOWN_VALUE = "unknown"
-# A field that may differ between the logs without a remark. Pairing uses it if the logs have kernels in common.
-_ALWAYS_IGNORED_FIELD = "kernel"
 
 
 @dataclass(frozen=True)
@@ -359,10 +341,6 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.what} {self.a} against {self.b}"
-
-
-def make_list_difference(what: str, a: Sequence[object], b: Sequence[object]) -> Difference:
-    return Difference(what, ", ".join(map(str, a)), ", ".join(map(str, b)))
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
@@ -396,7 +374,7 @@ def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[D
 def find_value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
     """Find the values that differ between two mappings by name. A missing value counts as ``unknown``."""
     names = dict.fromkeys([*a, *b])
-    found = (Difference(name, a.get(name, _UNKNOWN_VALUE), b.get(name, _UNKNOWN_VALUE)) for name in names)
+    found = (Difference(name, a.get(name, "unknown"), b.get(name, "unknown")) for name in names)
     return [each for each in found if each.a != each.b]
 
 
@@ -425,13 +403,19 @@ def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]
     return list({row.fields[name]: None for row in rows if name in row.fields})
 
 
-def find_field_differences(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
-    """Find the fields, except shape and kernel, whose values in A and in B have nothing in common."""
+def find_field_differences(
+    a: Sequence[ComparedRow], b: Sequence[ComparedRow], left_out: Collection[str] = ("shape", "kernel")
+) -> list[Difference]:
+    """Find the fields, except those named in ``left_out``, whose values in A and in B have nothing in common."""
     if not a or not b:
         return []
-    names = [name for name in a[0].fields if name in b[0].fields and name not in ("shape", "kernel")]
+    names = [name for name in a[0].fields if name in b[0].fields and name not in left_out]
     found = ((name, list_distinct_values(a, name), list_distinct_values(b, name)) for name in names)
-    return [make_list_difference(name, of_a, of_b) for name, of_a, of_b in found if not set(of_a) & set(of_b)]
+    return [
+        Difference(name, ", ".join(map(str, of_a)), ", ".join(map(str, of_b)))
+        for name, of_a, of_b in found
+        if not set(of_a) & set(of_b)
+    ]
 
 
 def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
@@ -439,23 +423,18 @@ def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) ->
 
     Each has one value in all rows of A and another value in all rows of B.
     """
-    apart = [
+    return [
         each
-        for each in find_field_differences(a, b)
+        for each in find_field_differences(a, b, left_out=("shape",))
         if len(list_distinct_values(a, each.what)) == len(list_distinct_values(b, each.what)) == 1
     ]
-    kernels = list_distinct_values(a, _ALWAYS_IGNORED_FIELD), list_distinct_values(b, _ALWAYS_IGNORED_FIELD)
-    if len(kernels[0]) == len(kernels[1]) == 1 and kernels[0] != kernels[1]:
-        apart.append(make_list_difference(_ALWAYS_IGNORED_FIELD, *kernels))
-    return apart
 
 
-def build_log_roofs(logs: Iterable[RunLog], anyway: bool = False) -> Roofs:
+def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
     """Build the roofs of a device from the ceilings in several logs.
 
     Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
     """
-    logs = list(logs)
     for log in logs:
         if not log.all_ceilings and not log.own_ceilings:
             raise UsageError(

@@ -73,8 +73,8 @@ def compute_decision_error(error: FigureError, regime: str, visit_count: int) ->
     between runs, so it is larger than the calibrated ``error`` of the rate.
     """
     is_sustained = regime == SUSTAINED
-    own = max(error.own, _POWER_STATE_ERROR / math.sqrt(visit_count) if is_sustained else 1e-6)
-    own = min(own, 10.0)  # A manipulated log may state any error.
+    smallest = _POWER_STATE_ERROR / math.sqrt(visit_count) if is_sustained else 1e-6
+    own = min(max(error.own, smallest), 10.0)  # A manipulated log may state any error.
     common = max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common
     return FigureError(common, own, _ROW_DEGREES_OF_FREEDOM[is_sustained])
 
@@ -355,8 +355,12 @@ def make_pairing_fields(step: StepKey) -> PairingFields:
     """Return the fields by which a row of this step (regime, problem, shape and kernel) is paired with a row of another
     log.
     """
-    regime, problem, shape, kernel = step
-    return {"regime": regime, **get_problem_fields(problem), "shape": str(shape), "kernel": kernel}
+    return {
+        "regime": step.regime,
+        **get_problem_fields(step.problem),
+        "shape": str(step.shape),
+        "kernel": step.kernel,
+    }
 
 
 def _make_compared_row(row: Measurement) -> ComparedRow:

@@ -148,8 +148,7 @@ class GuardResult:
 
     @property
     def has_failed(self) -> bool:
-        found = self.count_outcomes()
-        return bool(found["regression"] + found["failed"])
+        return any(row.outcome in ("regression", "failed") for row in self.rows)
 
     @property
     def is_finished(self) -> bool:
@@ -168,9 +167,9 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPA
         *(JudgedRow(now, "failed") for _, now in comparison.only_a if now is not None),
         *(JudgedRow(now, "new") for now, _ in comparison.only_b),
     ]
-    worst_first = sorted(found, key=lambda row: OUTCOMES.index(row.outcome))
+    found.sort(key=lambda row: OUTCOMES.index(row.outcome))  # worst first
     ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
-    return GuardResult(comparison, tuple(worst_first), tolerance, ended)
+    return GuardResult(comparison, tuple(found), tolerance, ended)
 
 
 def judge_pair(pair: RowPair, tolerance: float) -> Outcome:

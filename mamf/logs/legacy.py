@@ -7,7 +7,6 @@ is unknown.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -91,10 +90,6 @@ SUMMARY_FIELDS = ("tried", "elapsed_seconds", "means", "best")
 HEADER_FIELDS = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")
 )
-_ENCODER = json.JSONEncoder(allow_nan=False)
-# Cache the scrubbed texts, because thousands of rows may have the same remark.
-_scrub_cached = functools.lru_cache(4096)(scrub_text)
-_INCOMPLETE_MESSAGE = "the imported log is incomplete"
 
 
 def write_legacy_log(run: FinderRun, path: Path) -> None:
@@ -103,7 +98,7 @@ def write_legacy_log(run: FinderRun, path: Path) -> None:
     Raises UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full. Never leaves a
     partial file.
     """
-    create_file_atomically(path, (f"{_ENCODER.encode(record)}\n" for record in _yield_records(run)))
+    create_file_atomically(path, (f"{json.dumps(record, allow_nan=False)}\n" for record in _yield_records(run)))
 
 
 def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
@@ -130,8 +125,8 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
 def _make_reported_record(row: Reported) -> dict[str, Any]:
     return {
         **make_json_values(row),
-        "label": _scrub_cached(row.label),
-        "remarks": list(map(_scrub_cached, row.remarks)),
+        "label": scrub_text(row.label),
+        "remarks": list(map(scrub_text, row.remarks)),
     }
 
 
@@ -152,32 +147,24 @@ def read_legacy_or_none(path: Path, on_read: OnRead | None = None) -> FinderRun 
 
 
 def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
-    """Build a run of mamf-finder from the records of a log in one pass.
+    """Build a run of mamf-finder from the records of a log.
 
     Raises RunLogError that says what is wrong with the records.
     """
     try:
-        header = next(records)
+        header, *others = records
         if why := explain_unreadable(path, header.get("schema")):
             raise RunLogError(why)
-        if header["record"] != "header":
-            raise ValueError(_INCOMPLETE_MESSAGE)
-        rows: list[Reported] = []
-        for record in records:
-            if record["record"] != "reported":
-                break
-            rows.append(read_record(record, Reported))
-        else:
-            raise ValueError(_INCOMPLETE_MESSAGE)
-        if record["record"] != "summary" or next(records, None) is not None:
-            raise ValueError(_INCOMPLETE_MESSAGE)
+        if [each["record"] for each in (header, *others)] != ["header", *["reported"] * (len(others) - 1), "summary"]:
+            raise ValueError("the imported log is incomplete")
+        *rows, summary = others
         run = read_record(
             {
                 **header,
-                **{name: record[name] for name in SUMMARY_FIELDS},
+                **{name: summary[name] for name in SUMMARY_FIELDS},
                 "version": header["tool"]["version"],
                 "rows": rows,
-                "is_complete": record["status"] == "complete",
+                "is_complete": summary["status"] == "complete",
             },
             FinderRun,
         )

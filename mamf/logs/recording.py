@@ -245,31 +245,20 @@ class LogRecord(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def measure_timer_overhead_after(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
-    """Estimate the overhead of the timer again after the last row, and return it as a field of the summary.
+def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
+    """Estimate the overhead of the timer again, and find in which ways the card is shared now and was not before the
+    run. Returns both as fields of the summary.
 
-    Returns no field if no row had an overhead subtracted, or if the device fails.
-    """
-    if not any(row.timer_overhead for row in rows):
-        return {}
-    try:
-        after = backend.timer_overhead()
-    except Exception:  # The device failed, and the run has already ended for that reason.
-        return {}
-    return {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
-
-
-def find_new_sharing(backend: Backend) -> dict[str, Any]:
-    """Find in which ways the card is shared now and was not before the run, and return them as a field of the summary.
-
-    Returns no field if there are none.
+    Leaves out the overhead if no row had an overhead subtracted, sharing if there are no new ways, and both if the
+    device fails.
     """
     try:
-        now = backend.sharing()
+        after = backend.timer_overhead() if any(row.timer_overhead for row in rows) else None
+        new = [way for way in backend.sharing() if way not in parse_sharing(backend.info.name)]
     except Exception:  # The device failed, and the run has already ended for that reason.
         return {}
-    new = [way for way in now if way not in parse_sharing(backend.info.name)]
-    return {"shared_after": new} if new else {}
+    overhead = {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
+    return {**overhead, **({"shared_after": new} if new else {})}
 
 
 def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:

@@ -378,11 +378,10 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     rate, interval = (getattr(read, name) for name in names)
     if rate is UNSET or interval is UNSET:
         raise ValueError(f"missing field `{names[rate is not UNSET]}`")
-    problem = of.problem_from_record(read.problem)
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=problem,
+        problem=of.problem_from_record(read.problem),
         regime=read.regime,
         kernel=read.kernel,
         shape=of.parse_shape(read.shape),
@@ -398,8 +397,13 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
     """Convert a ceiling that the run did not measure to the JSON values of its record."""
-    named = {"dtype": rate.dtype, "regime": rate.regime, "tflops": rate.tflops}
-    return {**named, "source": rate.source, "told": rate.description}
+    return {
+        "dtype": rate.dtype,
+        "regime": rate.regime,
+        "tflops": rate.tflops,
+        "source": rate.source,
+        "told": rate.description,
+    }
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:

@@ -343,10 +343,8 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     """Return the fields of a record without nesting, under names such as ``shape.m`` and ``tflops.median``."""
     flat_fields: dict[str, Any] = {}
     for name, value in record.items():
-        if isinstance(value, Mapping):
-            flat_fields |= flatten_record(value, f"{prefix}{name}.")
-        else:
-            flat_fields[f"{prefix}{name}"] = value
+        is_nested = isinstance(value, Mapping)
+        flat_fields |= flatten_record(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
     return flat_fields
 
 
@@ -484,16 +482,11 @@ def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the rows, each with the relative speed of its device. Rows of a run on one device are returned
     unchanged.
     """
-    if all(row.device is None for row in rows):
-        return list(rows)
-    speeds = compute_device_speeds(rows)
-    return [add_speed_to_row(row, speeds) for row in rows]
-
-
-def add_speed_to_row(row: Measurement, speeds: DeviceSpeeds) -> Measurement:
-    if row.device is None:
-        return row
-    speed = speeds.get(get_speed_context(row), {}).get(row.device)
-    if speed is None:
-        return replace(row, device_speed=None)
-    return replace(row, device_speed=speed.factor, device_speed_half_width=speed.compute_half_width(row.amount))
+    speeds, rows_with_speed = compute_device_speeds(rows), list(rows)
+    for number, row in enumerate(rows):
+        if row.device is not None:
+            speed = speeds.get(get_speed_context(row), {}).get(row.device)
+            half_width = speed.compute_half_width(row.amount) if speed else row.device_speed_half_width
+            factor = speed.factor if speed else None
+            rows_with_speed[number] = replace(row, device_speed=factor, device_speed_half_width=half_width)
+    return rows_with_speed

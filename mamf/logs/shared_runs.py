@@ -31,8 +31,11 @@ def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
 
     ``device``: return only the logs of this device or rank. Returns no paths if the folder has no shared run.
     """
-    named = [(match, path) for path in folder.iterdir() if (match := _LOG_NAME.fullmatch(path.name))]
-    named = [each for each in named if device in (None, int(each[0][2]))]
+    named = [
+        (match, path)
+        for path in folder.iterdir()
+        if (match := _LOG_NAME.fullmatch(path.name)) and device in (None, int(match[2]))
+    ]
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
 
 

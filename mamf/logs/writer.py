@@ -52,7 +52,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or continue it with --resume")
         writer = cls(create_file_atomically(path, line, is_numbered))
-        writer._replace_copy(line)
+        writer._copy.write(line)
         try:
             writer._open_and_lock()
         except BaseException:
@@ -74,7 +74,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             if not stat.S_ISREG(os.fstat(writer._descriptor).st_mode):
                 raise UsageError(f"cannot resume {path}: it is not a regular file")
             log = read_run_log(path)
-            writer._replace_copy(path.read_bytes())
+            writer._copy.write(path.read_bytes())
             return log, writer
         except BaseException as error:
             writer.close()
@@ -164,11 +164,6 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self._descriptor = os.open(self._absolute_path, _OPEN_FLAGS)
         lock_log(self._descriptor, self.path)
 
-    def _replace_copy(self, data: bytes) -> None:
-        self._copy.truncate(0)
-        self._copy.seek(0)
-        self._copy.write(data)
-
     def close(self) -> None:
         if self.is_open:
             os.close(self._descriptor)
@@ -190,7 +185,7 @@ def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def lock_log(descriptor: int, path: Path) -> None:
-    """Lock the open file of a log. Raises UsageError that names the process which has already locked the file."""
+    """Lock the open file of a log. Raises UsageError if another process has locked it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -198,22 +193,6 @@ def lock_log(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"{find_lock_holder(descriptor)} is writing {path}: wait for it to end") from None
+        raise UsageError(f"another process is writing {path}: wait for it to end") from None
     except OSError:
         return  # The file system has no locks.
-
-
-def find_lock_holder(descriptor: int) -> str:
-    """Return the process that has locked an open file, as text for a message. Only Linux tells which process it is."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            # A line of /proc/locks looks like "1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF", with process 4711 and
-            # inode 1234.
-            fields = line.split()
-            if (
-                fields[1] == "FLOCK"
-                and fields[5].rpartition(":")[2] == str(os.fstat(descriptor).st_ino)
-                and int(fields[4]) > 0
-            ):
-                return f"process {fields[4]}"
-    return "another process"

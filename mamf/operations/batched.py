@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mamf.backend import Backend
-from mamf.errors import Sizes, parse_size
+from mamf.errors import parse_size
 from mamf.kernel import Kernel
 from mamf.operation import describe
 from mamf.operations.matmul.operation import BaseMatmulOperation
-from mamf.operations.matmul.shapes import BaseMatmulProblem
+from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape
 
 
 @dataclass(frozen=True, order=True)
-class BatchedShape(Sizes):
+class BatchedShape(BaseMatmulShape):
     """The shape of a batch of matmuls C[B,M,N] = A[B,M,K] @ B[B,K,N], each with separate operands.
 
     A shape is written ``BxMxNxK``.
@@ -34,19 +34,7 @@ class BatchedShape(Sizes):
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"
 
     @property
-    def flop(self) -> int:
-        """FLOP of one launch, 2*B*M*N*K: one multiply and one add per term of each dot product."""
-        return 2 * self.batch * self.m * self.n * self.k
-
-    @property
-    def elements(self) -> dict[str, int]:
-        """Number of elements of the operands ``a``, ``b`` and ``c``, each for the whole batch."""
-        batch, m, n, k = self.batch, self.m, self.n, self.k
-        return {"a": batch * m * k, "b": batch * k * n, "c": batch * m * n}
-
-    @property
     def rows(self) -> dict[str, int]:
-        """Number of rows of K elements in ``a`` and in ``b``, by operand."""
         return {"a": self.batch * self.m, "b": self.batch * self.n}
 
 

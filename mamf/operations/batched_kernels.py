@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -19,15 +19,14 @@ from mamf.operations.products import (
 from mamf.operations.whole_products import MatmulPart
 
 
-class TorchBatched(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
-    """A kernel that runs batched matmul with one function of torch. Derived classes define the launch."""
+class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
+    """The kernel that runs batched matmul with the function of torch that ``function`` names."""
 
+    name = "torch.bmm"
+    function = "bmm"
+    is_default = True
     has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
-
-    @abstractmethod
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
-        """Return a function that launches the kernel on A (B,M,K), B (B,K,N) and C (B,M,N)."""
 
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
@@ -37,25 +36,16 @@ class TorchBatched(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel)
         c = view_as(flat["c"], shape.batch, shape.m, shape.n)
         return make_matmul_operand_set(
             problem,
-            self.bind(a, b, c),
+            partial(getattr(torch, self.function), a, b, out=c),
             c,
             lambda output: [MatmulPart(a, b.mT, output)],
             choose_operand_to_change(a, b.mT),
         )
 
 
-class Bmm(TorchBatched):
-    name = "torch.bmm"
-    is_default = True
-
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
-        return lambda: torch.bmm(a, b, out=c)
-
-
-class BatchedMatmul(TorchBatched):
+class BatchedMatmul(Bmm):
     """The kernel torch.matmul, which reshapes its operands and then calls the same library function as torch.bmm."""
 
     name = "torch.matmul"
-
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
-        return lambda: torch.matmul(a, b, out=c)
+    function = "matmul"
+    is_default = False

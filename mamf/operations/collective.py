@@ -11,8 +11,8 @@ from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, Operation, describe
-from mamf.operations.bandwidth.operation import BandwidthShape
+from mamf.operation import DeclaredProblem, describe
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
@@ -60,15 +60,6 @@ class CollectiveProblem(DeclaredProblem):
         """
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
-    def unsupported_shape(self, shape: CollectiveShape) -> str | None:
-        """Return why a collective cannot have this size, or None if it can."""
-        has_parts = self.count_part_elements(shape) > 0
-        return (
-            None
-            if has_parts
-            else f"{shape.nbytes} bytes cannot be divided into {self.ranks} equal parts of {self.dtype}"
-        )
-
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
         factor = f"{2 if passes == 2 else ''}(n-1)/n"
@@ -102,7 +93,9 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
-        return problem.unsupported_shape(shape)
+        if problem.count_part_elements(shape):
+            return None
+        return f"{shape.nbytes} bytes cannot be divided into {problem.ranks} equal parts of {problem.dtype}"
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
@@ -111,7 +104,7 @@ _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 102
 _MAX_MEMORY_SHARE = 0.25
 
 
-class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
+class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
     name = "collective"
     kernel_group = "mamf.collective_kernels"
     kernel_type = CollectiveKernel
@@ -144,7 +137,3 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return a column with the algorithm bandwidth, which is the size in bytes divided by the time, in TB/s."""
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
-
-    def axis(self, shape: CollectiveShape) -> float:
-        """Return the position of a shape on the horizontal axis of charts: the bytes of a rank's larger buffer."""
-        return float(shape.nbytes)

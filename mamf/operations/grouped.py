@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
-from mamf.errors import Sizes, parse_size
+from mamf.errors import parse_size
 from mamf.kernel import Kernel, Work
 from mamf.measurement import Measurement
 from mamf.operation import Preset, describe
 from mamf.operations.matmul.operation import BaseMatmulOperation
-from mamf.operations.matmul.shapes import BaseMatmulProblem
+from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape
 
 Routing = Literal["balanced", "skewed"]
 ROUTINGS: tuple[str, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, order=True)
-class GroupedShape(Sizes):
+class GroupedShape(BaseMatmulShape):
     """The shape of a grouped matmul C[T,N]: each row of A[T,K] is multiplied by the weights B[e] of its expert e.
 
     B is [E,K,N], for E experts. A shape is written ``e8t16384n14336k4096``. ``tokens``: T, the rows over all experts; a
@@ -42,18 +42,7 @@ class GroupedShape(Sizes):
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
 
     @property
-    def flop(self) -> int:
-        """FLOP of one launch, 2*T*N*K. They do not depend on how tokens are distributed over experts."""
-        return 2 * self.tokens * self.n * self.k
-
-    @property
-    def elements(self) -> dict[str, int]:
-        """Number of elements of ``a`` (tokens), ``b`` (weights of all experts) and ``c`` (the result)."""
-        return {"a": self.tokens * self.k, "b": self.experts * self.k * self.n, "c": self.tokens * self.n}
-
-    @property
     def rows(self) -> dict[str, int]:
-        """Number of rows of K elements in ``a`` and in ``b``, by operand."""
         return {"a": self.tokens, "b": self.experts * self.n}
 
 
@@ -105,44 +94,32 @@ _TOKENS_PER_DEVICE = 8192
 _DECODE_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class ExpertLayer:
-    """The part of a mixture-of-experts layer that is on one device. Gate and up projections are one matmul.
+#: The part of the mixture-of-experts layer of each model that is on one device: the number of experts, how many of them
+#: process each token, and the widths of a token outside and inside of an expert.
+EXPERT_LAYERS = {
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+    "deepseek-v2-lite": (64, 6, 2048, 1408),
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "deepseek-v3, 32 of 256": (32, 8, 7168, 2048),
+}
 
-    ``experts``: the number of experts on the device. ``experts_per_token``: how many of them process each token.
-    ``hidden_size``, ``intermediate_size``: the widths of a token outside and inside of an expert.
+
+def _make_preset(tokens: int) -> Preset[GroupedShape]:
+    """Return the shapes of the two grouped matmuls of each layer, with labels. Gate and up projections are one matmul.
+
+    ``tokens``: the number of tokens on one device.
     """
-
-    name: str
-    experts: int
-    experts_per_token: int
-    hidden_size: int
-    intermediate_size: int
-
-    def shapes(self, tokens: int) -> dict[GroupedShape, str]:
-        """Return the shapes of the layer's two grouped matmuls, each with a label. ``tokens``: tokens per device."""
-        rows = tokens * self.experts_per_token
-        return {
-            GroupedShape(self.experts, rows, 2 * self.intermediate_size, self.hidden_size): f"{self.name} gate+up",
-            GroupedShape(self.experts, rows, self.hidden_size, self.intermediate_size): f"{self.name} down",
-        }
-
-
-EXPERT_LAYERS = (
-    ExpertLayer("mixtral-8x7b", 8, 2, 4096, 14336),
-    ExpertLayer("deepseek-v2-lite", 64, 6, 2048, 1408),
-    ExpertLayer("qwen3-30b-a3b", 128, 8, 2048, 768),
-    ExpertLayer("deepseek-v3, 32 of 256", 32, 8, 7168, 2048),
-)
-
-
-def _make_preset_shapes(tokens: int) -> dict[GroupedShape, str]:
-    return {shape: name for mixture in EXPERT_LAYERS for shape, name in mixture.shapes(tokens).items()}
+    shapes: dict[GroupedShape, str] = {}
+    for name, (experts, experts_per_token, hidden_size, intermediate_size) in EXPERT_LAYERS.items():
+        rows = tokens * experts_per_token
+        shapes[GroupedShape(experts, rows, 2 * intermediate_size, hidden_size)] = f"{name} gate+up"
+        shapes[GroupedShape(experts, rows, hidden_size, intermediate_size)] = f"{name} down"
+    return Preset(shapes)
 
 
 PRESETS: Mapping[str, Preset[GroupedShape]] = {
-    "moe": Preset(_make_preset_shapes(_TOKENS_PER_DEVICE)),
-    "moe-decode": Preset(_make_preset_shapes(_DECODE_TOKENS)),
+    "moe": _make_preset(_TOKENS_PER_DEVICE),
+    "moe-decode": _make_preset(_DECODE_TOKENS),
 }
 
 

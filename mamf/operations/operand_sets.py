@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 
@@ -59,7 +59,12 @@ class OperandSet:
 class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that computes with torch tensors. Derived classes implement ``operand_set``."""
 
+    #: The name of the function in torch or torch.nn.functional that this kernel calls. Empty: every torch has it.
+    function: ClassVar[str] = ""
+
     def unavailable(self, backend: Backend) -> Unavailable | None:
+        if self.function and not any(hasattr(module, self.function) for module in (torch, torch.nn.functional)):
+            return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
         return check_torch_backend(backend)
 
     @abstractmethod
@@ -126,7 +131,12 @@ def combine_operand_sets(
 
     def poison(returned: Sequence[object]) -> None:
         for each, result in zip(sets, returned, strict=True):
-            poison_outputs(each.outputs, result)
+            for tensor in each.outputs:
+                poison_tensor(tensor)
+            for tensor in list_tensors(result):
+                spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
+                for memory in (tensor, *spares):
+                    poison_tensor(memory)
 
     def changed_operands() -> Sequence[str]:
         for each in sets:
@@ -193,19 +203,6 @@ def poison_tensor(tensor: torch.Tensor) -> None:
             tensor.view(torch.uint8).fill_(0x80 if "fnuz" in str(tensor.dtype) else _POISON_BYTE)
         else:
             tensor.fill_(float("nan"))
-
-
-def poison_outputs(outputs_to_poison: Iterable[torch.Tensor], returned: object) -> None:
-    """Overwrite outputs, and memory in which later launches may return outputs, with values that no launch produces.
-
-    ``outputs_to_poison``: the tensors that launches write. ``returned``: the result of the last launch.
-    """
-    for tensor in outputs_to_poison:
-        poison_tensor(tensor)
-    for tensor in list_tensors(returned):
-        spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
-        for each in (tensor, *spares):
-            poison_tensor(each)
 
 
 def select_along_dim(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:

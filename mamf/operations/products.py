@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend
 from mamf.dtypes import DTYPES, SCALED_FORMATS
 from mamf.kernel import Verdict
 from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape, MatmulProblemT, MatmulShapeT
@@ -36,6 +36,7 @@ from mamf.operations.quantization import QuantizedOperand, quantize_to_format
 from mamf.operations.whole_products import (
     MatmulOperand,
     MatmulPart,
+    divide_or_return_inf,
     find_wrong_cells,
     round_like_result,
     verify_all_entries,
@@ -195,11 +196,12 @@ def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
 
 def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_SampledBlock]) -> torch.Tensor:
     """Compute the sampled entries of A @ B on the host in float64, and return them as a one-dimensional tensor."""
-    operands = (
-        (copy_operand_rows_to_host(parts[p].left, i, m), copy_operand_rows_to_host(parts[p].right, i, n))
-        for p, i, m, n in blocks
-    )
-    return torch.cat([multiply_on_host(left, right.t()).flatten() for left, right in operands])
+    with use_one_torch_thread():
+        operands = (
+            (copy_operand_rows_to_host(parts[p].left, i, m), copy_operand_rows_to_host(parts[p].right, i, n))
+            for p, i, m, n in blocks
+        )
+        return torch.cat([(left @ right.t()).flatten() for left, right in operands])
 
 
 def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -220,11 +222,6 @@ def copy_operand_rows_to_host(operand: MatmulOperand, product: int, rows: torch.
     )
 
 
-def multiply_on_host(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    with use_one_torch_thread():
-        return a @ b
-
-
 def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return ||found - expected|| / ||expected|| of two tensors on the host.
 
@@ -233,9 +230,7 @@ def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float
     with use_one_torch_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
-    if magnitude == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return float(difference / magnitude)
+    return divide_or_return_inf(difference, magnitude)
 
 
 def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
@@ -264,15 +259,6 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
     dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
-
-    #: The name of the function in torch.nn.functional that this kernel calls, if some releases of torch lack it; empty
-    #: otherwise.
-    function: ClassVar[str] = ""
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if self.function and not hasattr(torch.nn.functional, self.function):
-            return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install 'torch>=2.10'")
-        return super().unavailable(backend)
 
     def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         if reason := self._unsupported_dtype(problem):

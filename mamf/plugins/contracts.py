@@ -13,6 +13,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -181,7 +182,7 @@ def _is_fixed_tuple(origin: Any, parameters: Sequence[Any]) -> bool:
 
 
 def _describe_annotation(annotation: Any) -> str:
-    origin, parameters = get_origin(annotation) or annotation, get_args(annotation)
+    origin, parameters = _split_annotation(annotation)
     if _is_fixed_tuple(origin, parameters):
         return f"a tuple of {' and '.join(map(_describe_annotation, parameters))}"
     if origin in (Union, UnionType):
@@ -193,10 +194,8 @@ def _describe_annotation(annotation: Any) -> str:
     return _TYPE_DESCRIPTIONS.get(origin) or str(origin.__name__)
 
 
-@functools.cache
-def _get_attribute_annotations(kind: type) -> Mapping[str, Any]:
-    """Return the type annotations of the attributes of a contract, or of the fields of a dataclass, by name."""
-    return get_type_hints(kind)
+#: Returns the type annotations of the attributes of a contract, or of the fields of a dataclass, by name.
+_get_attribute_annotations = functools.cache(get_type_hints)
 
 
 @functools.cache
@@ -216,7 +215,7 @@ def _resolve_type_variables(annotation: Any, plugin: object) -> Any:
 # -- the checks --------------------------------------------------------------------------------------------------------
 
 
-class convert_plugin_errors:
+class convert_plugin_errors(AbstractContextManager[object]):
     """A context manager that converts errors of a plugin, even SystemExit, into a PluginError with the name of the
     plugin.
 
@@ -237,9 +236,6 @@ class convert_plugin_errors:
             refusal_errors,
             unconverted_errors,
         )
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if (
@@ -307,23 +303,3 @@ def _require_valid_value(value: object, annotation: Any, label: str, name: str, 
     for guarded_type in filter((annotation, *_split_annotation(annotation)[1]).__contains__, _GUARDED_TYPES):
         if isinstance(value, guarded_type):
             enforce_contract(value, guarded_type, f"{label}'s {name}")
-
-
-class CheckedClock:
-    """A replacement for the clock ``now`` of a backend that checks that the time is finite and never goes back."""
-
-    def __init__(self, now: Callable[[], float], label: str) -> None:
-        self._now, self._label, self._last_seconds = now, label, -math.inf
-        self._errors = convert_plugin_errors(label, "now")
-
-    def __call__(self) -> float:
-        """Return the time of the host in seconds. Raises PluginError if it is not finite or is earlier than the last
-        time.
-        """
-        with self._errors:
-            now = self._now()
-        if not self._last_seconds <= now < math.inf:
-            expected = "a finite number" if not math.isfinite(now) else f"at least {self._last_seconds}, its last value"
-            raise PluginError(f"{self._label} is broken: now returned {now}, not {expected}")
-        self._last_seconds = now
-        return now

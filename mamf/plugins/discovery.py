@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import re
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
@@ -37,7 +35,7 @@ from mamf.errors import (
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
-from mamf.plugins.contracts import CheckedClock, check_attribute, convert_plugin_errors, enforce_contract, guard_method
+from mamf.plugins.contracts import check_attribute, convert_plugin_errors, enforce_contract, guard_method
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -55,8 +53,6 @@ _NAME_WITH_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
 _CLASS_PATH_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
 ContractT = TypeVar("ContractT")
-# Seconds after which a warning names the plugin that is still being imported, so that users know why they wait.
-_LONG_IMPORT_SECONDS = 15.0
 # Classes of kernels that were requested as ``package.module:Class`` and have no entry point.
 _KERNEL_TYPES_LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
 
@@ -126,37 +122,9 @@ def is_class_path(name: str) -> bool:
     return ":" in name
 
 
-@contextmanager
-def _watch_import(label: str) -> Iterator[None]:
-    """Watch the import of a plugin within the ``with`` block: warn if it takes long, and raise SystemExit if the
-    imported code calls os._exit, which would end mamf.
-    """
-    process, end = os.getpid(), os._exit
-
-    def refuse_exit(code: int) -> None:
-        """Raise SystemExit instead of ending the process. Forked processes and calls by mamf itself still end the
-        process.
-        """
-        if os.getpid() != process or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
-            end(code)
-        raise SystemExit(f"os._exit({code}) while it is imported")
-
-    line = f"still importing {label} after {_LONG_IMPORT_SECONDS:.0f} s"
-    timer = threading.Timer(_LONG_IMPORT_SECONDS, warnings.warn, (line, PluginWarning))
-    timer.daemon = True
-    timer.start()
-    os._exit = refuse_exit  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        os._exit = end
-        timer.cancel()
-
-
 def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[ContractT]) -> type[ContractT]:
     try:
-        with _watch_import(f"{plugin_kind} {entry_point.name}"):
-            loaded = entry_point.load()
+        loaded = entry_point.load()
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
@@ -200,43 +168,6 @@ def load_backend_class(name: str) -> type[Backend]:
     return _load_registered_class(BACKEND_GROUP, "backend", name, Backend)  # type: ignore[type-abstract]
 
 
-def load_kernel_class(path: str) -> type[AnyKernel]:
-    """Load the class of a kernel by ``package.module:Class``. Raises UsageError for an invalid path, and PluginError if
-    the class cannot be loaded.
-    """
-    return _import_class("kernel", path, Kernel)  # type: ignore[type-abstract]
-
-
-def _make_kernel_of_group(group: str, plugin_kind: str, name: str, contract: type[Any]) -> Any:
-    """Make a kernel from a name: ``NAME``, ``NAME[ALGORITHM]`` or ``NAME[ARGUMENT]``, where ``NAME`` is registered in
-    the entry point group ``group`` or is a class path.
-    """
-    algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_ARGUMENT.fullmatch(name)
-    parts = algorithm or bracketed
-    base_name, argument = parts.groups() if parts else (name, None)
-    plugin_class = _load_registered_class(group, plugin_kind, base_name, contract)
-    label = f"{plugin_kind} {name}"
-    if argument is None or plugin_class.takes:
-        with convert_plugin_errors(label, "creating it"):
-            kernel = plugin_class() if argument is None else plugin_class(argument)
-    elif algorithm is None:
-        raise UsageError(f"{plugin_kind} {base_name} takes no argument in brackets: remove [{argument}]")
-    else:
-        try:
-            with convert_plugin_errors(label, "creating it", unconverted_errors=(TypeError,)):
-                kernel = plugin_class(int(argument))
-        except TypeError:
-            raise UsageError(f"kernel {base_name} has no algorithms to choose from: remove [{argument}]") from None
-    kernel = enforce_contract(kernel, Kernel, label)
-    points_by_name = {entry_point.name: entry_point.value for entry_point in find_entry_points(group)}
-    kernel_name = kernel.name.partition("[")[0]
-    if is_class_path(base_name) and points_by_name.get(kernel_name, base_name) != base_name:
-        raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
-    if is_class_path(base_name) and base_name not in points_by_name.values():
-        _KERNEL_TYPES_LOADED_BY_PATH.add(type(kernel))
-    return kernel
-
-
 def make_operation(name: str) -> Operation[Any, Any]:
     """Make an operation, such as attention, by its registered name. Raises UnknownNameError for an unknown name, and
     PluginError if the operation is broken.
@@ -251,16 +182,14 @@ def make_operation(name: str) -> Operation[Any, Any]:
         raise PluginError(f"{label} is broken: its class is named {operation.name!r}, its entry point {name!r}")
     # Contract tests check the operations of mamf, so they are not checked here: that would slow down reading logs,
     # which calls methods of the operation for each row.
-    return operation if name in list_builtin_operation_names() else enforce_contract(operation, Operation, label)
+    return operation if name in list_builtin_names(OPERATION_GROUP) else enforce_contract(operation, Operation, label)
 
 
-def list_builtin_operation_names() -> set[str]:
-    """Return the names of the operations that are part of mamf, not of third parties, without importing any of them."""
-    return {
-        entry_point.name
-        for entry_point in find_entry_points(OPERATION_GROUP)
-        if entry_point.module.partition(".")[0] == "mamf"
-    }
+def list_builtin_names(group: str) -> set[str]:
+    """Return the names of the plugins in an entry point group that are part of mamf, not of third parties, without
+    importing any of them.
+    """
+    return {point.name for point in find_entry_points(group) if point.module.partition(".")[0] == "mamf"}
 
 
 def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
@@ -270,19 +199,32 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     algorithms (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in
     brackets, and PluginError if it is broken.
     """
-    plugin_kind = "kernel" if operation.kernel_group == KERNEL_GROUP else f"{operation.name} kernel"
-    return _make_kernel_of_group(operation.kernel_group, plugin_kind, name, operation.kernel_type)  # type: ignore[no-any-return]
-
-
-def is_builtin_kernel(operation: Operation[Any, Any], name: str) -> bool:
-    """Return whether the kernel named ``name`` is part of mamf, not of a third party. Brackets in its name
-    (``cublaslt[3]``) are ignored.
-    """
-    base_name = name.partition("[")[0]
-    return any(
-        (entry_point.name, entry_point.module.partition(".")[0]) == (base_name, "mamf")
-        for entry_point in find_entry_points(operation.kernel_group)
-    )
+    group = operation.kernel_group
+    plugin_kind = "kernel" if group == KERNEL_GROUP else f"{operation.name} kernel"
+    algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_ARGUMENT.fullmatch(name)
+    parts = algorithm or bracketed
+    base_name, argument = parts.groups() if parts else (name, None)
+    plugin_class: Any = _load_registered_class(group, plugin_kind, base_name, operation.kernel_type)
+    label = f"{plugin_kind} {name}"
+    if argument is None or plugin_class.takes:
+        with convert_plugin_errors(label, "creating it"):
+            made = plugin_class() if argument is None else plugin_class(argument)
+    elif algorithm is None:
+        raise UsageError(f"{plugin_kind} {base_name} takes no argument in brackets: remove [{argument}]")
+    else:
+        try:
+            with convert_plugin_errors(label, "creating it", unconverted_errors=(TypeError,)):
+                made = plugin_class(int(argument))
+        except TypeError:
+            raise UsageError(f"kernel {base_name} has no algorithms to choose from: remove [{argument}]") from None
+    kernel: AnyKernel = enforce_contract(made, Kernel, label)
+    points_by_name = {entry_point.name: entry_point.value for entry_point in find_entry_points(group)}
+    kernel_name = kernel.name.partition("[")[0]
+    if is_class_path(base_name) and points_by_name.get(kernel_name, base_name) != base_name:
+        raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
+    if is_class_path(base_name) and base_name not in points_by_name.values():
+        _KERNEL_TYPES_LOADED_BY_PATH.add(type(kernel))
+    return kernel
 
 
 def list_kernel_names(operation: Operation[Any, Any]) -> list[str]:
@@ -369,7 +311,6 @@ def _open_device(name: str, index: int | None) -> Backend:
             index = 0 if plugin_class.unavailable() else guard_method(plugin_class, Backend, "current_index", label)()
         backend = plugin_class(index)
     guard_method(backend, Backend, "now", label)()
-    object.__setattr__(backend, "now", CheckedClock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 
@@ -434,7 +375,8 @@ def find_operation_of_kernel(name: str) -> AnyOperation:
     UsageError if several operations have a kernel with this name, and PluginError if the kernel cannot be loaded.
     """
     if is_class_path(name):
-        return make_operation(check_attribute(load_kernel_class(name), Kernel, "operation", f"kernel {name}"))
+        kernel_class: Any = _import_class("kernel", name, Kernel)  # type: ignore[type-abstract]
+        return make_operation(check_attribute(kernel_class, Kernel, "operation", f"kernel {name}"))
     base_name = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for operation in find_entry_points_by_name(OPERATION_GROUP):

@@ -9,6 +9,7 @@ which says for which rank the other ranks wait.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -16,8 +17,6 @@ from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
-
-from msgspec import Struct
 
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_file_atomically
@@ -54,19 +53,10 @@ _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "dtype": ("dtypes", DtypeRow),
 }
 _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
+#: The fields that the header of every profile's log has, with their types.
+_HEADER_TYPES: Mapping[str, type] = {"tool": dict, "command": str, "started": str, "script": str, "environment": dict}
 #: The script's name and the profile, by rank.
 ProfilesByRank = Mapping[int, tuple[str, Profile]]
-
-
-class ProfileHeader(Struct):
-    """The header of a profile's log, with the fields that every such header has."""
-
-    schema: int
-    tool: dict[str, Any]
-    command: str
-    started: str
-    script: str
-    environment: dict[str, Any]
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
@@ -97,22 +87,21 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
 
     Raises RunLogError if the log of a profile is damaged or of an unknown version.
     """
-    lines = list(read_lines(path))
-    try:
+    lines, header = list(read_lines(path)), dict[str, Any]()
+    with suppress(ValueError):
         header = parse_record(lines[0])
-    except ValueError:
-        return None
     if header.get("tier") != PROFILE_TIER:
         return None
     if why := explain_unreadable(path, header.get("schema")):
         raise RunLogError(why)
     number, rows = 1, defaultdict[str, list[Any]](list)
     try:
-        script = read_record(header, ProfileHeader).script
+        for name, kind in _HEADER_TYPES.items():
+            read_record(header[name], kind, name)
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
             record = parse_record(line)
             if record["record"] == "summary":
-                return script, _make_profile_from_records(rows, record)
+                return header["script"], _make_profile_from_records(rows, record)
             if record["record"] in _FIELD_AND_TYPE_BY_RECORD:
                 field, kind = _FIELD_AND_TYPE_BY_RECORD[record["record"]]
                 rows[field].append(read_known_ceiling_record(record) if kind is Rate else read_record(record, kind))
@@ -123,10 +112,16 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
 
 def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
     profile = read_record({"classes": (), **{name: summary[name] for name in _SUMMARY_FIELDS}, **rows}, Profile)
-    durations = profile.seconds, profile.steps, profile.unprofiled_step_seconds
-    if any(each is not None and each <= 0 for each in durations):
+    if any(
+        each is not None and each <= 0 for each in (profile.seconds, profile.steps, profile.unprofiled_step_seconds)
+    ):
         raise ValueError("steps and seconds must be above 0")
     return profile
+
+
+def get_rank() -> int:
+    """Return the rank of this process from the variable RANK, which torchrun sets; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def get_rank_log_path(folder: Path, rank: int) -> Path:

@@ -135,6 +135,12 @@ class Profile:
     modules: tuple[ClassRow, ...] = ()
     dtypes: tuple[DtypeRow, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Compute idle time here, because the logs of early versions of mamf have the sum of all gaps instead.
+        idle = self.whole_seconds - self.busy_seconds
+        rows = tuple(replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
+        object.__setattr__(self, "classes", rows)
+
     def get_visible_seconds(self, name: str) -> float:
         """Return the seconds that count for a class, over all profiled steps; 0 if the profile has no such class."""
         return sum(row.visible for row in self.classes if row.name == name)
@@ -196,22 +202,20 @@ def make_profile(
     """
     busy_intervals = find_busy_intervals(trace)
     gaps = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
-    rows = tuple(_make_class_rows(busy_intervals, find_ceiling))
+    rows = list(_make_class_rows(busy_intervals, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
-    profile = Profile(
+    return Profile(
         seconds=trace.end - trace.start,
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=rows,
+        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, len(gaps))),
         kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
         ceilings=tuple(filter(None, map(find_ceiling, dtypes))),
         modules=tuple(_make_module_rows(busy_intervals, find_ceiling)),
     )
-    idle = ClassRow(IDLE, profile.whole_seconds - profile.busy_seconds, 0.0, len(gaps))
-    return replace(profile, classes=(*rows, idle))
 
 
 def _merge_busy_intervals(work_intervals: Iterable[BusyInterval]) -> Intervals:

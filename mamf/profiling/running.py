@@ -24,20 +24,20 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from mamf.errors import UsageError, describe_error, get_first_message_line
+from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
 Watch = MemoryWatch | DtypeWatch | ModuleRanges
 
-_INTERRUPTED_EXIT_CODE = 130
 #: Suffixes of run logs and of traces, which other commands of mamf read. They cannot be run as scripts.
 _LOG_SUFFIXES, _TRACE_SUFFIXES = (".jsonl",), (".json", ".gz", ".csv")
-# Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
-_QUIET_KINETO_LOG_LEVEL = "6"
 _MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
@@ -88,9 +88,12 @@ class Program:
             sys.stderr.write(f"{exit_request.code}\n")
             return 1
         except KeyboardInterrupt:
-            return _INTERRUPTED_EXIT_CODE
+            return 128 + signal.SIGINT
         except BaseException as error:
-            trace = _drop_runner_frames(error.__traceback__)
+            trace = error.__traceback__
+            # Drop the outer frames of mamf and runpy, so that the traceback begins with the script's own frame.
+            while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
+                trace = trace.tb_next
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             return 1
         return 0
@@ -131,13 +134,6 @@ class Program:
         return run_decorated
 
 
-def _drop_runner_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the outer frames of mamf and runpy, so that it begins with the script's own frame."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
-        trace = trace.tb_next
-    return trace
-
-
 class StepProfiler:
     """The profiler of some training steps of a script, which calls ``end_step`` at the end of each step.
 
@@ -161,7 +157,8 @@ class StepProfiler:
         stop: bool = False,
     ) -> None:
         self.failure = self._remark = ""
-        #: Class name of each optimizer that stepped outside of a backward pass, by the optimizer's id().
+        #: Class name of each optimizer that stepped, by the optimizer's id(). Optimizers that step in hooks of the
+        #: backward pass count as one optimizer, with the id 0.
         self.optimizers: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
@@ -172,7 +169,7 @@ class StepProfiler:
         self._profiled_process_id: int | None = None
         self._profiler: Any = None
         self._unprofiled_start_seconds, self._has_delayed_step, self._has_delayed_sigterm = 0.0, False, False
-        self._is_starting = self._is_running = False
+        self._is_running = False
 
     @property
     def is_complete(self) -> bool:
@@ -185,15 +182,14 @@ class StepProfiler:
     def _claim_steps(self) -> bool:
         """Return whether to profile this process: the first process of this rank that calls this method."""
         if self._profiled_process_id is None and get_rank() == self._rank:
-            # Without the folder, profile the process that created this object, because only it can report a profile.
-            is_first = os.getpid() == self._first_process_id
             try:
                 self._claim_file.touch(exist_ok=False)
                 is_first = True
             except FileExistsError:
                 is_first = False
             except OSError:
-                pass
+                # Without the folder, profile the process that created this object: only it can report a profile.
+                is_first = os.getpid() == self._first_process_id
             self._profiled_process_id = os.getpid() if is_first else 0
         return self._profiled_process_id == os.getpid()
 
@@ -214,6 +210,16 @@ class StepProfiler:
         # If the script catches SystemExit and continues, each later step raises it again.
         if self.stop and self.is_complete:
             raise SystemExit(0)
+
+    def end_step_of_first_optimizer(self, optimizer: object, *_: object) -> None:
+        """End a training step if ``optimizer``, which has just stepped, stepped before all other optimizers.
+
+        If a script has several optimizers, as for a GAN, only the one that steps first ends training steps.
+        """
+        optimizer_id = 0 if is_in_backward() else id(optimizer)
+        self.optimizers.setdefault(optimizer_id, type(optimizer).__name__)
+        if optimizer_id == next(iter(self.optimizers)):
+            self.end_step()
 
     def end_delayed_step_after_backward(self) -> None:
         if self._has_delayed_sigterm:
@@ -246,7 +252,8 @@ class StepProfiler:
 
     def stop_for_profiler_of_script(self) -> None:
         """Keep the steps profiled so far and stop, because the script starts a profiler and torch can run only one."""
-        if self._is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
+        is_starting = self._profiler is not None and not self._is_running
+        if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
         advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
@@ -284,9 +291,8 @@ class StepProfiler:
 
     def _start_profiler(self) -> None:
         self._profiler = make_torch_profiler(record_shapes=True)
-        self._is_starting = True
         self._profiler.start()
-        self._is_starting, self._is_running = False, True
+        self._is_running = True
         for watch in self.watches:
             watch.start()
         wait_for_device()
@@ -319,18 +325,18 @@ class StepProfiler:
         """Return one line that says why no step was profiled. ``function``: the function that ends steps, if given."""
         if self.failure:
             return self.failure
-        if not self._step_count and self._claim_file.exists():
-            steps = self._warmup + 2 * self._steps
+        steps = self._warmup + 2 * self._steps
+        if self._step_count:
+            return f"the script took {self._step_count} of {steps} steps: lower --warmup or --steps"
+        if self._claim_file.exists():
             return (
                 f"the script forked a training process, which took fewer than {steps} steps: lower --warmup or --steps"
             )
-        if not self._step_count and function is not None:
+        if function is not None:
             return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"
-        if not self._step_count:
-            named = "name a function that is a step, such as --calls torch:Tensor.backward or --calls __main__:train"
-            return f"no optimizer of torch stepped in this process; {named}"
         return (
-            f"the script took {self._step_count} of {self._warmup + 2 * self._steps} steps: lower --warmup or --steps"
+            "no optimizer of torch stepped in this process; name a function that is a step, such as "
+            "--calls torch:Tensor.backward or --calls __main__:train"
         )
 
 
@@ -355,23 +361,22 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
 
 @contextmanager
 def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Iterator[None]:
-    import torch
-    from torch.autograd.profiler import profile  # torch.profiler uses this class too.
-
     with ExitStack() as stack:
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             signal.signal(signal.SIGTERM, profiler.keep_steps_and_exit)
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
             _replace_with_wrapper(stack, torch.autograd, name, after=profiler.end_delayed_step_after_backward)
-        _replace_with_wrapper(stack, profile, "_prepare_trace", before=profiler.stop_for_profiler_of_script)
+        # torch.profiler uses the profile of autograd too.
+        autograd_profile = torch.autograd.profiler.profile
+        _replace_with_wrapper(stack, autograd_profile, "_prepare_trace", before=profiler.stop_for_profiler_of_script)
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             # Register the watches before the hook that ends the step, because torch calls hooks in this order.
             if not isinstance(watch, ModuleRanges):
-                stack.callback(_call_after_optimizer_step(watch.record_optimizer_step).remove)
+                stack.callback(register_optimizer_step_post_hook(watch.record_optimizer_step).remove)
         if function is None:
-            stack.callback(_call_after_optimizer_step(_make_optimizer_hook(profiler)).remove)
+            stack.callback(register_optimizer_step_post_hook(profiler.end_step_of_first_optimizer).remove)
         elif not function.startswith(_MAIN_PREFIX):
             owner, name = _find_owner_and_name(function)
             _replace_with_wrapper(stack, owner, name, after=profiler.end_step)
@@ -398,36 +403,8 @@ def _wrap_with_hooks(original: Any, before: Callable[[], object] = bool, after: 
     return call_with_hooks
 
 
-def _call_after_optimizer_step(call: Callable[[Any], None]) -> Any:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    return register_optimizer_step_post_hook(lambda optimizer, *_: call(optimizer))
-
-
-def _make_optimizer_hook(profiler: StepProfiler) -> Callable[[object], None]:
-    """Return a function to call when an optimizer has stepped. It ends the training step if that optimizer was first.
-
-    If a script has several optimizers, as for a GAN, only the one that steps first ends training steps. Optimizers that
-    step in hooks of the backward pass count as one optimizer.
-    """
-    first: list[object] = []
-
-    def end_step_of_first_optimizer(optimizer: object) -> None:
-        by = "backward" if is_in_backward() else optimizer
-        if by is optimizer:
-            profiler.optimizers[id(optimizer)] = type(optimizer).__name__
-        if not first:
-            first.append(by)
-        if first[0] is by:
-            profiler.end_step()
-
-    return end_step_of_first_optimizer
-
-
 def is_in_backward() -> bool:
     """Return whether autograd is running a backward pass in this thread."""
-    import torch
-
     return torch._C._current_graph_task_id() != -1
 
 
@@ -448,15 +425,8 @@ def _find_owner_and_name(function: str) -> tuple[Any, str]:
     return owner, attribute
 
 
-def get_rank() -> int:
-    """Return the rank of this process from the variable RANK, which torchrun sets; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0"))
-
-
 def keep_current_device() -> AbstractContextManager[object]:
     """Return a context whose end restores torch's current device, because opening a backend changes it."""
-    import torch
-
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 
@@ -476,24 +446,20 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
 def make_torch_profiler(**options: Any) -> Any:
     """Make a torch.profiler that records the host and all kinds of devices that torch can profile here."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
-    from torch.profiler import profile, supported_activities
-
+    # At level 6, Kineto, the library of torch.profiler, prints nothing when it starts and stops.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
-    return profile(activities=supported_activities(), acc_events=True, **options)
+    activities = torch.profiler.supported_activities()
+    return torch.profiler.profile(activities=activities, acc_events=True, **options)
 
 
 def mark_end_of_step() -> None:
-    from torch.profiler import record_function
-
-    with record_function(STEP_MARK):
+    with torch.profiler.record_function(STEP_MARK):
         pass
 
 
 def wait_for_device() -> None:
     """Wait until the accelerator has finished its queue; return at once if torch has no accelerator."""
-    import torch
-
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator.
     if accelerator.is_available():
         accelerator.wait_for_device()

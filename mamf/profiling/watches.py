@@ -10,7 +10,7 @@ import functools
 import gc
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import itemgetter
@@ -18,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
+
+import torch
 
 from mamf.errors import UnavailableError, describe_error, get_first_message_line
 from mamf.profiling.classes import MODULE_PREFIX
@@ -56,8 +58,6 @@ class MemoryWatch:
             self.module_spans.append((start, time.time_ns(), name))
 
     def start(self) -> None:
-        import torch
-
         self._is_running = True
         if not torch.cuda.is_available():
             self.remark = (
@@ -68,13 +68,11 @@ class MemoryWatch:
             torch.cuda.reset_peak_memory_stats()
             torch.cuda.memory._record_memory_history(max_entries=_MAX_HISTORY_ENTRIES)
 
-    def record_optimizer_step(self, optimizer: Any) -> None:
+    def record_optimizer_step(self, optimizer: Any, *_: object) -> None:
         if self._is_running:
             self._bytes[id(optimizer)] = count_optimizer_bytes(optimizer)
 
     def finish(self) -> None:
-        import torch
-
         if not self._is_running:
             return
         self._is_running = False
@@ -121,8 +119,6 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     The rows are those of the current CUDA device. Without one, they are those of the CPU, and the peak is None.
     ``count``: bytes by device and kind.
     """
-    import torch
-
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
     known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE)}
@@ -176,12 +172,16 @@ class DtypeWatch:
         self._is_running = False
 
     def start(self) -> None:
-        import torch
-
         self._is_running = True
         for each in _list_eager_modules():
             if not any(True for _ in each.children()):
-                self._cleanup.callback(each.register_forward_hook(self._count_output_dtype).remove)
+                self._cleanup.callback(
+                    each.register_forward_hook(
+                        lambda module, _, output: self._count_dtypes_of_tensors(
+                            f"outputs of {type(module).__name__}", output
+                        )
+                    ).remove
+                )
         # The first argument of cross_entropy is the logits, and that of backward is the loss.
         for owner, name, row_name in (
             (torch.nn.functional, "cross_entropy", "logits"),
@@ -191,7 +191,7 @@ class DtypeWatch:
             setattr(owner, name, self._count_dtype_of_first_argument(original, row_name))
             self._cleanup.callback(setattr, owner, name, original)
 
-    def record_optimizer_step(self, optimizer: Any) -> None:
+    def record_optimizer_step(self, optimizer: Any, *_: object) -> None:
         if self._is_running and id(optimizer) not in self._optimizers:
             self._optimizers.add(id(optimizer))
             for each in (each for group in optimizer.param_groups for each in group["params"]):
@@ -202,9 +202,6 @@ class DtypeWatch:
         self._is_running = False
         self._cleanup.close()
         self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
-
-    def _count_output_dtype(self, module: Any, inputs: Any, output: Any) -> None:
-        self._count_dtypes_of_tensors(f"outputs of {type(module).__name__}", output)
 
     def _count_dtype_of_first_argument(self, original: Callable[..., Any], row_name: str) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -234,7 +231,9 @@ class ModuleRanges:
         self._open_backend = open_backend
         self._backend: Any = None
         self._cleanup = ExitStack()
-        self._open_ranges = _OpenRangesByThread()
+        #: The modules whose ranges are open, with these ranges, by thread. Modules with activation checkpointing run
+        #: their forward pass again in the thread of the backward pass, while ranges may be open in the main thread.
+        self._open_ranges: dict[int, list[tuple[Any, AbstractContextManager[object]]]] = defaultdict(list)
         #: Name of each module: its path from the outermost module that the script called, and its type.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
@@ -250,8 +249,8 @@ class ModuleRanges:
 
     def finish(self) -> None:
         with self._end_ranges_on_error():
-            while self._open_ranges.ranges:
-                self._open_ranges.ranges.pop()[1].__exit__(None, None, None)
+            while ranges := self._open_ranges[threading.get_ident()]:
+                ranges.pop()[1].__exit__(None, None, None)
             self._cleanup.close()
 
     @contextmanager
@@ -260,25 +259,19 @@ class ModuleRanges:
             yield
         except Exception as error:
             self.remark = f"mamf could not mark the modules in the trace: {describe_error(error)}"
-            self._open_ranges = _OpenRangesByThread()
+            self._open_ranges.clear()
             self._cleanup.close()
 
     def _open_range(self, module: Any, *_: object) -> None:
-        import torch
-
         if torch.compiler.is_compiling():  # Do not let torch.compile put the range into the module's code.
             return
         with self._end_ranges_on_error():
             module_range = self._backend.profiler_range(self._get_module_name(module))
             module_range.__enter__()
-            self._open_ranges.ranges.append((module, module_range))
+            self._open_ranges[threading.get_ident()].append((module, module_range))
 
     def _close_range(self, module: Any, *_: object) -> None:
-        import torch
-
-        if torch.compiler.is_compiling():
-            return
-        ranges = self._open_ranges.ranges
+        ranges = () if torch.compiler.is_compiling() else self._open_ranges[threading.get_ident()]
         if ranges and ranges[-1][0] is module:
             with self._end_ranges_on_error():
                 ranges.pop()[1].__exit__(None, None, None)
@@ -292,17 +285,15 @@ class ModuleRanges:
         return self._names[module]
 
 
-def make_trace_range_provider() -> SimpleNamespace:
-    """Make an object that ModuleRanges uses in place of a backend. It puts ranges into the trace of torch.profiler."""
-    from torch.profiler import record_function
-
-    return make_range_provider(lambda name: record_function(f"{MODULE_PREFIX}{name}"))
-
-
-def make_range_provider(make_range: Callable[[str], AbstractContextManager[object]]) -> SimpleNamespace:
+def make_range_provider(
+    make_range: Callable[[str], AbstractContextManager[object]] = lambda name: torch.profiler.record_function(
+        f"{MODULE_PREFIX}{name}"
+    ),
+) -> SimpleNamespace:
     """Make an object that ModuleRanges uses in place of a backend.
 
-    ``make_range``: makes the context manager of a range from the range's name.
+    ``make_range``: makes the context manager of a range from the range's name. The default puts ranges into the trace
+    of torch.profiler.
     """
     return SimpleNamespace(profiler_window=nullcontext, profiler_range=make_range)
 
@@ -310,20 +301,7 @@ def make_range_provider(make_range: Callable[[str], AbstractContextManager[objec
 # Modules that torch.compile compiled are left out, and each other module gets separate hooks. A hook on a compiled
 # module, or a global hook on all modules, would make torch compile them again within the profiled steps.
 def _list_eager_modules() -> list[Any]:
-    import torch
-
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     compiled = [each for each in modules if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)]
     parts = {part for each in compiled for part in each.modules() if part is not each or not hasattr(each, "_orig_mod")}
     return [each for each in modules if each not in parts and not isinstance(each, torch.fx.GraphModule)]
-
-
-class _OpenRangesByThread(threading.local):
-    """The ranges that are open, separate for each thread.
-
-    Modules with activation checkpointing run their forward pass again in the thread of the backward pass, while ranges
-    may be open in the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.ranges: list[tuple[Any, AbstractContextManager[object]]] = []

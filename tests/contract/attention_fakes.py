@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import torch
 
+from mamf.machine.environment import get_package_version
+
 BLOCK_Q, BLOCK_K = 128, 64
 
 
@@ -62,6 +64,7 @@ def pretend_versions(monkeypatch, **versions):
         return known.get(name) or real(name)
 
     monkeypatch.setattr("mamf.machine.environment.version", version)
+    get_package_version.cache_clear()
 
 
 def fail_to_import(monkeypatch, name, error):
@@ -144,6 +147,7 @@ def flash_attn_4(monkeypatch, asked):
         learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, return_lse=False,
     ):  # fmt: skip
         half_only(q, k, v, message="inputs must be float16 or bfloat16", error=AssertionError)
+        assert not q.requires_grad or torch.cuda.get_device_capability()[0] != 8, "Unsupported compute capability"
         assert num_splits == 1, "SplitKV not supported on SM 9.0"
         dims, major = (q.shape[-1], v.shape[-1]), torch.cuda.get_device_capability()[0]
         is_wide = dims in ((192, 128), (256, 256)) if major in (10, 11) else max(dims) <= 256
@@ -177,14 +181,14 @@ def sage_2(monkeypatch, asked, **flags):
         half_only(q, k, v)
         assert tensor_layout == "HND"
         assert not kwargs
+        flag = f"SM{10 * torch.cuda.get_device_capability()[0]}"
+        assert flags.get(f"{flag}_ENABLED", True), f"{flag} kernel is not available."
         assert q.shape[-1] == v.shape[-1] <= 128
         asked.append({})
         return attention(q, k, v, is_causal)
 
     pretend_versions(monkeypatch, sageattention="2.2.0")
-    module = install(monkeypatch, "sageattention", sageattn=sageattn, sageattn_qk_int8_pv_fp16_triton=sageattn)
-    install(monkeypatch, "sageattention.core", **flags)
-    return module
+    return install(monkeypatch, "sageattention", sageattn=sageattn, sageattn_qk_int8_pv_fp16_triton=sageattn)
 
 
 def kept_blocks(q, k, causal, topk):
@@ -245,7 +249,7 @@ class LowerTriangularMask:
     """Aligned to the top left."""
 
 
-def xformers(monkeypatch, asked, is_built=True, package="xformers"):
+def xformers(monkeypatch, asked, is_built=True):
     def memory_efficient_attention(
         query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
     ):  # fmt: skip
@@ -261,10 +265,8 @@ def xformers(monkeypatch, asked, is_built=True, package="xformers"):
         assert key.shape[3] == query.shape[3], "kv heads are not broadcast"
         return bshd(*(each.flatten(2, 3) for each in (query, key, value)), causal=causal).unflatten(2, query.shape[2:4])
 
-    memory_efficient_attention.__module__ = f"{package}.ops.fmha"
     operators = {"memory_efficient_attention": memory_efficient_attention, "LowerTriangularMask": LowerTriangularMask}
     pretend_versions(monkeypatch, xformers="0.0.35")
-    install(monkeypatch, "xformers._cpp_lib", _built_with_cuda=is_built, _cpp_library_load_exception=None)
     install(monkeypatch, "xformers.ops", **operators)
     dispatch = SimpleNamespace(_dispatch_fw=lambda inputs, needs_gradient: SimpleNamespace(NAME="fa2F@2.8.4"))
     return install(monkeypatch, "xformers.ops.fmha", Inputs=SimpleNamespace, dispatch=dispatch)

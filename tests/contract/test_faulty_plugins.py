@@ -7,7 +7,6 @@ import inspect
 import math
 import signal
 import sys
-import threading
 from importlib.metadata import EntryPoint
 from typing import ClassVar
 
@@ -298,21 +297,13 @@ def clock(right_for, then):
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
-@pytest.mark.parametrize(
-    ("then", "told"),
-    [
-        (lambda last: math.nan, "backend faulty is broken: now returned nan, not a finite number"),
-        (lambda last: last - 1, "its last value"),
-        (lambda last: last, "backend faulty is broken: its clock stood still for 20 rounds of launches"),
-    ],
-    ids=["NaN", "goes back", "stands still"],
-)
-def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime, then, told):
-    monkeypatch.setattr(FaultyBackend, "now", clock(30, then))
+def test_a_clock_that_stands_still_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime):
+    monkeypatch.setattr(FaultyBackend, "now", clock(30, lambda last: last))
     monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # which warm in
     large = [word.replace("1024", "8192") for word in SWEEP[1:]]
     code, out, err = run("sweep", "--regime", regime, *large)
     log = read_run_log(tmp_path / "run.jsonl")
+    told = "backend faulty is broken: its clock stood still for 20 rounds of launches"
     assert told in out + err + "".join(row.reason for row in log.measurements)
     assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
     assert log.summary is not None
@@ -413,7 +404,6 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
         ("raise KeyboardInterrupt('it')", "KeyboardInterrupt"),
         ("raise GeneratorExit()", "GeneratorExit"),
         ("raise BaseException('it')", "BaseException"),
-        ("import os; os._exit(0)", r"SystemExit: os._exit(0) while it is imported"),
     ],
 )
 def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, code, said):
@@ -423,20 +413,6 @@ def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp
     assert (code, out) == (2, "")
     assert err.startswith(f"mamf: kernel 'leaving:Kernel' cannot be loaded: {said}")
     assert err.count("\n") == 1
-
-
-def test_an_import_that_does_not_end_is_named(monkeypatch, tmp_path):
-    """The module waits for the warning about it."""
-    warned = threading.Event()
-    monkeypatch.setattr(discovery, "_LONG_IMPORT_SECONDS", 0.0)
-    monkeypatch.setattr(discovery.warnings, "warn", lambda line, kind: (lines.append(line), warned.set()))
-    monkeypatch.setattr(builtins, "warned_of_import", warned, raising=False)
-    (tmp_path / "waiting.py").write_text("assert warned_of_import.wait(60)\nclass Kernel: pass")
-    monkeypatch.syspath_prepend(tmp_path)
-    lines: list[str] = []
-    with pytest.raises(PluginError, match="is not a subclass"):
-        discovery.load_kernel_class("waiting:Kernel")
-    assert lines == ["still importing kernel waiting:Kernel after 0 s"]
 
 
 def test_an_exit_that_no_guard_sees_ends_no_command_well(run, monkeypatch):

@@ -195,7 +195,7 @@ def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
     with RunLogWriter.resume(log.path)[1]:
         code, _, err = sweep("--resume", "run.jsonl")
     assert code == 2
-    assert f"process {os.getpid()} is writing" in err
+    assert "another process is writing" in err
 
 
 def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):

@@ -11,6 +11,7 @@ from mamf.operations import collective_kernels
 from mamf.operations.collective import COLLECTIVES, CollectiveProblem, CollectiveShape
 from mamf.operations.collective_kernels import TorchDistributed
 from mamf.plugins.discovery import open_backend
+from mamf.testing.simulated_kernels import SimulatedCollective
 
 MIB = 2**20
 CALLS = collective_kernels.make_collective_calls
@@ -29,12 +30,12 @@ def test_bus_bandwidth_is_by_the_formulas_of_nccl_tests(collective, ranks, facto
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_rank_has_an_equal_part_whatever_their_number(collective):
-    problem, shape = CollectiveProblem(collective, 3), CollectiveShape(MIB)
+    kernel, problem, shape = SimulatedCollective(), CollectiveProblem(collective, 3), CollectiveShape(MIB)
     most = max(problem.elements(shape))
     assert (most, most % 3) == (MIB // 2 - 2, 0)
     assert problem.work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
-    assert "3 equal parts" in problem.unsupported_shape(CollectiveShape(5))
-    assert problem.unsupported_shape(CollectiveShape(6)) is None
+    assert "3 equal parts" in kernel.unsupported_shape(problem, CollectiveShape(5))
+    assert kernel.unsupported_shape(problem, CollectiveShape(6)) is None
 
 
 def test_what_means_nothing_is_refused():

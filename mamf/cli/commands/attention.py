@@ -10,6 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.ceilings.roof import READ_BANDWIDTH, get_ceiling_name, make_ceiling_key
+from mamf.cli.ceilings import (
+    add_ceiling_searches,
+    describe_short_budget,
+    limit_search_budgets,
+    list_needed_ceilings,
+    read_given_ceilings,
+    require_same_ceilings,
+)
 from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
 from mamf.cli.session import Session, print_plan, run_kernel_session
@@ -22,8 +31,10 @@ from mamf.cli.terminal import (
     add_shared_options,
     warn,
 )
+from mamf.engine.runner import Setup
 from mamf.errors import UnknownNameError, require_known
 from mamf.kernel import AnyKernel
+from mamf.kinds.kind import ReportOptions
 from mamf.measurement import find_rate
 from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
@@ -31,9 +42,7 @@ from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
     from mamf.engine.search.shares import SharesStrategy
-    from mamf.kinds.kind import ReportOptions
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -113,9 +122,6 @@ class _AttentionSession(Session):
     """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
-        from mamf.ceilings.roof import make_ceiling_key
-        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
-
         super().__init__(request, options, *interruption_and_log)
         logged_ceilings = (
             [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
@@ -137,8 +143,6 @@ class _AttentionSession(Session):
             raise UnknownNameError("baseline", options.baseline, names)
 
     def make_plan(self) -> Plan:
-        from mamf.cli.ceilings import add_ceiling_searches
-
         plan, options = super().make_plan(), self.options
         return (
             plan
@@ -147,9 +151,6 @@ class _AttentionSession(Session):
         )
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
-        from mamf.cli.ceilings import limit_search_budgets, list_needed_ceilings
-        from mamf.engine.search.shares import get_ceiling_name
-
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_search_budgets(self.plan.budget_seconds, searches)
@@ -158,14 +159,12 @@ class _AttentionSession(Session):
         """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
         function that receives warnings as text.
         """
-        from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels
 
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
         return get_ceiling_kernels(names, self.options.ceiling_kernel, warn)
 
     def make_strategy(self, setup: Setup) -> SharesStrategy:
-        from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record

@@ -118,13 +118,15 @@ def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
     from mamf.machine.environment import quote_command_line
-    from mamf.profiling.running import Program, get_rank
+    from mamf.profiling.log import get_rank
 
     options.command_line = quote_command_line()  # Save it now, because the script gets its own sys.argv.
     if options.source is not None:
         return _report_existing_trace(options)
     if not options.script:
         raise UsageError("there is nothing to profile: name a SCRIPT, or a trace with --from")
+    from mamf.profiling.running import Program
+
     # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
     name, *arguments = options.typed[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
@@ -152,8 +154,7 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
     if the file exists already or its folder does not.
     """
-    from mamf.profiling.log import get_rank_log_path
-    from mamf.profiling.running import get_rank
+    from mamf.profiling.log import get_rank, get_rank_log_path
 
     output_path: Path | None = getattr(options, option_name)
     if output_path is not None and option_name == "output" and options.ranks == "all":
@@ -187,14 +188,9 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
 def _profile_script(options: argparse.Namespace, program: Program, temporary_folder: Path) -> int:
     from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
+    from mamf.profiling.log import get_rank
     from mamf.profiling.profile import make_profile
-    from mamf.profiling.watches import (
-        DtypeWatch,
-        MemoryWatch,
-        ModuleRanges,
-        make_range_provider,
-        make_trace_range_provider,
-    )
+    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, make_range_provider
 
     memory_watch = None if options.memory is None else MemoryWatch(options.memory)
     dtype_watch = DtypeWatch() if options.dtypes else None
@@ -202,11 +198,11 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
     module_spans = ModuleRanges(lambda: make_range_provider(memory_watch.record_module_span)) if memory_watch else None
     watches = [
         each
-        for each in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRanges(make_trace_range_provider))
+        for each in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRanges(make_range_provider))
         if each is not None
     ]
     profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, stop=options.stop)
-    if running.get_rank() and options.ranks == "first":  # Count steps, to end after as many as the profiled rank 0.
+    if get_rank() and options.ranks == "first":  # Count steps, to end after as many as the profiled rank 0.
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
         _make_ceiling_lookup(options)
@@ -252,8 +248,7 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
     """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
     process, also print its report. ``program_name``: the file name of the script or trace.
     """
-    from mamf.profiling.log import make_profile_document, write_profile
-    from mamf.profiling.running import get_rank
+    from mamf.profiling.log import get_rank, make_profile_document, write_profile
 
     if options.output:
         path = write_profile(options.output, options.command_line, program_name, profile)

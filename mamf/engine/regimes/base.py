@@ -24,6 +24,16 @@ from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_figure, compute_interval
 
 Launch = Callable[[], object]
+
+
+def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, object]:
+    """Queue a launch between two marks (device events that take the time), and return both marks."""
+    start = backend.mark()
+    launch()
+    backend.submit()
+    return start, backend.mark()
+
+
 # Even a coarse clock advances within this many rounds of launches, so a clock that does not is broken.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
@@ -72,12 +82,12 @@ class StoppingRule:
             return True
         if len(samples) < self.min_samples:
             return False
-        late = self.seconds is not None and elapsed >= self.seconds
-        return late or len(samples) >= self.max_samples or (is_representative and self.is_precise(samples, figure))
-
-    def is_precise(self, samples: Sequence[float], figure: str = "median") -> bool:
+        is_late = self.seconds is not None and elapsed >= self.seconds
+        if is_late or len(samples) >= self.max_samples:
+            return True
         interval = compute_interval(samples, figure)
-        return interval.coverage >= 0.95 and interval.half_width <= self.precision * compute_figure(samples, figure)
+        is_precise = interval.half_width <= self.precision * compute_figure(samples, figure)
+        return is_representative and is_precise and interval.coverage >= 0.95
 
 
 @dataclass
@@ -213,13 +223,6 @@ class Regime(ABC):
         samples. ``estimate``: host seconds per launch. Raise WrongResultError if an output is wrong.
         """
 
-    def launch_timed(self, launch: Launch) -> tuple[object, object]:
-        """Queue a launch between two marks (device events that take the time), and return both marks."""
-        start = self.backend.mark()
-        launch()
-        self.backend.submit()
-        return start, self.backend.mark()
-
     def queue_idle_mark(self, after: object) -> object:
         """Queue a mark that waits for all queues of the device (``Backend.idle_mark``), and return it. Return None if
         the device has no such marks, or if it has already reached the earlier mark ``after``.
@@ -330,33 +333,22 @@ class WrongResultError(MamfError):
     exit_code = 1
 
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(describe_wrong_result(verdict))
+        changed = verdict.details.get("changed operands")
+        reason = f"a launch changed its operands: {changed}" if changed else verdict.reason
+        missed = f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
+        super().__init__(reason or missed)
         self.verdict = verdict
 
 
-def describe_wrong_result(verdict: Verdict) -> str:
-    """Format the reason why a verdict's result is wrong, in one line."""
-    if "changed operands" in verdict.details:
-        return f"a launch changed its operands: {verdict.details['changed operands']}"
-    if verdict.reason:
-        return verdict.reason
-    return f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
-
-
-def compute_skipped_work_ratio(checked: Sequence[float], unchecked: Sequence[float]) -> float:
-    """Return how many times longer the checked launches (whose operands were just changed and whose output is verified)
-    took than the ``unchecked`` ones, or 0 if that does not show that the unchecked ones skip work. Both lists are in
+def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]) -> None:
+    """Raise WrongResultError if the ``checked`` launches (whose operands were just changed and whose output is
+    verified) took so much longer than the ``unchecked`` ones that the unchecked ones must skip work. Both lists are in
     seconds per launch.
     """
     if len(checked) < _MIN_CHECKED_LAUNCHES or not unchecked:
-        return 0.0
+        return
     ratio = min(checked) / max(statistics.median(unchecked), 1e-9)
-    return ratio if ratio > _MAX_CHECKED_RATIO else 0.0
-
-
-def require_no_skipped_work(ratio: float) -> None:
-    """Raise WrongResultError if ``ratio``, from ``compute_skipped_work_ratio``, shows that launches skip work."""
-    if ratio:
+    if ratio > _MAX_CHECKED_RATIO:
         reason = (
             f"launches take {ratio:.3g} times as long after their operands change: the other launches skip the work"
         )
@@ -375,20 +367,10 @@ class CheckedKernel:
         #: Device seconds from the mark after the last launch of each group of launches to a mark that waits for all
         #: queues of the device.
         self.idle_mark_gaps: list[float] = []
-        self.launches: Sequence[Callable[[], object]] = tuple(
-            map(self._make_remembering_launch, range(len(prepared.launches)))
-        )
+        self.launches: Sequence[Launch] = tuple(map(self._make_remembering_launch, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
 
-    @property
-    def rewrite_output(self) -> Callable[[], object] | None:
-        return self.prepared.rewrite_output
-
-    @property
-    def held_bytes(self) -> int:
-        return self.prepared.held_bytes
-
-    def _make_remembering_launch(self, index: int) -> Callable[[], object]:
+    def _make_remembering_launch(self, index: int) -> Launch:
         launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 
         def launch_and_remember() -> object:
@@ -437,12 +419,10 @@ class CheckedKernel:
         """Compare the output of the last launch with each set of operands with its reference: some elements, and if
         ``whole`` all of them. Raise WrongResultError if an output is wrong.
         """
-        checks = [self.prepared.verify]
-        if whole and self.prepared.verify_whole is not None:
-            checks.append(self.prepared.verify_whole)
         for index in sorted(self._launched):
-            for check in checks:
-                self._record_verdict(check(index, self._returned[index]), index)
+            for check in (self.prepared.verify, self.prepared.verify_whole if whole else None):
+                if check is not None:
+                    self._record_verdict(check(index, self._returned[index]), index)
 
     def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
@@ -464,6 +444,5 @@ class CheckedKernel:
 
     def require_unchanged_operands(self) -> None:
         """Raise WrongResultError, which names the operands, if launches have changed any of their operands."""
-        changed = self.prepared.changed_operands()
-        if changed:
+        if changed := self.prepared.changed_operands():
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

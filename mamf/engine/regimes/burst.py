@@ -19,7 +19,7 @@ from mamf.engine.regimes.base import (
     Regime,
     Samples,
     StoppingRule,
-    compute_skipped_work_ratio,
+    launch_between_marks,
     require_no_skipped_work,
 )
 from mamf.kernel import Problem
@@ -46,6 +46,8 @@ class Burst(Regime):
     #: needs at least ``min_short_trains`` trains.
     short_launch_seconds: ClassVar[float] = 0.00025
     min_short_trains: ClassVar[int] = 10
+    #: The number of cache flushes by which mamf measures how long a flush takes.
+    timed_flush_count: ClassVar[int] = 10
     #: The maximum device seconds of cache flushes that are queued ahead of a train.
     max_lead_seconds: ClassVar[float] = 0.004
     #: The minimum device seconds of cache flushes that are queued ahead of a train. After a rest, the host needs half
@@ -99,22 +101,25 @@ class Burst(Regime):
 
     def explain_too_long(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
-        if seconds <= longest:
-            return None
-        return (
-            f"a launch of {seconds * 1e3:.3g} ms is longer than a burst of "
-            f"{longest * 1e3:.3g} ms: measure it in the sustained regime"
-        )
+        durations = f"a launch of {seconds * 1e3:.3g} ms is longer than a burst of {longest * 1e3:.3g} ms"
+        return f"{durations}: measure it in the sustained regime" if seconds > longest else None
 
     def start(self) -> None:
         # Begin with the longest rest, because earlier work may have left the device throttled.
-        self._rest_until = self.backend.now() + self.backend.burst_traits.longest_rest_seconds
+        backend = self.backend
         self._is_cold = True
-        self._measure_flush_seconds()
-        self._idle_mark_host_seconds = (
-            self._idle_mark_gap_and_queueing_seconds[1] if self.backend.has_idle_marks else 0.0
-        )
-        self._overhead = choose_overhead(self.backend.name, self.backend.timer_overhead())
+        self._rest_until = backend.now() + backend.burst_traits.longest_rest_seconds
+        backend.flush_cache()
+        backend.synchronize()
+        start, begun = backend.mark(), backend.now()
+        for _ in range(self.timed_flush_count):
+            backend.flush_cache()
+        self._flush_host_seconds = (backend.now() - begun) / self.timed_flush_count
+        end = backend.mark()
+        backend.synchronize()
+        self._flush_seconds = backend.seconds_between(start, end) / self.timed_flush_count
+        self._idle_mark_host_seconds = self._idle_mark_gap_and_queueing_seconds[1] if backend.has_idle_marks else 0.0
+        self._overhead = choose_overhead(backend.name, backend.timer_overhead())
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         samples = Samples(timer_overhead=self._overhead.seconds)
@@ -143,11 +148,12 @@ class Burst(Regime):
             is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
             if rule.should_stop(samples.seconds, now - begun, now, is_representative):
                 samples.launches = len(samples.seconds)
-                require_no_skipped_work(compute_skipped_work_ratio(verified_seconds, unverified_seconds))
+                require_no_skipped_work(verified_seconds, unverified_seconds)
                 return samples
             period = median + self._flush_seconds
             size = self._compute_train_size(period, len(samples.seconds))
-            lead = self.min_lead_seconds + size * self._compute_host_lag(period)
+            # Put the host as far ahead as it falls behind in the whole train.
+            lead = self.min_lead_seconds + size * max(0.0, self._host_seconds - period)
             self._rest_until_recovered()
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
@@ -179,7 +185,7 @@ class Burst(Regime):
             for _ in range(size):
                 if self.flush:
                     backend.flush_cache()
-                around.append((stamps.stamp(), *self.launch_timed(launch), stamps.stamp()))
+                around.append((stamps.stamp(), *launch_between_marks(launch, backend), stamps.stamp()))
             idle = [stamps.stamp() for _ in range(self.idle_stamp_count)]
             backend.synchronize()
         windows = [
@@ -240,7 +246,7 @@ class Burst(Regime):
             # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
             return shortest
         fitting = min(self.backend.burst_traits.train_seconds / period, self.max_train_launches)
-        lag = self._compute_host_lag(period)
+        lag = self._host_seconds - period  # The seconds by which the host falls behind the device with each launch.
         if lag > 0:
             spare = self.max_lead_seconds * self._compute_host_gain() - self.min_lead_seconds
             fitting = min(fitting, spare / lag)
@@ -253,12 +259,6 @@ class Burst(Regime):
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
         return min(self.min_train_launches, max(1, fitting))
 
-    def _compute_host_lag(self, period: float) -> float:
-        """Return the seconds by which the host falls behind the device with each launch of a train. ``period``: device
-        seconds of a cache flush and a launch.
-        """
-        return max(0.0, self._host_seconds - period)
-
     def _compute_host_gain(self) -> float:
         """Return the seconds by which the host gets ahead of the device per device second of queued cache flushes."""
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
@@ -266,23 +266,18 @@ class Burst(Regime):
         return 1 - self._flush_host_seconds / self._flush_seconds
 
     def _queue_lead_and_warm_cache(self, launch: Launch, seconds: float) -> None:
-        """Queue cache flushes that put the host ``seconds`` ahead of the device. To measure with a warm cache, also
-        queue a launch, which fills the cache again.
-        """
-        self._queue_lead(seconds)
-        if not self.flush:
-            launch()
-
-    def _queue_lead(self, seconds: float) -> None:
         """Queue cache flushes that put the host ``seconds`` ahead of the device, and that last until the device has
         woken up from its rest. The host needs the lead because it takes longer to launch a small kernel than the device
-        takes to run it, and the device must not wait while it is timed.
+        takes to run it, and the device must not wait while it is timed. To measure with a warm cache, also queue a
+        launch, which fills the cache again.
         """
         gain, waking = self._compute_host_gain(), self.backend.burst_traits.wake_seconds
         if gain > 0 or waking > 0:
             lead = min(seconds / gain, self.max_lead_seconds) if gain > 0 else 0.0
             for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
+        if not self.flush:
+            launch()
 
     def _run_train(self, checked: CheckedKernel, size: int, lead: float) -> tuple[list[float], Reading | None]:
         """Launch a train of ``size`` launches behind flushes that put the host ``lead`` seconds ahead, and verify the
@@ -315,15 +310,4 @@ class Burst(Regime):
     def _flush_and_queue_launch(self, launch: Launch) -> tuple[object, object]:
         if self.flush:
             self.backend.flush_cache()
-        return self.launch_timed(launch)
-
-    def _measure_flush_seconds(self, repeats: int = 10) -> None:
-        self.backend.flush_cache()
-        self.backend.synchronize()
-        start, begun = self.backend.mark(), self.backend.now()
-        for _ in range(repeats):
-            self.backend.flush_cache()
-        self._flush_host_seconds = (self.backend.now() - begun) / repeats
-        end = self.backend.mark()
-        self.backend.synchronize()
-        self._flush_seconds = self.backend.seconds_between(start, end) / repeats
+        return launch_between_marks(launch, self.backend)

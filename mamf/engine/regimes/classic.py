@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from mamf.backend import MIB, Backend
-from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRule
+from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRule, launch_between_marks
 from mamf.plans import CLASSIC_WARMUP_SECONDS, Plan, SweepOptions
 
 
@@ -65,12 +65,15 @@ class Classic(Regime):
         for count in range(1, launches + 1):
             if count == launches:
                 checked.change_operands_and_poison()
-            launch_marks.append(self._flush_and_queue_launch(checked))
+            backend.flush_cache(self.flush_bytes)
+            if checked.prepared.rewrite_output is not None:
+                checked.prepared.rewrite_output()
+            launch_marks.append(launch_between_marks(checked.launches[0], backend))
             if count > self.max_queued_launches:
                 backend.wait(launch_marks[count - self.max_queued_launches][1])
             now = backend.now()
-            late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
-            if late or rule.is_budget_over(now):
+            is_late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
+            if is_late or rule.is_budget_over(now):
                 break
         idle = self.queue_idle_mark(launch_marks[-1][1])
         samples.add_reading(self.read_sensors())
@@ -83,9 +86,3 @@ class Classic(Regime):
         samples.seconds = [backend.seconds_between(start, end) for start, end in timed]
         samples.launches = len(samples.seconds)
         return samples
-
-    def _flush_and_queue_launch(self, checked: CheckedKernel) -> tuple[object, object]:
-        self.backend.flush_cache(self.flush_bytes)
-        if checked.rewrite_output is not None:
-            checked.rewrite_output()
-        return self.launch_timed(checked.launches[0])

@@ -143,9 +143,11 @@ class Sustained(Regime):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        if self.power_reset is None:
-            return 0.0
-        return self._compute_reset_visit_seconds(self.backend, self.power_reset.settling_seconds + self.visit_seconds)
+        return (
+            self._compute_reset_visit_seconds(self.backend, self.power_reset.settling_seconds + self.visit_seconds)
+            if self.power_reset
+            else 0.0
+        )
 
     def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue launches, each of ``seconds``, that keep the device loaded while the host prepares the next kernel.
@@ -188,7 +190,8 @@ class Sustained(Regime):
         if self.power_reset:
             self.backend.sleep(self.power_reset.rest_seconds)
         begun = self.backend.now()
-        if self._is_cold():
+        stamps = self.backend.stamps
+        if begun - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
             self._loaded_seconds = 0.0
         samples = Samples()
         with disable_garbage_collection():
@@ -196,8 +199,11 @@ class Sustained(Regime):
             if not self._run_until_settled(blocks, rule):
                 samples.remarks.append("clock and power had not settled when the measurement began")
             self._take_block_samples(blocks, rule, samples)
+            last_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
             self.synchronize(checked, *self._queue_last_marks())
-        samples.clock_hz = blocks.compute_clock_hz()
+        if not isinstance(stamps, Unavailable):
+            passed = stamps.between(blocks.first_stamp, last_stamp)
+            samples.clock_hz = passed and passed.clock_hz
         checked.verify()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
@@ -213,20 +219,18 @@ class Sustained(Regime):
             (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.queue_marks_behind_flushes()
         )
 
-    def _is_cold(self) -> bool:
-        return self.backend.now() - self._loaded_until > self.backend.sustained_traits.cold_after_seconds
-
     def _run_until_settled(self, blocks: _BlockQueue, rule: StoppingRule) -> bool:
         """Run blocks of launches until their rate no longer drifts. Return False if that takes too long or the budget
         of the run ends first.
         """
-        traits = self.backend.sustained_traits
-        shortest = max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
-        if self.power_reset:
-            shortest = self.power_reset.settling_seconds
-        begun = self.backend.now()
+        traits, begun = self.backend.sustained_traits, self.backend.now()
+        shortest = (
+            self.power_reset.settling_seconds
+            if self.power_reset
+            else max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
+        )
         recent_block_seconds: deque[float] = deque(maxlen=self.settled_block_count)
-        for block in blocks:
+        for block in blocks.finished_blocks:
             # Ignore the first blocks: they are short, and their clock still depends on the pause before them.
             if block.seconds * block.launches >= self.block_seconds / 2:
                 recent_block_seconds.append(block.seconds)
@@ -240,15 +244,16 @@ class Sustained(Regime):
             # one.
             if elapsed >= shortest and (is_flat or self.power_reset is not None):
                 return True
-            is_too_long = elapsed >= shortest + self.max_settling_seconds
-            if is_too_long or rule.is_budget_over(self.backend.now()):
+            if elapsed >= shortest + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
                 break
         return False
 
     def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, samples: Samples) -> None:
-        blocks.begin_visit()
+        # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
+        # later blocks equally many launches.
+        blocks.is_in_visit = blocks.must_poison = True
         begun, ticks = self.backend.now(), list[EnergyTick]()
-        for block in blocks:
+        for block in blocks.finished_blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
             # Wait for the first change (tick) of the energy counter and, near the end of the visit, for each later one,
@@ -266,8 +271,10 @@ class Sustained(Regime):
                 is_long_enough and rule.should_stop(samples.seconds, now - begun, now, figure="mean")
             ):
                 break
-        samples.watts = compute_mean_watts(ticks)
-        blocks.end_visit()
+        # NVIDIA's counters change every 0.1 s, so the mean power between two moments other than changes, in a visit of
+        # 1 s, would be up to 10 % off.
+        if len(ticks) >= 2:
+            samples.watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].seconds - ticks[0].seconds)
 
     def wait_for_tick(self, max_wait_seconds: float) -> EnergyTick | None:
         """Wait until the energy counter changes, and return when it changed and its new value. Return None if there is
@@ -283,45 +290,24 @@ class Sustained(Regime):
 
 
 class _BlockQueue:
-    """An endless iterator of blocks of back-to-back launches. It queues the next block before it waits for the end of
-    the last one, so that the device never idles.
+    """The blocks of back-to-back launches of one visit. ``finished_blocks`` iterates over them without end. It queues
+    the next block before it waits for the end of the last one, so that the device never idles.
+
+    - ``is_in_visit``: True if the next block is in the measured part of the visit.
+    - ``must_poison``: True to change operands and poison outputs before the next block.
+    - ``must_find_tick``: True to let the host wait for a change of the energy counter while the next block runs.
+    - ``first_stamp``: the reading of the device's clock counter when the measured part of the visit began; None before
+      that, and if the device has no clock counter.
     """
 
     def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:
         self._regime, self._checked = regime, checked
         self._size = 1
-        self._is_in_visit = False
-        self._must_poison = True
-        #: The readings of the device's clock counter at the beginning and at the end of the measured part of the visit.
-        self._visit_begin_stamp: object | None = None
-        self._visit_end_stamp: object | None = None
-        #: True if the host should wait for a change of the energy counter while the next block runs.
+        self.must_poison = True
+        self.is_in_visit = False
         self.must_find_tick = False
-        self._queued = self._run_blocks()
-
-    def end_visit(self) -> None:
-        """End the measured part of the visit: queue a reading of the device's clock counter, if it has one."""
-        stamps = self._regime.backend.stamps
-        self._visit_end_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
-
-    def compute_clock_hz(self) -> float | None:
-        """Return the mean clock of the compute units during the measured part of the finished visit, in hertz; None if
-        the device has no clock counter.
-        """
-        stamps = self._regime.backend.stamps
-        if isinstance(stamps, Unavailable) or self._visit_begin_stamp is None or self._visit_end_stamp is None:
-            return None
-        passed = stamps.between(self._visit_begin_stamp, self._visit_end_stamp)
-        return passed and passed.clock_hz
-
-    def begin_visit(self) -> None:
-        """Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
-        later blocks equally many launches.
-        """
-        self._is_in_visit = self._must_poison = True
-
-    def __iter__(self) -> Iterator[LaunchBlock]:
-        return self._queued
+        self.first_stamp: object = None
+        self.finished_blocks = self._run_blocks()
 
     def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
@@ -329,16 +315,16 @@ class _BlockQueue:
         reached, lasted = backend.mark(), 0.0
         for blocks in itertools.count():
             self._regime.require_clock_advances(blocks)
-            if self._must_poison:
+            if self.must_poison:
                 self._checked.change_operands_and_poison()
-                if self._is_in_visit and not isinstance(backend.stamps, Unavailable):
-                    self._visit_begin_stamp = backend.stamps.stamp()
-                self._must_poison, reached = False, backend.mark()
+                if self.is_in_visit and not isinstance(backend.stamps, Unavailable):
+                    self.first_stamp = backend.stamps.stamp()
+                self.must_poison, reached = False, backend.mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()
                 backend.submit()
             end = backend.mark()
-            queued_blocks.append((reached, end, self._size, self._is_in_visit))
+            queued_blocks.append((reached, end, self._size, self.is_in_visit))
             reached = end
             if len(queued_blocks) < 2:
                 continue
@@ -352,18 +338,6 @@ class _BlockQueue:
             lasted = backend.seconds_between(start, end)
             seconds = lasted / launched
             yield LaunchBlock(seconds, launched, reading, tick, was_queued_in_visit)
-            if not self._is_in_visit:
+            if not self.is_in_visit:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
                 self._size = min(max(1, fitting), 4 * self._size)
-
-
-def compute_mean_watts(ticks: Sequence[EnergyTick]) -> float | None:
-    """Return the mean power in watts between the first and the last change of the energy counter (``ticks``); None if
-    there are fewer than two.
-
-    NVIDIA's counters change every 0.1 s, so the mean power between two other moments, in a visit of 1 s, would be up to
-    10 % off.
-    """
-    if len(ticks) < 2:
-        return None
-    return (ticks[-1].joules - ticks[0].joules) / (ticks[-1].seconds - ticks[0].seconds)

@@ -6,7 +6,6 @@ They quantize the operands in every launch, and have no backward pass.
 from __future__ import annotations
 
 import importlib
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     ComputeCapability,
     QuantizedAttention,
-    WrongLibraryError,
     extract_output,
 )
 
@@ -31,15 +29,6 @@ _MATMUL_DTYPES: Mapping[ComputeCapability, tuple[str, str]] = {
     (9, 0): _INT8_AND_FP8,
     (12, 0): _INT8_AND_FP8,
     (12, 1): _INT8_AND_FP8,
-}
-#: The name of the flag in ``sageattention.core`` that tells whether the library was built for a card, by the card's
-#: compute capability. Cards that are not listed run Triton kernels, which need no flag.
-_BUILT_FLAGS: Mapping[ComputeCapability, str] = {
-    (8, 0): "SM80_ENABLED",
-    (8, 9): "SM89_ENABLED",
-    (9, 0): "SM90_ENABLED",
-    (12, 0): "SM89_ENABLED",
-    (12, 1): "SM89_ENABLED",
 }
 
 
@@ -56,16 +45,8 @@ class _SageAttention(QuantizedAttention):
         release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
         if release != self.release:
             found = get_package_version(self.distribution_name) or f"{release}.x"
-            raise WrongLibraryError(f"the installed sageattention is {found}")
-        self.require_built_for_card()
+            raise ModuleNotFoundError(f"the installed sageattention is {found}", name=self.module_name)
         return module.sageattn
-
-    def require_built_for_card(self) -> None:
-        """Raise ImportError if the library was not built for the current card."""
-
-    @abstractmethod
-    def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Return the tensor to pass as K, and the keyword arguments that only this release takes."""
 
     def launch_forward(
         self,
@@ -76,8 +57,8 @@ class _SageAttention(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        k, options = self.make_release_arguments(shape, k)
-        return extract_output(function(q, k, v, tensor_layout="HND", is_causal=shape.causal, **options))
+        k = k.clone() if self.release == 1 else k
+        return extract_output(function(q, k, v, tensor_layout="HND", is_causal=shape.causal))
 
 
 class Sage1(_SageAttention):
@@ -91,21 +72,13 @@ class Sage1(_SageAttention):
     release = 1
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
+    capability_range = (8, 0), (99, 9)
     supported_cards = "compute capability 8.0 and above"
     product_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
     #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
-    #: On inputs with block structure, a numerical model of int8 with a scale per block predicts an error of 6.7e-2. The
-    #: limit is about twice as large.
-    structured_tolerance = 1.5e-1
-
-    def supports_capability(self, capability: ComputeCapability) -> bool:
-        return capability >= (8, 0)
-
-    def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        return k.clone(), {"smooth_k": True}
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -129,23 +102,9 @@ class Sage2(_SageAttention):
     #: On normal data, the error with P and V in fp8 (3 bits of mantissa) and Q and K in int8 is 4e-2. The limit is
     #: twice as large.
     tolerance = 8e-2
-    structured_tolerance = 1.5e-1
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in _MATMUL_DTYPES
-
-    def require_built_for_card(self) -> None:
-        # Ask torch for the capability of its current device, which is the one that mamf's CUDA backend has opened.
-        capability = torch.cuda.get_device_capability()
-        flag = _BUILT_FLAGS.get(capability)
-        core = importlib.import_module("sageattention.core")
-        if flag is not None and not getattr(core, flag, True):
-            raise ImportError(
-                f"the installed package was not built for sm{capability[0]}{capability[1]} ({flag} is False)"
-            )
-
-    def make_release_arguments(self, shape: AttentionShape, k: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        return k, {}
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]

@@ -16,15 +16,10 @@ import torch
 
 from mamf.operations.attention.attention_reference import compute_attended_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import ComputeCapability, QuantizedAttention, extract_output
+from mamf.operations.attention.torch_attention import QuantizedAttention, extract_output
 
-_MIN_TOKENS = 128
 #: The number of keys in a block of SpargeAttention, which has blocks of two sizes: this is the larger one.
 _KEYS_PER_BLOCK = 128
-_FP16_CAPABILITIES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0))
-#: The compute capabilities for which the library has fp8 kernels. On other cards its fp8 functions run the float16
-#: kernel without saying so.
-_FP8_CAPABILITIES = ((8, 9), (9, 0))
 
 
 class _SpargeAttention(QuantizedAttention):
@@ -35,24 +30,19 @@ class _SpargeAttention(QuantizedAttention):
     head_dims = (64, 128)
     has_gqa = False
     has_unequal_lengths = False
-    structured_tolerance = 1.5e-1
     function_name: ClassVar[str]
-    capabilities: ClassVar[tuple[ComputeCapability, ...]]
-
-    def supports_capability(self, capability: ComputeCapability) -> bool:
-        return capability in self.capabilities
 
     def import_library(self) -> Any:
         return getattr(importlib.import_module(self.module_name), self.function_name)
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        if min(shape.seqlen_q, shape.seqlen_k) < _MIN_TOKENS:
-            return f"{self.name} needs at least {_MIN_TOKENS} queries and keys"
-        return super().unsupported_shape(problem, shape)
-
     def make_skip_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         """Return the library's keyword arguments that decide which blocks are skipped; empty for its defaults."""
-        return {}
+        if "topk" not in self.function_name:
+            return {}
+        share = compute_attended_share(problem.sparsity, shape.seqlen_k)
+        # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
+        # rounding error does not lose a block.
+        return {"topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
 
     def launch_forward(
         self,
@@ -77,16 +67,14 @@ class _SpargeAttention(QuantizedAttention):
         details = super().details(problem, shape, operands)
         options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.make_skip_options(problem, shape)}
         result = self.import_library_quietly()(*operands, **options, return_sparsity=True)
-        if not isinstance(result, tuple):
-            return details
         # For causal masks, the library assumes lengths of whole blocks of 128 x 64. At other lengths its share can be
         # negative.
         return {**details, "sparsity": max(0.0, float(result[1]))}
 
 
 class _SpargeFp16(_SpargeAttention):
+    capability_range = (8, 0), (9, 0)
     supported_cards = "sm80, sm86, sm87, sm89 and sm90"
-    capabilities = _FP16_CAPABILITIES
     product_dtypes = ("int8", "float16")
     #: int8 causes an error of 1.3e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks,
     #: which contribute a little to the correct output.
@@ -94,8 +82,10 @@ class _SpargeFp16(_SpargeAttention):
 
 
 class _SpargeFp8(_SpargeAttention):
+    # The library has fp8 kernels only for these. On other cards its fp8 functions run the float16 kernel without saying
+    # so.
+    capability_range = (8, 9), (9, 0)
     supported_cards = "sm89 and sm90"
-    capabilities = _FP8_CAPABILITIES
     product_dtypes = ("int8", "float8_e4m3fn")
     #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
     #: contribute a little to the correct output.
@@ -109,22 +99,12 @@ class _SpargeFp8(_SpargeAttention):
         return super().unsupported_shape(problem, shape)
 
 
-class _SpargeTopK(_SpargeAttention):
-    """A SpargeAttention kernel that keeps a fixed share of the key blocks for each block of queries."""
-
-    def make_skip_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        share = compute_attended_share(problem.sparsity, shape.seqlen_k)
-        # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
-        # rounding error does not lose a block.
-        return {"topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
-
-
 class SpargeFp16Threshold(_SpargeFp16):
     name = "sparge-fp16-threshold"
     function_name = "spas_sage_attn_meansim_cuda"
 
 
-class SpargeFp16TopK(_SpargeFp16, _SpargeTopK):
+class SpargeFp16TopK(_SpargeFp16):
     name = "sparge-fp16-topk"
     function_name = "spas_sage_attn_meansim_topk_cuda"
 
@@ -135,7 +115,7 @@ class SpargeFp8Threshold(_SpargeFp8):
     alternative_kernel = "sparge-fp16-threshold"
 
 
-class SpargeFp8TopK(_SpargeFp8, _SpargeTopK):
+class SpargeFp8TopK(_SpargeFp8):
     name = "sparge-fp8-topk"
     function_name = "spas_sage2_attn_meansim_topk_cuda"
     alternative_kernel = "sparge-fp16-topk"

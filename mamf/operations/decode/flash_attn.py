@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from mamf.errors import UnsupportedError, get_first_message_line
-from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library, is_refusal
+from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
 from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
@@ -26,27 +25,12 @@ class _FlashKvcacheKernel(LibraryDecode):
     #: queries.
     has_ragged_kvcache = False
 
-    def refuses(self, error: Exception) -> bool:
-        return is_refusal(error)
-
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         module, is_paged = self.import_library_quietly(), shape.page_size is not None
         in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
-        call = (self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables)
-
-        def attend(operands: DecodeOperands) -> torch.Tensor:
-            try:
-                return call(operands)
-            except RuntimeError as error:
-                if is_refusal(error) and ("build" in str(error) or "built" in str(error)):
-                    raise UnsupportedError(
-                        f"{get_first_message_line(error)}; to build all of it: {self.install_command}"
-                    ) from None
-                raise
-
-        return BoundKernel(attend)
+        return BoundKernel((self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables))
 
     def bind_with_kvcache(
         self, module: Any, shape: DecodeShape, tables: CacheTables

@@ -32,13 +32,11 @@ class _FlashInferKernel(LibraryDecode):
     module_name = "flashinfer"
     distribution_name = "flashinfer-python"
     install_command = "pip install flashinfer-python"
+    capability_range = (7, 5), (99, 9)
     supported_cards = "compute capability 7.5 and above"
     alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
     head_dims = (64, 128, 256)
-
-    def supports_capability(self, capability: tuple[int, int]) -> bool:
-        return capability >= (7, 5)
 
     def import_library(self) -> Any:
         return importlib.import_module(self.module_name)

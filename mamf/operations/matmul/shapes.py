@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, compute_error_tolerance
@@ -21,8 +22,32 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
     return describe(help, read=parse_size, default="4096", has_range=True)
 
 
+class BaseMatmulShape(Sizes):
+    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``rows``."""
+
+    __slots__ = ()
+    n: int
+    k: int
+
+    @property
+    @abstractmethod
+    def rows(self) -> dict[str, int]:
+        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
+
+    @property
+    def flop(self) -> int:
+        """The FLOP of all matmuls: 2*M*N*K each, for one multiplication and one addition per term."""
+        return 2 * self.rows["a"] * self.n * self.k
+
+    @property
+    def elements(self) -> dict[str, int]:
+        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
+        rows = self.rows
+        return {"a": rows["a"] * self.k, "b": rows["b"] * self.k, "c": rows["a"] * self.n}
+
+
 @dataclass(frozen=True, order=True, slots=True)
-class MatmulShape(Sizes):
+class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
@@ -43,18 +68,7 @@ class MatmulShape(Sizes):
         return f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def flop(self) -> int:
-        """The FLOP of the matmul: 2*M*N*K, for one multiplication and one addition per term."""
-        return 2 * self.m * self.n * self.k
-
-    @property
-    def elements(self) -> dict[str, int]:
-        """The number of elements of ``a`` (M*K), ``b`` (K*N) and ``c`` (M*N), by these names."""
-        return {"a": self.m * self.k, "b": self.k * self.n, "c": self.m * self.n}
-
-    @property
     def rows(self) -> dict[str, int]:
-        """The number of rows with K elements each: M in ``a`` and N in ``b``, which is B transposed."""
         return {"a": self.m, "b": self.n}
 
 
@@ -128,43 +142,19 @@ _DECODE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
 _TRAINING_TOKENS = (8192,)
 
 
-@dataclass(frozen=True)
-class LinearLayer:
+class LinearLayer(NamedTuple):
     """A linear layer y = x W^T of a model, with x (tokens, ``input_size``) and W (``output_size``, ``input_size``)."""
 
     name: str
     output_size: int
     input_size: int
 
-    def make_shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """Return the shape of one of the layer's three matmuls. ``product``: its name in LAYOUT_BY_LAYER_PASS."""
-        return {
-            "forward": MatmulShape(tokens, self.output_size, self.input_size),
-            "grad-input": MatmulShape(tokens, self.input_size, self.output_size),
-            "grad-weight": MatmulShape(self.output_size, self.input_size, tokens),
-        }[product]
 
-
-@dataclass(frozen=True)
-class LayerPreset:
+class LayerPreset(NamedTuple):
     """A preset of matmul shapes: linear layers of known models, and the numbers of tokens to measure them with."""
 
     layers: tuple[LinearLayer, ...]
     token_counts: tuple[int, ...] = _TRAINING_TOKENS
-
-    def make_labeled_layer_shapes(
-        self, product: str = "forward", tokens: Sequence[int] | None = None
-    ) -> dict[MatmulShape, str]:
-        """Return the shapes of one matmul of each layer, each shape with the names of its layers.
-
-        ``product``: the matmul, by its name in LAYOUT_BY_LAYER_PASS. ``tokens``: token counts to use instead of the
-        preset's.
-        """
-        names_by_shape: dict[MatmulShape, list[str]] = {}
-        for count in tokens or self.token_counts:
-            for layer in self.layers:
-                names_by_shape.setdefault(layer.make_shape(count, product), []).append(layer.name)
-        return {shape: ", ".join(dict.fromkeys(names)) for shape, names in names_by_shape.items()}
 
 
 def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int) -> tuple[LinearLayer, ...]:
@@ -222,24 +212,6 @@ _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, 
 _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 #: The dtype of A and B before they are quantized to a scaled format.
 UNQUANTIZED_DTYPE = "bfloat16"
-
-
-class BaseMatmulShape(Protocol):
-    """The interface of the shapes of single, batched and grouped matmuls."""
-
-    @property
-    def n(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def flop(self) -> int: ...
-    @property
-    def elements(self) -> Mapping[str, int]:
-        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
-
-    @property
-    def rows(self) -> Mapping[str, int]:
-        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
 
 
 @dataclass(frozen=True)

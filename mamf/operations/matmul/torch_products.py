@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar
 
 import torch
 
@@ -24,14 +23,6 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     """A matmul kernel that calls one function with tensors. Derived classes define their dtypes, and the launch in
     ``bind``.
     """
-
-    #: The name of the function in torch that this kernel calls, if some releases of torch lack it; empty otherwise.
-    function: ClassVar[str] = ""
-
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if self.function and not hasattr(torch, self.function):
-            return Unavailable(f"this torch has no torch.{self.function}", "pip install --upgrade torch")
-        return super().unavailable(backend)
 
     @abstractmethod
     def bind(

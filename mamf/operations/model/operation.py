@@ -109,9 +109,6 @@ class ModelProblem(DeclaredProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_divisible()
-
-    def _require_divisible(self) -> None:
         if self.d_model % self.heads:
             raise UsageError(f"d_model {self.d_model} does not divide into {self.heads} heads: use a multiple")
         if self.heads % self.kv_heads:
@@ -148,12 +145,6 @@ class ModelProblem(DeclaredProblem):
         experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
         return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
 
-    def unsupported_shape(self, shape: ModelShape) -> str | None:
-        """Return why a training step of this model cannot have this shape, or None if it can."""
-        if shape.context % self.experts:
-            return f"a context of {shape.context} tokens must be a multiple of the number of experts ({self.experts})"
-        return None
-
     def make_attention_shape(self, shape: ModelShape) -> AttentionShape:
         """Return the shape of the attention of one layer, as the operation ``attention`` defines it."""
         lengths = (shape.context, shape.context)
@@ -161,35 +152,28 @@ class ModelProblem(DeclaredProblem):
 
     # -- parameters --------------------------------------------------------------------------------------------------
 
-    @property
-    def _projection_weights(self) -> int:
-        """Number of weights in the query, key, value and output projections of one layer."""
-        return 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
+    def _count_layer_weights(self, experts: int) -> int:
+        """Return the number of weights in the matmuls of one layer with ``experts`` MLPs.
 
-    @property
-    def _expert_weights(self) -> int:
-        """Number of weights in one MLP, or in one expert: two matrices in GPT-2, three with a gate in other styles."""
-        return (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
-
-    @property
-    def _router_weights(self) -> int:
-        return self.d_model * self.experts if self.style == "moe" else 0
+        The matmuls are the projections to Q, K, V and the output, the router of a mixture of experts, and the matrices
+        of each MLP: two in GPT-2, and three, one of them a gate, in other styles.
+        """
+        projections = 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
+        router = self.d_model * self.experts if self.style == "moe" else 0
+        return projections + router + experts * (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
 
     def count_parameters(self, shape: ModelShape) -> int:
         """Return the number of parameters of the model. GPT-2 learns one position per token, so it needs the shape."""
         d = self.d_model
-        layer = self._projection_weights + self._router_weights + self.experts * self._expert_weights
+        layer = self._count_layer_weights(self.experts)
+        embedding = self.vocabulary * d * (1 if self.tied else 2)
         if self.style == "gpt2":
             norms, biases, positions = 4 * d, 4 * d + self.d_ff + d, shape.context * d
-            return self._embedding_weights + positions + self.layers * (layer + norms + biases) + 2 * d
-        return self._embedding_weights + self.layers * (layer + 2 * d) + d
+            return embedding + positions + self.layers * (layer + norms + biases) + 2 * d
+        return embedding + self.layers * (layer + 2 * d) + d
 
     def count_parameter_bytes(self, shape: ModelShape) -> int:
         return self.count_parameters(shape) * DTYPES[self.parameter_dtype].itemsize
-
-    @property
-    def _embedding_weights(self) -> int:
-        return self.vocabulary * self.d_model * (1 if self.tied else 2)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -210,7 +194,7 @@ class ModelProblem(DeclaredProblem):
 
     def count_matmul_flop(self, shape: ModelShape) -> int:
         """Return the FLOP of all matmuls with weights in a forward pass, including the logits, without attention."""
-        layer = self._projection_weights + self._router_weights + self.active_experts * self._expert_weights
+        layer = self._count_layer_weights(self.active_experts)
         return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
@@ -221,30 +205,25 @@ class ModelProblem(DeclaredProblem):
         return self.work(shape).nbytes
 
 
-def _make_llama_fields(
-    d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True
+def _make_fields(
+    style: str, d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True
 ) -> dict[str, Any]:
     sizes = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
-    return {"style": "llama", **sizes, "vocabulary": 128256, "tied": tied}
-
-
-def _make_gpt2_fields(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
-    sizes = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": heads}
-    return {"style": "gpt2", **sizes, "vocabulary": 50257, "tied": True}
+    return {"style": style, **sizes, "vocabulary": 50257 if style == "gpt2" else 128256, "tied": tied}
 
 
 #: Fields of ModelProblem for each name of the option --size: models of GPT-2 and Llama 3, and a mixture of experts with
 #: the width of the small GPT-2.
 FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
-    "small": _make_gpt2_fields(768, 3072, 12, 12),
-    "medium": _make_gpt2_fields(1024, 4096, 24, 16),
-    "large": _make_gpt2_fields(1280, 5120, 36, 20),
-    "xl": _make_gpt2_fields(1600, 6400, 48, 25),
-    "2.7b": _make_gpt2_fields(2560, 10240, 32, 32),
-    "1b": _make_llama_fields(2048, 8192, 16, 32, 8),
-    "3b": _make_llama_fields(3072, 8192, 28, 24, 8),
-    "8b": _make_llama_fields(4096, 14336, 32, 32, 8, tied=False),
-    "moe": {**_make_llama_fields(768, 2048, 12, 12, 4), "style": "moe", "experts": 8, "active_experts": 2},
+    "small": _make_fields("gpt2", 768, 3072, 12, 12, 12),
+    "medium": _make_fields("gpt2", 1024, 4096, 24, 16, 16),
+    "large": _make_fields("gpt2", 1280, 5120, 36, 20, 20),
+    "xl": _make_fields("gpt2", 1600, 6400, 48, 25, 25),
+    "2.7b": _make_fields("gpt2", 2560, 10240, 32, 32, 32),
+    "1b": _make_fields("llama", 2048, 8192, 16, 32, 8),
+    "3b": _make_fields("llama", 3072, 8192, 28, 24, 8),
+    "8b": _make_fields("llama", 4096, 14336, 32, 32, 8, tied=False),
+    "moe": {**_make_fields("moe", 768, 2048, 12, 12, 4), "experts": 8, "active_experts": 2},
 }
 
 
@@ -263,7 +242,9 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
-        return problem.unsupported_shape(shape)
+        if shape.context % problem.experts:
+            return f"{shape.context} tokens of context must be a multiple of the number of experts ({problem.experts})"
+        return None
 
 
 _DEFAULT_BATCH, _DEFAULT_CONTEXTS = 8, (256, 512, 1024)

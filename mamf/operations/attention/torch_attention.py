@@ -412,15 +412,20 @@ class LibraryAttention(KernelLibrary, TorchAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
-        """Launch the forward pass, and return the output in the kernel's layout.
+    ) -> Any:
+        """Launch the forward pass, and return the output in the kernel's layout, or a tuple that begins with it.
 
         ``function``: the function or module that ``import_library`` returned.
         """
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         function = self.import_library_quietly()
-        return lambda q, k, v: self.launch_forward(function, problem, shape, q, k, v)
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            result = self.launch_forward(function, problem, shape, q, k, v)
+            return result[0] if isinstance(result, tuple) else result
+
+        return attend
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -442,12 +447,6 @@ class QuantizedAttention(LibraryAttention):
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
-
-
-def extract_output(result: Any) -> torch.Tensor:
-    """Return the output from the result of a library's function: the result, or its first entry if it is a tuple."""
-    output: torch.Tensor = result[0] if isinstance(result, tuple) else result
-    return output
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:

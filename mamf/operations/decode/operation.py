@@ -298,13 +298,6 @@ _LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
     "kv_heads": (8,),
     "head_dim": (HeadDims(128, 128),),
 }
-_DEEPSEEK_V3_SIZES: Mapping[str, Sequence[object]] = {
-    "heads": (128,),
-    "kv_heads": (1,),
-    "head_dim": (HeadDims(576, 512),),
-    "is_latent": (True,),
-    "page_size": (64,),
-}
 _CONTIGUOUS_AND_PAGED = (None, 16)
 
 DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
@@ -320,7 +313,17 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
             "page_size": _CONTIGUOUS_AND_PAGED,
         }
     ),
-    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK_V3_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (16, 128)}),
+    "deepseek-v3-decode": Preset(
+        sizes={
+            **_DEFAULT_BATCH_AND_CACHE,
+            "batch": (16, 128),
+            "heads": (128,),
+            "kv_heads": (1,),
+            "head_dim": (HeadDims(576, 512),),
+            "is_latent": (True,),
+            "page_size": (64,),
+        }
+    ),
     "speculative": Preset(
         sizes={
             **_LLAMA_8B_SIZES,

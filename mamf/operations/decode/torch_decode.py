@@ -59,11 +59,12 @@ from mamf.torch_backend import TorchBackend
 class BoundKernel:
     """A kernel that is ready to run one shape.
 
-    ``attend``: launches the kernel with one operand set, and returns the output. ``details``: details of the
+    ``attend``: launches the kernel with one operand set, and returns the output, or a tuple that begins with it.
+    ``details``: details of the
     preparation for reports, such as the microseconds that the host takes to plan.
     """
 
-    attend: Callable[[DecodeOperands], torch.Tensor]
+    attend: Callable[[DecodeOperands], object]
     details: Mapping[str, float | str] = field(default_factory=dict)
 
 
@@ -149,8 +150,7 @@ class TorchDecode(DecodeKernel):
 
 def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
     """View a cache of tokens as [pages, page_size, ...], or a contiguous cache as [batch, cache_len, ...]."""
-    pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
-    return pages
+    return cache.view(-1, shape.page_size or shape.cache_len, *cache.shape[1:])
 
 
 class LibraryDecode(KernelLibrary, TorchDecode):
@@ -339,8 +339,7 @@ def compute_sequence_attention(
     masked = torch.arange(length, device=q.device) > last[:, None]
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
     output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
-    found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    return found
+    return output.view(heads, len(last), -1, v.shape[2]).permute(1, 0, 2, 3).flatten(1, 2)
 
 
 def compare_sequences(

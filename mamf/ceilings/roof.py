@@ -182,22 +182,19 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
-                _keep_higher_ceiling(compute, (ceiling.dtype, ceiling.regime), ceiling)
+                key = ceiling.dtype, ceiling.regime
+                compute[key] = max(compute.get(key, ceiling), ceiling, key=lambda each: each.rate)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
-                _keep_higher_ceiling(bandwidth, (level, ceiling.regime), ceiling)
+                key = level, ceiling.regime
+                bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
     if not compute and not bandwidth:
         raise UsageError(
             "the logs have no ceiling for a roof: give logs of 'mamf roofline', or of 'mamf find' and 'mamf find "
             "--operation bandwidth'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
-
-
-def _keep_higher_ceiling(ceilings: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
-    if key not in ceilings or ceiling.rate > ceilings[key].rate:
-        ceilings[key] = ceiling
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, require_usable_ceiling
-from mamf.cli.planning import make_default_operation
+from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -67,7 +67,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             raise make_exists_error(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
-    return run_session(options, ExplainSession, Request(make_default_operation()))
+    return run_session(options, ExplainSession, Request(make_requested_operation()))
 
 
 class ExplainSession(Session):
@@ -138,7 +138,6 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
 
     Raises UsageError if the log has no burst ceiling, or none of this dtype.
     """
-
     ceilings = read_run_log(path).all_ceilings
     dtypes = [name for name, regime in ceilings if regime == BURST]
     wanted_dtype = dtype or next(iter(dtypes), "")

@@ -270,6 +270,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     has_shares: ClassVar[bool] = False
     #: Whether a run also measures the read bandwidth of memory, because it may limit a rate instead of the matmul rate.
     has_memory_shares: ClassVar[bool] = False
+    #: The dtype of its operands by default. Empty: the default dtype of the device.
+    default_dtype: ClassVar[str] = ""
     #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure it, and the default regime.
     regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
@@ -316,10 +318,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {**preset, **given}
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
-        """Return a problem with the fields in ``asked`` and the device's defaults. Raises UsageError for invalid
-        fields.
+        """Return a problem with the fields in ``asked`` and the defaults of the operation and the device. Raises
+        UsageError for invalid fields.
         """
-        dtype = backend.resolve_dtype(canonicalize_dtype_name(asked.get("dtype") or backend.default_dtype))
+        name = asked.get("dtype") or self.default_dtype or backend.default_dtype
+        dtype = backend.resolve_dtype(canonicalize_dtype_name(name))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
     def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:

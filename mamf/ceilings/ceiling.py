@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mamf.backend import Backend, DeviceInfo
+from mamf.backend import Backend
 from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError, is_number, require_seconds
 from mamf.kernel import Problem
@@ -30,9 +30,10 @@ from mamf.measurement import (
     Tabular,
     compute_relative_accuracy,
     find_rate,
+    group_pairs,
     label_dtype,
 )
-from mamf.plans import SUSTAINED, Plan
+from mamf.plans import SUSTAINED
 from mamf.statistics import (
     FigureError,
     Interval,
@@ -153,14 +154,6 @@ def confirm_ceilings(
                 replace(ceiling, interval=unknown) if has_faster_visit(ceiling, same) else ceiling
             )
     return ceilings
-
-
-def confirm_plan_ceilings(
-    plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
-) -> dict[tuple[Problem, str], Ceiling]:
-    """Return the ceilings of all problems and regimes of a plan that the rows confirm, by problem and regime."""
-    wanted = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
-    return confirm_ceilings(rows, wanted, info.name, info.uuid_hash)
 
 
 def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
@@ -291,11 +284,8 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
-    rounds_by_candidate: dict[Candidate, dict[int, Measurement]] = {}
-    for row in rows:
-        if row.ok:
-            rounds_by_candidate.setdefault((row.shape, row.kernel), {})[row.round] = row
-    return rounds_by_candidate
+    rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
+    return {candidate: {row.round: row for row in own} for candidate, own in rows_by_candidate.items()}
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:

@@ -16,6 +16,7 @@ from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
 from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
+from mamf.plans import Plan
 
 COMPUTE, BANDWIDTH = "compute", "bandwidth"
 #: The memory levels that bytes come from: the last-level cache if all arrays fit in it, or memory if one pass over the
@@ -147,6 +148,11 @@ def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
     return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
+def get_ceiling_name(search: Plan) -> str:
+    """Return the name of the ceiling that a search finds: its dtype if it is a matmul ceiling, else READ_BANDWIDTH."""
+    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH
+
+
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
     """Return the memory level that serves the bytes of the arrays, CACHE or MEMORY; None if both levels contribute.
 
@@ -176,22 +182,19 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
-                _keep_higher_ceiling(compute, (ceiling.dtype, ceiling.regime), ceiling)
+                key = ceiling.dtype, ceiling.regime
+                compute[key] = max(compute.get(key, ceiling), ceiling, key=lambda each: each.rate)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
-                _keep_higher_ceiling(bandwidth, (level, ceiling.regime), ceiling)
+                key = level, ceiling.regime
+                bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
     if not compute and not bandwidth:
         raise UsageError(
             "the logs have no ceiling for a roof: give logs of 'mamf roofline', or of 'mamf find' and 'mamf find "
             "--operation bandwidth'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
-
-
-def _keep_higher_ceiling(ceilings: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
-    if key not in ceilings or ceiling.rate > ceilings[key].rate:
-        ceilings[key] = ceiling
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:

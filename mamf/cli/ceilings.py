@@ -12,13 +12,12 @@ from dataclasses import replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
-from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, find_memory_level, make_ceiling_key
+from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, find_memory_level, get_ceiling_name, make_ceiling_key
 from mamf.cli.resuming import make_contradiction_error
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import choose_working_kernels
 from mamf.engine.regimes import Burst, Sustained
 from mamf.engine.search.grid import plan_search
-from mamf.engine.search.shares import get_ceiling_name
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log

@@ -9,21 +9,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mamf.backend import Advice, Backend, describe_sharing
+from mamf.ceilings.roof import Roofs
+from mamf.cli.planning import make_plan, make_request
+from mamf.cli.resuming import (
+    compute_remaining_budget,
+    exit_after_device_loss,
+    has_plan_options,
+    reopen_device,
+    report_run_to_watcher,
+    require_plan_of_kind,
+    require_same_kernels,
+    require_same_plan,
+    run_interruptible,
+)
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.engine.runner import NamedKernel, Setup, Strategy
 from mamf.errors import MamfError, RunLogError, UsageError
+from mamf.kinds.driver import ResumedLog, Run
+from mamf.kinds.kind import ReportOptions
+from mamf.kinds.registry import get_kind
+from mamf.logs.recording import apply_logged_traits, describe_timer_shift
+from mamf.logs.run_log import RunLog, read_run_log
+from mamf.machine.environment import format_advice, quote_command_line, select_warnings
+from mamf.operation import Operation, Request
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
-
-if TYPE_CHECKING:
-    from mamf.engine.runner import NamedKernel, Setup, Strategy
-    from mamf.kinds.driver import ResumedLog
-    from mamf.kinds.kind import ReportOptions
-    from mamf.logs.run_log import RunLog
-    from mamf.operation import Operation, Request
-    from mamf.report.document import Document
+from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
+from mamf.report.document import Document, format_count
 
 NOTHING_MEASURED_EXIT_CODE = 1
 
@@ -33,8 +48,6 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
 
     ``make_session``: makes the session from ``arguments``, the options, the handler of signals and the resumed log.
     """
-    from mamf.cli.resuming import run_interruptible
-
     return run_interruptible(
         options, lambda signals, resumed: make_session(*arguments, options, signals, resumed).run()
     )
@@ -48,9 +61,6 @@ def run_kernel_session(
 
     Reports wrong options before it opens a device.
     """
-    from mamf.cli.planning import make_request
-    from mamf.plugins.discovery import make_operation
-
     _require_effective_options(options)
     operation = operation or make_operation(getattr(options, "operation", None) or options.command)
     return run_session(options, make_session, make_request(operation, options))
@@ -58,7 +68,6 @@ def run_kernel_session(
 
 def _require_effective_options(options: argparse.Namespace) -> None:
     """Raise UsageError if an option has no effect on this run."""
-
     of_regimes = {
         "flush": ("--no-flush", BURST),
         "num_iterations": ("--num-iterations", CLASSIC),
@@ -77,10 +86,13 @@ class Session:
     sessions of other commands override parts of it.
 
     - ``resumed_log``, ``resumed_plan``: the log to resume and its plan, or None for a new run.
+    - ``roofs``, ``baseline_kernel``: fields of the report's ReportOptions.
     - ``measured_run``: the run of the driver, which measures and writes the log.
     """
 
     kind = SWEEP
+    roofs: Roofs | None = None
+    baseline_kernel: str | None = None
 
     def __init__(
         self,
@@ -89,13 +101,8 @@ class Session:
         interruption: Interruption,
         resumed: ResumedLog | None,
     ) -> None:
-        from mamf.cli.resuming import exit_after_device_loss, reopen_device, require_plan_of_kind
         from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import replace_assumed_traits
-        from mamf.kinds.driver import Run
-        from mamf.logs.recording import apply_logged_traits
-        from mamf.machine.environment import quote_command_line
-        from mamf.plugins.discovery import open_backend
 
         self.request, self.operation, self.command = request, request.operation, str(options.command)
         self.options, self.interruption = options, interruption
@@ -142,8 +149,6 @@ class Session:
 
     def make_plan(self) -> Plan:
         """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""
-        from mamf.cli.resuming import compute_remaining_budget, has_plan_options, require_same_plan
-
         before = self.resumed_plan
         if before is None:
             share = getattr(self.options, "share", None)
@@ -159,9 +164,6 @@ class Session:
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         """Open the kernels that the run measures, and return each with its name in the options."""
-        from mamf.cli.resuming import require_same_kernels
-        from mamf.plugins.discovery import choose_kernels, make_kernel
-
         if self.resumed_plan is None:
             return choose_kernels(self.operation, self.backend, self.list_requested_kernels())
         if self.options.kernel:
@@ -172,15 +174,22 @@ class Session:
         return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 
     def list_requested_kernels(self) -> Sequence[str] | None:
-        """List the kernels that the options or the preset name. Return None for all kernels."""
-        from mamf.cli.planning import choose_requested_kernels
+        """List the kernels of --kernel, or else the available kernels of the preset. Return None for all kernels.
 
-        return choose_requested_kernels(self.request, self.options, self.backend)
+        Print a warning for each kernel of the preset that is not available.
+        """
+        of_preset = self.request.preset.kernels
+        if self.options.kernel or not of_preset:
+            return self.options.kernel  # type: ignore[no-any-return]
+        reasons = {name: make_kernel(self.operation, name).unavailable(self.backend) for name in of_preset}
+        able = [name for name, reason in reasons.items() if reason is None]
+        for name, reason in reasons.items():
+            if able and reason:
+                warn(f"leaving out kernel {name}: {reason}")
+        return able or of_preset
 
     def make_new_plan(self) -> Plan:
         """Make the plan that the options describe, without regard to a resumed log."""
-        from mamf.cli.planning import make_plan
-
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
@@ -191,8 +200,6 @@ class Session:
 
     def make_strategy(self, setup: Setup) -> Strategy:
         """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
-        from mamf.kinds.registry import get_kind
-
         return get_kind(self.plan).make_strategy(setup)
 
     def print_plan(self) -> None:
@@ -207,23 +214,16 @@ class Session:
         )
 
     def count_remaining_measurements(self) -> int | None:
-        """Return how many rows remain to be measured, or None if the number is unknown."""
-        return len(self.measured_run.remaining_steps)
+        """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""
+        return None if self.kind in (FIND, VERIFY) else self.measured_run.kind.count_left(self.measured_run)
 
     def is_run_complete(self) -> bool:
         """Return whether the resumed log has all rows, so that nothing remains to be measured."""
         return not self.count_remaining_measurements()
 
-    def make_report_options(self) -> ReportOptions:
-        from mamf.kinds.kind import ReportOptions
-
-        return ReportOptions(self.options.top)
-
     def make_document(self, log: RunLog) -> Document:
         """Make the report of a log, ready to be printed in any format."""
-        from mamf.kinds.registry import get_kind
-
-        return get_kind(log.plan).make_document(log, self.make_report_options())
+        return get_kind(log.plan).make_document(log, ReportOptions(self.options.top, self.roofs, self.baseline_kernel))
 
     def choose_exit_code(self, run_exit_code: int) -> int:
         """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured any row, as in
@@ -248,8 +248,6 @@ class Session:
     def _measure_rows(self) -> int:
         """Measure rows until the run is finished or ends early. Return 0 if any row was measured, else another code."""
         from mamf.cli.progress import Progress
-        from mamf.cli.resuming import report_run_to_watcher
-        from mamf.machine.environment import format_advice, select_warnings
 
         run = self.measured_run
         run.on_phase = lambda text: progress.show_phase(text)
@@ -279,9 +277,6 @@ class Session:
 
     def _report_finished_run(self, run_exit_code: int) -> int:
         """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""
-        from mamf.logs.recording import describe_timer_shift
-        from mamf.logs.run_log import read_run_log
-
         run = self.measured_run
         try:
             log = read_run_log(run.writer.path) if run.is_written else run.build_log()
@@ -305,8 +300,6 @@ class Session:
         """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was
         printed.
         """
-        from mamf.machine.environment import format_advice, select_warnings
-
         code = 0
         try:
             print_document(self.options, self.make_document(log))
@@ -333,7 +326,6 @@ def print_plan(
     ``remaining_steps``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log yet.
     """
     from mamf.engine.estimate import compute_max_sampling_seconds
-    from mamf.report.document import format_count
 
     print_line(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     print_line(f"kernels: {', '.join(plan.kernels)}")

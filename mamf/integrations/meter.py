@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.backend import Backend
 from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, resolve_backend
@@ -103,19 +103,6 @@ class StepFigures:
     samples_per_second: float = _NAN
 
 
-class _UnreadStep(NamedTuple):
-    """A step that may not have ended on the device yet, so the meter has not read its marks.
-
-    - ``marks``: the end of the previous step, the call of ``begin`` (None without a call), and the end of this step.
-    - ``compute_work``: a function that returns the step's tokens, samples and FLOP, and the seconds that these FLOP
-      would take at the datasheet's peak and at the ceiling.
-    """
-
-    step_number: int
-    marks: tuple[Any, Any, Any]
-    compute_work: Callable[[], tuple[float, ...]]
-
-
 class Meter:
     """A meter of the steps of a training loop: TFLOPS, MFU (share of the datasheet), MAMFU (share of the ceiling).
 
@@ -186,7 +173,10 @@ class Meter:
         self._step_number = 0
         self._end_mark: Any = None
         self._begin_mark: Any = None
-        self._unread_step: _UnreadStep | None = None
+        #: The last step, which may not have ended on the device yet: its number, its marks (the end of the previous
+        #: step, the call of ``begin`` or None without a call, and the end of this step), and a function that returns
+        #: its work as ``_compute_work`` does.
+        self._unread_step: tuple[int, tuple[Any, Any, Any], Callable[[], tuple[float, ...]]] | None = None
         self._total_figures, self._read_step_count = [0.0] * 7, 0
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._find_peak_and_ceiling(self._resolve_dtype(name))
@@ -223,7 +213,7 @@ class Meter:
                 if tokens is None and self._tokens_per_pass is not None:
                     tokens = self._tokens_per_pass * self.accumulation
                 work = functools.partial(self._compute_work, tokens, samples, flops, self.accumulation)
-                self._unread_step = _UnreadStep(self._step_number, (start, self._begin_mark, end), work)
+                self._unread_step = self._step_number, (start, self._begin_mark, end), work
             self._end_mark, self._begin_mark = end, None
             return figures
 
@@ -233,14 +223,14 @@ class Meter:
             step, self._unread_step = self._unread_step, None
             if step is None:
                 return None
-            start, begun, end = step.marks
+            number, (start, begun, end), compute_work = step
             if self._has_events:
                 self.backend.wait(end)
             between = _NAN if begun is None else self._measure_seconds(start, begun)
-            sums = (self._measure_seconds(start, end), between, *step.compute_work())
+            sums = (self._measure_seconds(start, end), between, *compute_work())
             self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]
             self._read_step_count += 1
-            return self._make_figures(step.step_number, 1, *sums)
+            return self._make_figures(number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""

@@ -14,9 +14,9 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -95,63 +95,6 @@ class MeteredCallback:
             training.stop_counting()
 
 
-class _CountedFlopByLength:
-    """The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
-
-    FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between them.
-    """
-
-    def __init__(self) -> None:
-        self._flop_per_token: dict[float, float] = {}
-
-    def needs_count(self, length: float) -> bool:
-        """Return whether torch must count a step with this mean length, because the counted lengths do not cover it."""
-        known = self._flop_per_token
-        if not known or len(known) >= _MAX_COUNTED_STEPS:
-            return not known
-        return not min(known) * (1 - _LENGTH_TOLERANCE) <= length <= max(known) * (1 + _LENGTH_TOLERANCE)
-
-    def add_step(self, batches: _StepBatches, flop: float) -> None:
-        self._flop_per_token[batches.mean_length] = flop / batches.element_count
-
-    def interpolate_flop(self, batches: _StepBatches) -> float:
-        """Return the FLOP of a step, interpolated between counted lengths; NaN if no step was counted."""
-        points = sorted(self._flop_per_token.items(), key=lambda point: abs(point[0] - batches.mean_length))[:2]
-        if len(points) < 2:
-            return points[0][1] * batches.element_count if points else math.nan
-        (length, flop), (other_length, other_flop) = points
-        slope = (other_flop - flop) / (other_length - length)
-        return (flop + slope * (batches.mean_length - length)) * batches.element_count
-
-
-@dataclass
-class _StepBatches:
-    """The batches that have run so far in the current step.
-
-    - ``element_count``: the number of tokens; if unknown, of elements of the largest tensors, or else of batches.
-    - ``squared_lengths``: the sum of the squared sequence lengths. Divided by ``element_count`` it gives the mean
-      length of the sequence that an element is in.
-    """
-
-    tokens: float = 0.0
-    samples: float = 0.0
-    element_count: float = 0.0
-    squared_lengths: float = 0.0
-    passes: list[BatchPass] = field(default_factory=list)
-
-    @property
-    def mean_length(self) -> float:
-        return self.squared_lengths / self.element_count
-
-    def add_pass(self, batch_pass: BatchPass) -> None:
-        self.tokens += batch_pass.tokens
-        self.samples += batch_pass.samples
-        self.passes.append(batch_pass)
-        sizes: list[tuple[float, float]] = [*batch_pass.sequences] or [batch_pass.sample_sizes]
-        self.element_count += sum(number * length for number, length in sizes)
-        self.squared_lengths += sum(number * length**2 for number, length in sizes)
-
-
 class MeteredTraining:
     """A metered training run. A formula gives the FLOP of a step, divided by ``model_parallel``; if the model has no
     formula, torch counts the FLOP of a few steps.
@@ -165,8 +108,11 @@ class MeteredTraining:
         self.options, self._tokens_and_samples, self.meter = options, amounts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepFlopCounter | None = None
-        self._is_counting, self._counted_flop = False, _CountedFlopByLength()
-        self._step_batches, self._is_between_steps, self._given_warnings = _StepBatches(), True, set[str]()
+        #: The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
+        self._counted_flop: dict[float, float] = {}
+        #: The forward and backward passes that have run so far in the current step.
+        self._passes: list[BatchPass] = []
+        self._is_counting, self._is_between_steps, self._given_warnings = False, True, set[str]()
         self._gradient_watch: GradientWatch | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
@@ -218,13 +164,23 @@ class MeteredTraining:
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
         batch_pass = read_batch_pass(batch, *self._tokens_and_samples)
-        is_first = not self._step_batches.passes
-        self._step_batches.add_pass(batch_pass)
+        self._passes.append(batch_pass)
         if self._formula is not None and not (batch_pass.sequences or self._find_fixed_length(batch_pass)):
             self._switch_to_counting("mamf found no tokens in a batch")
-        if self._is_counting and is_first and self._counted_flop.needs_count(self._step_batches.mean_length):
+        if self._is_counting and len(self._passes) == 1 and self._must_count(_measure_batches(self._passes)[1]):
             self._counter = StepFlopCounter()
             self._counter.start()
+
+    def _must_count(self, length: float) -> bool:
+        """Return whether torch must count a step with this mean length, because the counted lengths do not cover it.
+
+        FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between
+        them.
+        """
+        known = self._counted_flop
+        if not known or len(known) >= _MAX_COUNTED_STEPS:
+            return not known
+        return not min(known) * (1 - _LENGTH_TOLERANCE) <= length <= max(known) * (1 + _LENGTH_TOLERANCE)
 
     def _find_fixed_length(self, batch_pass: BatchPass) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
@@ -237,40 +193,55 @@ class MeteredTraining:
             self._gradient_watch.remove_hooks()
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
-            if self._step_batches.passes and not math.isnan(flop):
-                self._counted_flop.add_step(self._step_batches, flop)
-            elif self._step_batches.passes:
+            if self._passes and not math.isnan(flop):
+                elements, length = _measure_batches(self._passes)
+                self._counted_flop[length] = flop / elements
+            elif self._passes:
                 self._is_counting = False
                 self.warn_once("TFLOPS are not logged: torch missed some or all matmuls; give flops_per_step=")
 
     def end_step(self) -> None:
         """End a step, right after the optimizer's step."""
         self.stop_counting()
-        step, self._step_batches, self._is_between_steps = self._step_batches, _StepBatches(), True
+        passes, self._passes, self._is_between_steps = self._passes, [], True
         counter, self._counter = self._counter, None
-        self.meter.accumulation = max(len(step.passes), 1)
-        if self._gradient_watch is not None and step.passes:
+        self.meter.accumulation = max(len(passes), 1)
+        if self._gradient_watch is not None and passes:
             self._formula, self._gradient_watch = self._gradient_watch.make_formula(), None
         if counter is not None:
             self.meter.pause()  # Leave this step out of the figures, because counting took most of its time.
             return
-        tokens, samples = (step.tokens, step.samples) if step.passes else (math.nan, math.nan)
-        self.meter.step(tokens, None if "flops_per_step" in self.options else lambda: self._compute_flop(step), samples)
+        tokens = sum(each.tokens for each in passes) or math.nan
+        samples = sum(each.samples for each in passes) or math.nan
+        flop = None if "flops_per_step" in self.options else functools.partial(self._compute_flop, passes)
+        self.meter.step(tokens, flop, samples)
 
-    def _compute_flop(self, batches: _StepBatches) -> float:
+    def _compute_flop(self, passes: list[BatchPass]) -> float:
         """Return a step's FLOP on this rank. Called one step later, because lengths of documents must be copied."""
-        if not batches.passes:
+        if not passes:
             return math.nan
         formula = self._formula
         if formula is None:
-            return self._counted_flop.interpolate_flop(batches)
+            return self._interpolate_flop(*_measure_batches(passes))
         causal, share, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
-        for each in batches.passes:
+        for each in passes:
             sequences = self._find_fixed_length(each) or each.list_documents() or each.sequences
             total += sum(formula.flop(number, length, each.target_length, causal) for number, length in sequences)
             if each.logit_tokens is not None:
                 total -= formula.head_flop(each.tokens - each.logit_tokens)
         return total / int(share)
+
+    def _interpolate_flop(self, elements: float, length: float) -> float:
+        """Return the FLOP of a step, interpolated between counted lengths; NaN if no step was counted.
+
+        ``elements``, ``length``: the result of ``_measure_batches`` for this step.
+        """
+        points = sorted(self._counted_flop.items(), key=lambda point: abs(point[0] - length))[:2]
+        if len(points) < 2:
+            return points[0][1] * elements if points else math.nan
+        (near_length, flop), (other_length, other_flop) = points
+        slope = (other_flop - flop) / (other_length - near_length)
+        return (flop + slope * (length - near_length)) * elements
 
     def compute_figures(self) -> dict[str, float]:
         """Return the mean figures of the steps since the last call, without unknown ones; empty during the warm-up."""
@@ -390,6 +361,18 @@ class BatchPass(NamedTuple):
                 begins = [0, *(place for place in range(1, len(row)) if row[place] != row[place - 1] + 1), len(row)]
                 lengths.update(end - begin for begin, end in pairwise(begins))
         return [(count, length) for length, count in lengths.items() if length > 0]
+
+
+def _measure_batches(passes: Iterable[BatchPass]) -> tuple[float, float]:
+    """Return the number of elements in the batches of a step, and the mean length of the sequence of an element.
+
+    Elements are tokens; if these are unknown, elements of the largest tensors, or else batches.
+    """
+    sizes: list[tuple[float, float]] = []
+    for each in passes:
+        sizes += each.sequences or [each.sample_sizes]
+    elements = sum(number * length for number, length in sizes)
+    return elements, sum(number * length**2 for number, length in sizes) / elements
 
 
 def read_batch_pass(batch: Any, tokens: Any = None, samples: Any = None) -> BatchPass:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from operator import attrgetter
 
 from mamf.errors import UsageError
@@ -68,7 +69,7 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
         "slowest": describe_slowest(devices),
         "lost_share": compute_lost_speed_share(devices),
         "pace": choose_speed_figure(devices),
-        "devices": [device.to_record() for device in devices],
+        "devices": [asdict(device) for device in devices],
     }
     return Document("Node", blocks, data)
 

@@ -11,10 +11,10 @@ A figure is one measured rate of a device, such as ``burst``. A machine is calle
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean, median, stdev
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
@@ -81,10 +81,6 @@ class NodeDevice:
         uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
         known = [each for each in (self.address, uuid) if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
-
-    def to_record(self) -> dict[str, Any]:
-        """Return all fields of the device as a dictionary of JSON values."""
-        return asdict(self)
 
 
 def format_figure(figure: str, value: float) -> str:

@@ -11,8 +11,8 @@ from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, Operation, describe
-from mamf.operations.bandwidth.operation import BandwidthShape
+from mamf.operation import DeclaredProblem, describe
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[str, ...] = get_args(Collective)
@@ -104,7 +104,7 @@ _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 102
 _MAX_MEMORY_SHARE = 0.25
 
 
-class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
+class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
     name = "collective"
     kernel_group = "mamf.collective_kernels"
     kernel_type = CollectiveKernel
@@ -137,7 +137,3 @@ class CollectiveOperation(Operation[CollectiveProblem, CollectiveShape]):
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return a column with the algorithm bandwidth, which is the size in bytes divided by the time, in TB/s."""
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}
-
-    def axis(self, shape: CollectiveShape) -> float:
-        """Return the position of a shape on the horizontal axis of charts: the bytes of a rank's larger buffer."""
-        return float(shape.nbytes)

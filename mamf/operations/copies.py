@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend
 from mamf.kernel import Buffer, Kernel, Work
-from mamf.operation import DeclaredProblem, Operation, describe
-from mamf.operations.bandwidth.operation import BandwidthShape
+from mamf.operation import DeclaredProblem, describe
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
 
 CopyDirection = Literal["to_device", "to_host", "to_peer"]
 DIRECTIONS: tuple[str, ...] = get_args(CopyDirection)
@@ -59,24 +59,15 @@ class CopyKernel(Kernel[CopyProblem, CopyShape]):
         return None
 
 
-class Copies(Operation[CopyProblem, CopyShape]):
+class Copies(ByteOperation[CopyProblem, CopyShape]):
     name = "copies"
     kernel_group = "mamf.copy_kernels"
     kernel_type = CopyKernel
     shape_type = CopyShape
     problem_type = CopyProblem
     shape_example = "256MiB"
+    default_dtype = CopyProblem.dtype
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[CopyShape]:
         return [CopyShape(size * MIB) for size in (1, 16, 256)]
-
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CopyProblem:
-        """Return the problem that the options ``asked`` describe. The default dtype is int8, because the rate of a copy
-        counts bytes.
-        """
-        return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or CopyProblem.dtype})
-
-    def axis(self, shape: CopyShape) -> float:
-        """Return the position of a shape on the horizontal axis of charts: the number of bytes to copy."""
-        return float(shape.nbytes)

@@ -94,44 +94,32 @@ _TOKENS_PER_DEVICE = 8192
 _DECODE_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class ExpertLayer:
-    """The part of a mixture-of-experts layer that is on one device. Gate and up projections are one matmul.
+#: The part of the mixture-of-experts layer of each model that is on one device: the number of experts, how many of them
+#: process each token, and the widths of a token outside and inside of an expert.
+EXPERT_LAYERS = {
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+    "deepseek-v2-lite": (64, 6, 2048, 1408),
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "deepseek-v3, 32 of 256": (32, 8, 7168, 2048),
+}
 
-    ``experts``: the number of experts on the device. ``experts_per_token``: how many of them process each token.
-    ``hidden_size``, ``intermediate_size``: the widths of a token outside and inside of an expert.
+
+def _make_preset(tokens: int) -> Preset[GroupedShape]:
+    """Return the shapes of the two grouped matmuls of each layer, with labels. Gate and up projections are one matmul.
+
+    ``tokens``: the number of tokens on one device.
     """
-
-    name: str
-    experts: int
-    experts_per_token: int
-    hidden_size: int
-    intermediate_size: int
-
-    def shapes(self, tokens: int) -> dict[GroupedShape, str]:
-        """Return the shapes of the layer's two grouped matmuls, each with a label. ``tokens``: tokens per device."""
-        rows = tokens * self.experts_per_token
-        return {
-            GroupedShape(self.experts, rows, 2 * self.intermediate_size, self.hidden_size): f"{self.name} gate+up",
-            GroupedShape(self.experts, rows, self.hidden_size, self.intermediate_size): f"{self.name} down",
-        }
-
-
-EXPERT_LAYERS = (
-    ExpertLayer("mixtral-8x7b", 8, 2, 4096, 14336),
-    ExpertLayer("deepseek-v2-lite", 64, 6, 2048, 1408),
-    ExpertLayer("qwen3-30b-a3b", 128, 8, 2048, 768),
-    ExpertLayer("deepseek-v3, 32 of 256", 32, 8, 7168, 2048),
-)
-
-
-def _make_preset_shapes(tokens: int) -> dict[GroupedShape, str]:
-    return {shape: name for mixture in EXPERT_LAYERS for shape, name in mixture.shapes(tokens).items()}
+    shapes: dict[GroupedShape, str] = {}
+    for name, (experts, experts_per_token, hidden_size, intermediate_size) in EXPERT_LAYERS.items():
+        rows = tokens * experts_per_token
+        shapes[GroupedShape(experts, rows, 2 * intermediate_size, hidden_size)] = f"{name} gate+up"
+        shapes[GroupedShape(experts, rows, hidden_size, intermediate_size)] = f"{name} down"
+    return Preset(shapes)
 
 
 PRESETS: Mapping[str, Preset[GroupedShape]] = {
-    "moe": Preset(_make_preset_shapes(_TOKENS_PER_DEVICE)),
-    "moe-decode": Preset(_make_preset_shapes(_DECODE_TOKENS)),
+    "moe": _make_preset(_TOKENS_PER_DEVICE),
+    "moe-decode": _make_preset(_DECODE_TOKENS),
 }
 
 

@@ -15,8 +15,8 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import Sizes, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
-from mamf.operation import DeclaredProblem, Operation, describe
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operation import DeclaredProblem, describe
+from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.operation import choose_matmul_kernel
@@ -178,7 +178,7 @@ _ACCELERATOR_SHAPES = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (81
 _HOST_SHAPES = (OverlapShape(256, 256, 256, MIB),)
 
 
-class Overlap(Operation[OverlapProblem, OverlapShape]):
+class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     name = "overlap"
     kernel_group = "mamf.overlap_kernels"
     kernel_type = Pair
@@ -211,6 +211,3 @@ class Overlap(Operation[OverlapProblem, OverlapShape]):
             else "alone"
         )
         return [f"{timed} {company}", *filter(None, (ranks, blocks))]
-
-    def axis(self, shape: OverlapShape) -> float:
-        return float(shape.nbytes)

@@ -36,6 +36,7 @@ from mamf.operations.quantization import QuantizedOperand, quantize_to_format
 from mamf.operations.whole_products import (
     MatmulOperand,
     MatmulPart,
+    divide_or_return_inf,
     find_wrong_cells,
     round_like_result,
     verify_all_entries,
@@ -195,11 +196,12 @@ def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
 
 def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_SampledBlock]) -> torch.Tensor:
     """Compute the sampled entries of A @ B on the host in float64, and return them as a one-dimensional tensor."""
-    operands = (
-        (copy_operand_rows_to_host(parts[p].left, i, m), copy_operand_rows_to_host(parts[p].right, i, n))
-        for p, i, m, n in blocks
-    )
-    return torch.cat([multiply_on_host(left, right.t()).flatten() for left, right in operands])
+    with use_one_torch_thread():
+        operands = (
+            (copy_operand_rows_to_host(parts[p].left, i, m), copy_operand_rows_to_host(parts[p].right, i, n))
+            for p, i, m, n in blocks
+        )
+        return torch.cat([(left @ right.t()).flatten() for left, right in operands])
 
 
 def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -220,11 +222,6 @@ def copy_operand_rows_to_host(operand: MatmulOperand, product: int, rows: torch.
     )
 
 
-def multiply_on_host(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    with use_one_torch_thread():
-        return a @ b
-
-
 def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Return ||found - expected|| / ||expected|| of two tensors on the host.
 
@@ -233,9 +230,7 @@ def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float
     with use_one_torch_thread():
         difference = torch.linalg.vector_norm(found - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
-    if magnitude == 0:
-        return 0.0 if difference == 0 else float("inf")
-    return float(difference / magnitude)
+    return divide_or_return_inf(difference, magnitude)
 
 
 def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mamf.dtypes import DTYPES, ScaledFormat, Scaling
+from mamf.dtypes import DTYPES, Scaling
 from mamf.operations.operand_sets import select_along_dim
 
 #: The magnitude of each e2m1 number, indexed by the lower three bits of its code. Bit 3 is the sign.
@@ -96,31 +96,28 @@ def quantize_to_format(
     """
     scaled_format = DTYPES[dtype].scaled_format
     assert scaled_format is not None
-    scaling, rows = scaled_format.get_scaling(operand), values.shape[0]
+    scaling, rows = scaled_format.get_scaling(operand), len(values)
+    is_e2m1 = scaled_format.values_per_byte == 2
+    format_max = E2M1_MAGNITUDES[-1] if is_e2m1 else torch.finfo(float8_dtype).max
     elements = element_memory.view(rows, -1)
     step = max(_CHUNK_ROW_MULTIPLE, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
     scales = []
     for start in range(0, rows, step):
         chunk = values[start : start + step].float()
-        scale = compute_block_scales(
-            compute_block_maxima(chunk, scaling), scaling, get_max_format_value(scaled_format, float8_dtype)
-        )
+        scale = compute_block_scales(view_as_blocks(chunk, scaling).abs().amax((1, 3)), scaling, format_max)
         scales.append(scale)
-        elements[start : start + step] = encode_elements(chunk, scale, scaling, scaled_format, float8_dtype)
-    return QuantizedOperand(
-        elements if scaled_format.values_per_byte == 2 else elements.view(float8_dtype), torch.cat(scales), scaling
-    )
+        scaled = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
+        encoded = pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
+        elements[start : start + step] = encoded
+    return QuantizedOperand(elements if is_e2m1 else elements.view(float8_dtype), torch.cat(scales), scaling)
 
 
-def get_max_format_value(scaled_format: ScaledFormat, float8_dtype: torch.dtype) -> float:
-    return E2M1_MAGNITUDES[-1] if scaled_format.values_per_byte == 2 else torch.finfo(float8_dtype).max
-
-
-def compute_block_maxima(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-    """Return the largest magnitude of each block of ``values`` (rows, K), as (rows of blocks, blocks along K)."""
-    rows, k = values.shape
-    columns = scaling.block_columns or k
-    return values.abs().view(rows // scaling.block_rows, scaling.block_rows, k // columns, columns).amax((1, 3))
+def view_as_blocks(values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+    """View values (rows, K) as blocks that share a scale: (rows of blocks, rows of a block, blocks along K, columns of
+    a block).
+    """
+    columns = scaling.block_columns or values.shape[1]
+    return values.view(-1, scaling.block_rows, values.shape[1] // columns, columns)
 
 
 def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_max: float) -> torch.Tensor:
@@ -154,22 +151,7 @@ def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -
 
     ``scales``: one number per block (rows of blocks, blocks along K).
     """
-    rows, k = values.shape
-    columns = scaling.block_columns or k
-    blocks = values.view(rows // scaling.block_rows, scaling.block_rows, k // columns, columns)
-    return (blocks * scales[:, None, :, None]).view(rows, k)
-
-
-def encode_elements(
-    values: torch.Tensor, scales: torch.Tensor, scaling: Scaling, scaled_format: ScaledFormat, float8_dtype: torch.dtype
-) -> torch.Tensor:
-    """Divide values (rows, K) by the scales of their blocks, and return them in the format's bytes.
-
-    ``float8_dtype``: the 8-bit float dtype that the device supports.
-    """
-    format_max = get_max_format_value(scaled_format, float8_dtype)
-    rest = apply_scales(values, 1 / decode_scales(scales, scaling), scaling).clamp(-format_max, format_max)
-    return rest.to(float8_dtype).view(torch.uint8) if scaled_format.values_per_byte == 1 else pack_e2m1(rest)
+    return (view_as_blocks(values, scaling) * scales[:, None, :, None]).view(values.shape)
 
 
 def pack_e2m1(values: torch.Tensor) -> torch.Tensor:

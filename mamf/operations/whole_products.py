@@ -67,12 +67,6 @@ class MatmulPart:
     right: MatmulOperand
     c: torch.Tensor
 
-    def orient_for_short_rows(self) -> MatmulPart:
-        """Return this part or its transpose, whichever has shorter rows of C, because fewer rounding errors add up in
-        the sum over a short row.
-        """
-        return MatmulPart(self.right, self.left, self.c.mT) if self.c.shape[2] > self.c.shape[1] else self
-
 
 def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
     """Verify every entry of C, and return the verdict. Its error is a low estimate of C's relative error.
@@ -95,29 +89,28 @@ def _verify_entries_in_chunks(
     if problem.has_int8_output:
         return _verify_rounded_entries(parts, scale, chunk_elements)
     sum_dtype = _choose_sum_dtype(problem.dtype, parts[0].c.device)
-    oriented = [part.orient_for_short_rows() for part in parts]
-    statistics = torch.stack(
-        [_compute_residual_statistics(part, scale, sum_dtype, chunk_elements) for part in oriented]
-    ).tolist()
-    squares, of_c, of_worst, along, of_expected = (list(each) for each in zip(*statistics, strict=True))
-    error = _divide_or_return_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
-    tolerance = problem.tolerance
-    if not tolerance or not math.isfinite(error):
-        return Verdict(error, tolerance, reference=_REFERENCE_DESCRIPTION)
+    # Test the transpose of a C with long rows, because fewer rounding errors add up in the sum over a short row.
+    oriented = [
+        MatmulPart(part.right, part.left, part.c.mT) if part.c.shape[2] > part.c.shape[1] else part for part in parts
+    ]
+    statistics = [_compute_residual_statistics(part, scale, sum_dtype, chunk_elements) for part in oriented]
+    squares, of_c, of_worst, along, of_expected = torch.stack(statistics).T.tolist()
+    error = divide_or_return_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
+    if not problem.tolerance or not math.isfinite(error):
+        return Verdict(error, problem.tolerance, reference=_REFERENCE_DESCRIPTION)
     sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS_PER_TEST
-    worst, most = (
-        max(of_worst),
-        math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * max(problem.max_rounding_error, error),
-    )
+    worst = max(of_worst)
+    rounding = max(problem.max_rounding_error, error)
+    most = math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * rounding
     # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, its average, if that is
     # larger.
-    slope = _divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
-    steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation)
+    slope = divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
         part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented
     )
-    steepest += math.sqrt(2 * _FALSE_ALARM_EXPONENT / degrees_of_freedom) * max(problem.max_rounding_error, error)
+    share = _FALSE_ALARM_EXPONENT / degrees_of_freedom
+    steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation) + math.sqrt(2 * share) * rounding
     reason = ""
     if worst > most:
         reason = (
@@ -125,9 +118,10 @@ def _verify_entries_in_chunks(
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
-    return Verdict(
-        error / _compute_chance_factor(degrees_of_freedom), tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason
-    )
+    # By chance, the root of a mean of squares of normal random numbers may exceed its expected value by this factor
+    # (Laurent and Massart, 2000).
+    chance_factor = math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
+    return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
 
 #: The text that verdicts give for the arithmetic of the reference.
@@ -154,7 +148,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             expected = round_like_result(found, exact.float() * scale)
             distance += (found - expected).square().sum().item()
             size += expected.square().sum().item()
-    return Verdict(_divide_or_return_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE_DESCRIPTION)
+    return Verdict(divide_or_return_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE_DESCRIPTION)
 
 
 def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
@@ -211,16 +205,8 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
     return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
-def _divide_or_return_inf(part: float, whole: float) -> float:
+def divide_or_return_inf(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
-
-
-def _compute_chance_factor(degrees_of_freedom: int) -> float:
-    """Return the factor by which the root of a mean of ``degrees_of_freedom`` squares of normal random numbers may
-    exceed its expected value by chance (Laurent and Massart, 2000).
-    """
-    share = _FALSE_ALARM_EXPONENT / degrees_of_freedom
-    return math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
 
 
 def _compute_residual_statistics(
@@ -244,18 +230,16 @@ def _compute_residual_statistics(
         return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
     # torch converts values while it reads them, except for 8-bit floats. So convert only those in advance: converting
     # all of C in advance would move five times the bytes.
-    read = c if c.dtype.itemsize > 1 else c.to(sum_dtype)
-    sizes = [
-        torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in _split_into_chunks(read, chunk_elements)
-    ]
-    squares = torch.cat(sizes, dim=1).square()
+    chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
+    norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
+    squares = torch.cat(norms_by_chunk, dim=1).square()
     r = found - expected
     # If the norm of a row is below average, use the average instead, because rounding errors in the row may be as large
     # as in other rows.
     norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
     worst = torch.where(r == 0, r, r.abs() / norms).max()
-    along, of_expected = (r * expected).sum(), expected.square().sum()
-    return torch.stack([r.square().sum() / VECTORS_PER_TEST, squares.sum(), worst, along, of_expected])
+    along = (r * expected).sum()
+    return torch.stack([r.square().sum() / VECTORS_PER_TEST, squares.sum(), worst, along, expected.square().sum()])
 
 
 def _choose_sum_dtype(dtype: str, device: torch.device) -> torch.dtype:

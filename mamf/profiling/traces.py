@@ -163,11 +163,10 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
 
 
 def _yield_self_intervals(operations: Sequence[Event]) -> Iterable[BusyInterval]:
-    called: dict[Event, list[tuple[float, float]]] = defaultdict(list)
+    called: dict[Event | None, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
         caller = next((each for each in list(event.yield_callers())[1:] if each.kind == "operation"), None)
-        if caller is not None:
-            called[caller].append((event.start, event.end))
+        called[caller].append((event.start, event.end))
     for event in operations:
         for start, end in find_gaps(merge_intervals(called[event]), event.start, event.end):
             yield BusyInterval(event, start, end)

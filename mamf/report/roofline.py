@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,9 +87,6 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     both limit a kernel alike.
     """
 
-    def read_balance_point(level: str) -> Callable[[NamedCeiling], float | None]:
-        return lambda roof: compute_balance_point(roofs, roof.ceiling, level)
-
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
     ceilings = [
         NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
@@ -104,7 +101,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
             Column(
                 f"balance_{level}_flop_per_byte",
                 f"FLOP/byte of {level}",
-                read_balance_point(level),
+                functools.partial(compute_balance_point, roofs=roofs, level=level),
                 format_significant,
                 importance=1,
             )
@@ -123,8 +120,8 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
 
 
-def compute_balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:
-    bandwidth = roofs.bandwidth.get((level, ceiling.regime))
+def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float | None:
+    bandwidth, ceiling = roofs.bandwidth.get((level, roof.ceiling.regime)), roof.ceiling
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
@@ -159,7 +156,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
             f"nearest: {most.name} by {most.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
-        balance = compute_balance_point(roofs, ceiling, MEMORY)
+        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY)
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
@@ -179,14 +176,13 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
-    for dtype, regime in dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values()):
-        ceiling = find_rate(roofs.compute, dtype, regime)
-        if ceiling is None:  # the device has only a ceiling with another output dtype
-            continue
-        name = f"matrix_{DTYPES[dtype].peak_name}"
-        is_better = (regime == SUSTAINED, ceiling.rate) > (regimes.get(name) == SUSTAINED, tflops.get(name, 0.0))
-        if is_better:
-            tflops[name], regimes[name] = _round_rate(ceiling.rate), regime
+    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values())
+    # find_rate returns None if the device has only a ceiling with another output dtype.
+    ceilings = filter(None, (find_rate(roofs.compute, *key) for key in keys))
+    # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
+    for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
+        name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
+        tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
     found: dict[str, Any] = {"name": roofs.device}
     memory = roofs.bandwidth.get((MEMORY, SUSTAINED)) or roofs.bandwidth.get((MEMORY, BURST))
     if memory is not None:
@@ -209,7 +205,6 @@ _LEFT_FACTOR, _RIGHT_FACTOR, _VERTICAL_FACTOR = 3.0, 20.0, 2.0
 _MIN_LABEL_DIFFERENCE = 0.05
 #: With more series of joined marks than this, only the highest and the lowest series get a label.
 _MAX_LABELS = 3
-_HEIGHT_INCHES = 8.0
 _MARKER_POINTS = 9  # diameter of a mark in points
 _BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
 # As shares of the axes: height of a label, width of a letter, and distances from a label to its mark or line.
@@ -252,15 +247,11 @@ class RooflineChart(Picture):
     marks: tuple[RoofMark, ...]
     x_limits: DataPoint
 
-    @property
-    def inches(self) -> float:
-        return _HEIGHT_INCHES
+    inches = 8.0
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        return [
-            [DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH, _HEIGHT_INCHES))]
-        ]
+        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH, self.inches))]]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(mark.name for mark in self.marks)

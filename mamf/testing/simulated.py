@@ -240,19 +240,22 @@ class SimulatedBackend(Backend):
         self.cached_operands = None
         self._run_on_device((size or 2 * self.world.cache_bytes) / self.world.bandwidth, self.world.flush_watts)
 
-    def multiply(self, shape: MatmulShape, operands: object) -> None:
-        """Simulate the launch of a matmul. ``operands``: a key of the operand set, by which the device knows whether it
-        is still in the cache.
-        """
-        self.compute(self.count_cycles(shape), operands)
-
     def count_cycles(self, shape: MatmulShape) -> float:
-        """Return how many clock cycles a matmul of this shape takes."""
-        return shape.flop / self._compute_flop_per_cycle(shape)
+        """Return how many clock cycles a matmul of this shape takes.
+
+        Waves of tiles (128x256 elements of the output) run on the compute units. A start-up cost that equals 200 steps
+        of K makes a short K slower.
+        """
+        units = self.world.compute_units
+        tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
+        occupancy = tiles / (math.ceil(tiles / units) * units) * (shape.m * shape.n) / (tiles * 128 * 256)
+        peak = units * self.world.flop_per_cycle_per_unit * self.world.efficiency
+        return shape.flop / (peak * occupancy * shape.k / (shape.k + 200))
 
     def compute(self, cycles: float, operands: object) -> None:
-        """Simulate the launch of a kernel that takes ``cycles`` clock cycles. ``operands``: a key of
-        the operand set.
+        """Simulate the launch of a kernel that takes ``cycles`` clock cycles.
+
+        ``operands``: a key of the operand set, by which the device knows whether the set is still in the cache.
         """
         watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
         self._true_clock_share = self.world.true_clock or 1.0
@@ -286,18 +289,6 @@ class SimulatedBackend(Backend):
         noise = self.random.gauss(1, self.world.noise)
         noisy = work * self._compute_time_factor() * (noise if noise > 0.5 else 0.5)
         self._run_on_device(noisy / rate, watts)
-
-    def _compute_flop_per_cycle(self, shape: MatmulShape) -> float:
-        """Return the rate of a matmul in FLOP per clock cycle.
-
-        Waves of tiles (128x256 elements of the output) run on the compute units. A start-up cost that equals 200 steps
-        of K makes a short K slower.
-        """
-        units = self.world.compute_units
-        tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
-        occupancy = tiles / (math.ceil(tiles / units) * units) * (shape.m * shape.n) / (tiles * 128 * 256)
-        peak = units * self.world.flop_per_cycle_per_unit * self.world.efficiency
-        return peak * occupancy * shape.k / (shape.k + 200)
 
     def _idle_until_time(self, target_time: float) -> float:
         idle = target_time - self.device_time

@@ -24,17 +24,20 @@ _DEFAULT_TOLERANCE = 1e-2
 
 
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
-    """A kernel that runs on simulated devices only. Derived classes define ``launch_function``.
+    """A kernel that runs on simulated devices only, and computes at ``share`` of the device's peak rate.
 
     Tests set ``SimulatedBackend.faults`` to make it fail or return wrong results for some shapes.
     """
+
+    share: ClassVar[float] = 1.0
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
     def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
         """Return a function that simulates one launch. The function takes a key that identifies the operand set."""
-        raise NotImplementedError
+        peak = device.world.compute_units * device.world.flop_per_cycle_per_unit
+        return partial(device.compute, problem.work(shape).amount / (peak * self.share))
 
     def prepare(
         self,
@@ -56,19 +59,6 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
         return replace(prepared, rewrite_output=(lambda: None) if rewrite else None)
 
 
-class SimulatedUnitKernel(SimulatedKernel[ProblemT, ShapeT]):
-    """A kernel that always computes at one share of the peak rate of the simulated device, given as the attribute
-    ``share``.
-    """
-
-    share: ClassVar[float]
-
-    def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        world = device.world
-        cycles = problem.work(shape).amount / (world.compute_units * world.flop_per_cycle_per_unit * self.share)
-        return partial(device.compute, cycles)
-
-
 class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
     """A kernel that transfers data between devices, at the bandwidth of the link of the simulated device."""
 
@@ -78,7 +68,7 @@ class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
         return partial(device.send, problem.work(shape).nbytes)
 
 
-class SimulatedAttention(SimulatedUnitKernel[AttentionProblem, AttentionShape], AttentionKernel):
+class SimulatedAttention(SimulatedKernel[AttentionProblem, AttentionShape], AttentionKernel):
     """A simulated attention kernel that runs at 70 % of the peak rate."""
 
     name = "simulated-attention"
@@ -86,7 +76,7 @@ class SimulatedAttention(SimulatedUnitKernel[AttentionProblem, AttentionShape], 
     share: ClassVar[float] = 0.7
 
 
-class SimulatedModel(SimulatedUnitKernel[ModelProblem, ModelShape], ModelKernel):
+class SimulatedModel(SimulatedKernel[ModelProblem, ModelShape], ModelKernel):
     """A simulated training step of a model that runs at 50 % of the peak rate."""
 
     name = "simulated-model"

@@ -249,7 +249,7 @@ class LowerTriangularMask:
     """Aligned to the top left."""
 
 
-def xformers(monkeypatch, asked, is_built=True, package="xformers"):
+def xformers(monkeypatch, asked, is_built=True):
     def memory_efficient_attention(
         query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
     ):  # fmt: skip
@@ -265,10 +265,8 @@ def xformers(monkeypatch, asked, is_built=True, package="xformers"):
         assert key.shape[3] == query.shape[3], "kv heads are not broadcast"
         return bshd(*(each.flatten(2, 3) for each in (query, key, value)), causal=causal).unflatten(2, query.shape[2:4])
 
-    memory_efficient_attention.__module__ = f"{package}.ops.fmha"
     operators = {"memory_efficient_attention": memory_efficient_attention, "LowerTriangularMask": LowerTriangularMask}
     pretend_versions(monkeypatch, xformers="0.0.35")
-    install(monkeypatch, "xformers._cpp_lib", _built_with_cuda=is_built, _cpp_library_load_exception=None)
     install(monkeypatch, "xformers.ops", **operators)
     dispatch = SimpleNamespace(_dispatch_fw=lambda inputs, needs_gradient: SimpleNamespace(NAME="fa2F@2.8.4"))
     return install(monkeypatch, "xformers.ops.fmha", Inputs=SimpleNamespace, dispatch=dispatch)

@@ -11,7 +11,7 @@ from verdicts import verified
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
-from mamf.operations.bandwidth.torch_kernels import TorchFunctions, make_pass_call
+from mamf.operations.bandwidth.torch_kernels import TorchFunctions
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 pytestmark = pytest.mark.usefixtures("use_one_torch_thread")
@@ -33,42 +33,44 @@ def prepared(kernel, backend, problem, shape=SHAPE, **options):
 class AllButOne(TorchFunctions):
     """Leaves out the last element."""
 
-    def bind(self, backend, problem, arrays, sums):
-        return super().bind(backend, problem, {name: array[:-1] for name, array in arrays.items()}, sums)
+    def bind(self, backend, problem, arrays):
+        launch, output, times = super().bind(backend, problem, {name: array[:-1] for name, array in arrays.items()})
+        return launch, arrays.get("a", output), times
 
 
 class Lazy(TorchFunctions):
     """Works once and never again."""
 
-    def bind(self, backend, problem, arrays, sums):
-        calls = [make_pass_call(problem.pattern, arrays, sums)]
+    def bind(self, backend, problem, arrays):
+        launch, *rest = super().bind(backend, problem, arrays)
+        launches = [launch]
 
         def lazy():
-            for call in (calls.pop() for _ in tuple(calls)):
-                call()
+            for each in (launches.pop() for _ in tuple(launches)):
+                each()
 
-        return lazy, 1.0
+        return lazy, *rest
 
 
 class Meddling(TorchFunctions):
     """Changes an operand after it was read."""
 
-    def bind(self, backend, problem, arrays, sums):
-        launch, times = super().bind(backend, problem, arrays, sums)
+    def bind(self, backend, problem, arrays):
+        launch, *rest = super().bind(backend, problem, arrays)
 
         def meddling():
             launch()
             arrays["b"][7] = 5.0
 
-        return meddling, times
+        return meddling, *rest
 
 
 class OneSet(TorchFunctions):
     """Serves the first operand set whichever is asked for."""
 
-    def bind(self, backend, problem, arrays, sums):
+    def bind(self, backend, problem, arrays):
         if not hasattr(self, "first"):
-            self.first = super().bind(backend, problem, arrays, sums)
+            self.first = super().bind(backend, problem, arrays)
         return self.first
 
 

@@ -15,9 +15,9 @@ from verdicts import verified
 from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
-from mamf.errors import PluginError, UsageError
-from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape, draw_sequence_sizes
-from mamf.operations.decode.torch_decode import BoundKernel, compute_sequence_attention, make_cache_tables
+from mamf.errors import PluginError
+from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import BoundKernel, compute_sequence_attention
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
@@ -229,12 +229,12 @@ class Reads(SdpaKvcache):
             for count in tables.sequence_sizes.pages:
                 pages.append(range(start, start + count))
                 start += count
-            tables = make_cache_tables(shape, tables.sequence_sizes, pages, tables.lengths.device)
+            tables = replace(tables, pages=pages)
         known = []
 
         def launch(of):
             outputs = []
-            for sequence, rows in tables.yield_query_rows():
+            for sequence, rows in tables.locate_queries():
                 positions = tables.locate_tokens(sequence)
                 positions = positions[:-1] if self.fault == "last token" else positions
                 q = of.q[rows][..., : shape.head_dim]
@@ -272,19 +272,6 @@ def test_a_wrong_launch_is_found(fault, cpu):
     with pytest.raises(WrongResultError):
         for _ in range(3):
             checked.warm_up_and_verify(cpu)
-
-
-@pytest.mark.parametrize(
-    ("pages", "reason"),
-    [
-        ([[0, 1], [2, 4]], "sequence 1 uses page 4, but the cache has pages 0 to 3 only"),
-        ([[0, 1], [2, 1]], "two sequences use the same page: give each page to one sequence"),
-    ],
-)
-def test_a_table_that_is_out_of_range_is_refused(pages, reason):
-    shape = shape_of("b2h8kv2q1c20d64p16")
-    with pytest.raises(UsageError, match=reason):
-        make_cache_tables(shape, draw_sequence_sizes(shape, 0), pages, torch.device("cpu"))
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------

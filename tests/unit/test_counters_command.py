@@ -13,7 +13,7 @@ from mamf.engine.launching import launch_in_profiler_window
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
 from mamf.profiling.counters import ncu
-from mamf.profiling.counters.ncu import Ncu, ProgramOutput, run_and_capture_output
+from mamf.profiling.counters.ncu import Ncu, run_and_capture_output
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 RECORDED = (Path(__file__).parent / "data" / "ncu.csv").read_text().splitlines(keepends=True)
@@ -60,7 +60,7 @@ def counted(monkeypatch):
         said = answers.get(name, printed([0]))
         if isinstance(said, BaseException):
             raise said
-        return said if isinstance(said, ProgramOutput) else ProgramOutput(said, "")
+        return said if isinstance(said, tuple) else (said, "")
 
     monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
     monkeypatch.setattr(ncu, "run_and_capture_output", answer)
@@ -107,7 +107,7 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
         launched.append(asked)
         return launch_in_profiler_window(kernel, *asked)
 
-    monkeypatch.setattr("mamf.engine.launching.launch_in_profiler_window", launch)
+    monkeypatch.setattr("mamf.cli.commands.run.launch_in_profiler_window", launch)
     assert main(command[command.index("run") :]) == 0
     assert launched[0][:2] == (problem, shape)
     assert launched[0][-1].launches == 2
@@ -146,7 +146,7 @@ def test_without_permission_the_burst_is_there_and_the_remedy_told(run, counted,
 
 
 def test_a_kernel_that_crashes_is_a_row_without_counts(run, counted):
-    counted.answers[MM] = ProgramOutput(CRASH, "mamf: it broke\n")
+    counted.answers[MM] = CRASH, "mamf: it broke\n"
     code, out, _ = run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm: not counted: mamf: it broke / The application returned an error code (139)." in out

@@ -23,7 +23,7 @@ QUIET = dataclasses.replace(Physics(), thermal_drift=0.0, noise=0.0)
 
 
 def rate(backend, shape, clock_hz):
-    return backend._compute_flop_per_cycle(shape) * clock_hz / 1e12
+    return shape.flop / backend.count_cycles(shape) * clock_hz / 1e12
 
 
 def take(regime, shape=FAT, **rule):
@@ -49,7 +49,7 @@ def disturb(backend, what):
         take(started(Classic, backend, warmup_seconds=3.0))
     elif what == "huge":
         for _ in range(20):
-            backend.multiply(HUGE, 0)
+            backend.compute(backend.count_cycles(HUGE), 0)
         backend.synchronize()
 
 

@@ -133,7 +133,7 @@ def row_of(kind, **options):
 
 
 def rate(clock_hz, shape=SHAPE):
-    return SimulatedBackend()._compute_flop_per_cycle(shape) * clock_hz / 1e12
+    return shape.flop / SimulatedBackend().count_cycles(shape) * clock_hz / 1e12
 
 
 def coverage(rows):

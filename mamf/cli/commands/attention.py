@@ -6,10 +6,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
+from mamf.ceilings.roof import READ_BANDWIDTH, get_ceiling_name, make_ceiling_key
+from mamf.cli.ceilings import (
+    add_ceiling_searches,
+    describe_short_budget,
+    limit_search_budgets,
+    list_needed_ceilings,
+    read_given_ceilings,
+    require_same_ceilings,
+)
 from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
 from mamf.cli.session import Session, print_plan, run_kernel_session
@@ -22,6 +30,7 @@ from mamf.cli.terminal import (
     add_shared_options,
     warn,
 )
+from mamf.engine.runner import Setup
 from mamf.errors import UnknownNameError, require_known
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
@@ -31,9 +40,7 @@ from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
     from mamf.engine.search.shares import SharesStrategy
-    from mamf.kinds.kind import ReportOptions
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -56,14 +63,7 @@ def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("what")
     add_shared_options(group, "--operation", default_text="attention, or decode for a --preset of decode")
     add_shared_options(group, "--kernel")
-    add_ceiling_options(add_measuring_options(parser))
-    add_device_options(parser)
-    add_devices_options(parser)
-    add_run_options(parser)
-    add_output_options(parser)
-
-
-def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
+    group = add_measuring_options(parser)
     exclusive_group = group.add_mutually_exclusive_group()
     add_shared_options(exclusive_group, "--ceiling", default_text="find the ceilings first")
     exclusive_group.add_argument(
@@ -85,6 +85,10 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
         metavar="KERNEL",
         help="kernel relative to which speedups are shown (default: eager, or the slowest kernel without eager)",
     )
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser)
+    add_output_options(parser)
 
 
 def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
@@ -113,9 +117,6 @@ class _AttentionSession(Session):
     """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
-        from mamf.ceilings.roof import make_ceiling_key
-        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
-
         super().__init__(request, options, *interruption_and_log)
         logged_ceilings = (
             [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
@@ -135,10 +136,9 @@ class _AttentionSession(Session):
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
+        self.baseline_kernel = options.baseline
 
     def make_plan(self) -> Plan:
-        from mamf.cli.ceilings import add_ceiling_searches
-
         plan, options = super().make_plan(), self.options
         return (
             plan
@@ -147,9 +147,6 @@ class _AttentionSession(Session):
         )
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
-        from mamf.cli.ceilings import limit_search_budgets, list_needed_ceilings
-        from mamf.engine.search.shares import get_ceiling_name
-
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
         return limit_search_budgets(self.plan.budget_seconds, searches)
@@ -158,14 +155,12 @@ class _AttentionSession(Session):
         """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
         function that receives warnings as text.
         """
-        from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels
 
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
         return get_ceiling_kernels(names, self.options.ceiling_kernel, warn)
 
     def make_strategy(self, setup: Setup) -> SharesStrategy:
-        from mamf.cli.ceilings import describe_short_budget
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record
@@ -192,6 +187,3 @@ class _AttentionSession(Session):
 
     def is_run_complete(self) -> bool:
         return super().is_run_complete() and not self._list_searches_for_missing_ceilings()
-
-    def make_report_options(self) -> ReportOptions:
-        return replace(super().make_report_options(), baseline=self.options.baseline)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import run_command
@@ -19,11 +18,11 @@ from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_file_atomically
+from mamf.logs.run_log import read_run_log
 from mamf.plans import BURST, SUSTAINED
+from mamf.report.document import Answer, Block, Document, Table, describe_machine
+from mamf.report.formats import drop_columns_to_fit, format_markdown
 from mamf.text import Markup, escape_markdown
-
-if TYPE_CHECKING:
-    from mamf.report.document import Block, Document
 
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
@@ -186,8 +185,6 @@ class AutoprofileCommands:
         """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
         missing or has no ceiling of ``regime`` (burst or sustained).
         """
-        from mamf.logs.run_log import read_run_log
-
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
@@ -195,7 +192,6 @@ class AutoprofileCommands:
         """Return the arguments for ``mamf counters``: the fastest attention kernels on the measured shape with the most
         FLOP, and this shape. If the counters cannot be read here, return no arguments and add to ``skip_reasons``.
         """
-        from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
 
         try:
@@ -249,7 +245,6 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> Iterator[str]:
     from mamf.cli.commands.show import make_log_document
     from mamf.report import document as documents
-    from mamf.report.formats import format_markdown
 
     logs = (folder / name for name in LOG_HEADINGS)
     name, machine = next((_read_device_and_machine(path) for path in logs if path.exists()), ("This device", ""))
@@ -277,9 +272,6 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then
     the report's conclusion.
     """
-    from mamf.report.document import Answer, Table
-    from mamf.report.formats import drop_columns_to_fit
-
     blocks = report.visible_blocks
     for table in [each for each in blocks if isinstance(each, Table)][:1]:
         yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))
@@ -288,9 +280,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
 
 def _read_device_and_machine(path: Path) -> tuple[str, str]:
     """Return the device's name from the log at ``path``, and a line about the machine, which may be empty."""
-    from mamf.logs.run_log import read_run_log
     from mamf.profiling.log import read_profile_or_none
-    from mamf.report.document import describe_machine
 
     profiled = read_profile_or_none(path)
     if profiled:

@@ -10,13 +10,10 @@ import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError, parse_share
-
-if TYPE_CHECKING:
-    from mamf.logs.legacy import FinderRun
+from mamf.logs.legacy import FinderRun, read_legacy_or_none
 
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
@@ -57,7 +54,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.compare import compare
-    from mamf.logs.legacy import read_legacy_or_none
     from mamf.report.comparison import make_comparison_document
 
     if options.against is None and len(options.logs) != 2:
@@ -84,13 +80,10 @@ def _print_side_by_side(
     ``finder_runs``: for each of ``paths``, the run that was read from it if it is a log of mamf-finder, otherwise None.
     """
     from mamf.cli.reading import read_log
-    from mamf.report.imported import convert_log, convert_run, make_side_by_side_document
+    from mamf.report.imported import convert_log, make_side_by_side_document
 
     if len(paths) != 2:
         raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
-    comparable_logs = [
-        convert_log(read_log(path)) if run is None else convert_run(path.name, run)
-        for path, run in zip(paths, finder_runs, strict=True)
-    ]
-    print_document(options, make_side_by_side_document(*comparable_logs))
+    compared = (convert_log(path.name, run or read_log(path)) for path, run in zip(paths, finder_runs, strict=True))
+    print_document(options, make_side_by_side_document(*compared))
     return 0

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.planning import make_default_operation
+from mamf.ceilings.ceiling import Ceiling, require_usable_ceiling
+from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -28,13 +29,11 @@ from mamf.cli.terminal import (
 )
 from mamf.errors import UsageError
 from mamf.kernel import DATA
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import Request, make_operation_plan
 from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
-
-if TYPE_CHECKING:
-    from mamf.ceilings.ceiling import Ceiling
-    from mamf.logs.run_log import RunLog
+from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
 
 EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         the best shape of that find
@@ -62,15 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.report.charts.picture import get_file_type, make_exists_error
-
     if options.picture:
         get_file_type(options.picture)
         if options.picture.exists() and not options.overwrite:
             raise make_exists_error(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
-    return run_session(options, ExplainSession, Request(make_default_operation()))
+    return run_session(options, ExplainSession, Request(make_requested_operation()))
 
 
 class ExplainSession(Session):
@@ -114,7 +111,6 @@ class ExplainSession(Session):
         return [self.matmul_to_explain[2]]
 
     def make_new_plan(self) -> Plan:
-
         problem, shape, kernel = self.matmul_to_explain
         problems = [replace(problem, data=data) for data in DATA]
         budget = self.options.budget or _DEFAULT_SECONDS
@@ -128,7 +124,6 @@ class ExplainSession(Session):
     def print_report(self, log: RunLog) -> int:
         from mamf.kinds.kind import ChartOptions
         from mamf.kinds.registry import get_kind
-        from mamf.report.charts.picture import draw_figure, save_figure
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
@@ -143,9 +138,6 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
 
     Raises UsageError if the log has no burst ceiling, or none of this dtype.
     """
-    from mamf.ceilings.ceiling import require_usable_ceiling
-    from mamf.logs.run_log import read_run_log
-
     ceilings = read_run_log(path).all_ceilings
     dtypes = [name for name, regime in ceilings if regime == BURST]
     wanted_dtype = dtype or next(iter(dtypes), "")

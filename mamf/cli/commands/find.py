@@ -10,10 +10,11 @@ import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
+from mamf.cli.resuming import make_contradiction_error, require_same_kernels, run_interruptible
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -27,16 +28,14 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.engine.runner import NamedKernel
 from mamf.errors import UsageError
+from mamf.kinds.driver import ResumedLog
+from mamf.logs.run_log import RunLog
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, Plan, choose_regimes
 from mamf.plugins.discovery import open_backend
-
-if TYPE_CHECKING:
-    from mamf.engine.runner import NamedKernel
-    from mamf.kinds.driver import ResumedLog
-    from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
@@ -89,8 +88,6 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     """Run one search for the matmul ceilings of each dtype of --dtype, and return the highest of their exit codes."""
-    from mamf.cli.resuming import run_interruptible
-
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
     # A resumed run continues with the dtype of its log, so ignore --dtype here.
@@ -134,7 +131,6 @@ class _MatmulSearchSession(Session):
         return make_request(self.operation, self.options).make_problems(self.backend)
 
     def open_kernels(self) -> Sequence[NamedKernel]:
-        from mamf.cli.resuming import require_same_kernels
         from mamf.engine.search.grid import plan_search
 
         options, before = self.options, self.resumed_plan
@@ -167,8 +163,6 @@ class _MatmulSearchSession(Session):
         """Return the plan that the options describe, but with the grid of shapes from ``before``, the plan in the log:
         the grid depends on a measured speed, so a new grid would differ from it by chance.
         """
-        from mamf.cli.resuming import make_contradiction_error
-
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
@@ -187,9 +181,6 @@ class _MatmulSearchSession(Session):
 
     def make_log_name_label(self) -> str:
         return str(self.plan.problem.dtype)
-
-    def count_remaining_measurements(self) -> None:
-        return None
 
     def print_report(self, log: RunLog) -> int:
         from mamf.contribution.known_ceilings import compare_with_known_ceilings
@@ -241,6 +232,3 @@ class _OperationFindSession(Session):
             "all default shapes that fit in the memory of this device fit in a cache too, so none can be a memory "
             f"ceiling: measure them with 'mamf sweep --operation {self.operation.name}'"
         )
-
-    def count_remaining_measurements(self) -> None:
-        return None

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mamf.cli.session import NOTHING_MEASURED_EXIT_CODE, Session, run_kernel_session
 from mamf.cli.terminal import (
@@ -24,17 +24,24 @@ from mamf.cli.terminal import (
     print_line,
     warn,
 )
+from mamf.engine.runner import Setup
+from mamf.engine.strategies.studies import GuardStrategy
 from mamf.errors import IncomparableError, UsageError, parse_share, require_known, require_values, require_whole_number
 from mamf.files import write_file_atomically
+from mamf.logs.judging import (
+    COMPARE_CYCLES,
+    COMPARED_FIGURES,
+    GuardKeys,
+    GuardResult,
+    find_noisy_rows,
+    judge_guard,
+    list_guarded_rows,
+)
+from mamf.logs.run_log import RunLog
+from mamf.operation import Request
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
-
-if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
-    from mamf.engine.strategies.studies import GuardStrategy
-    from mamf.logs.judging import GuardKeys, GuardResult
-    from mamf.logs.run_log import RunLog
-    from mamf.operation import Request
-    from mamf.report.document import Document
+from mamf.report.comparison import describe_guard_verdict, format_junit_xml, format_share, make_guard_document
+from mamf.report.document import Document
 
 EXAMPLES = """examples:
   mamf guard kernels.toml --update                      measure the baseline of the file
@@ -102,7 +109,6 @@ def read_guard_file(path: Path) -> GuardFile:
 
     Raises UsageError, with the path of the guard file in the message, if the file cannot be read or is invalid.
     """
-    from mamf.logs.judging import COMPARED_FIGURES, GuardKeys
     from mamf.logs.records import read_record
 
     if sys.version_info >= (3, 11):
@@ -194,9 +200,6 @@ class _GuardSession(Session):
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.guard_file.round_count))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
-        from mamf.engine.strategies.studies import GuardStrategy
-        from mamf.logs.judging import list_guarded_rows
-
         baseline_rows = (
             [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.guard_file.compared_figure)
         )
@@ -207,7 +210,6 @@ class _GuardSession(Session):
         """Raise IncomparableError if ``baseline`` is from another card or has no row that this run measures too."""
         from mamf.logs.compare import find_blocking_differences
         from mamf.logs.compared_rows import make_pairing_fields
-        from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         obstacles = find_blocking_differences(baseline.header, header)
@@ -237,14 +239,9 @@ class _GuardSession(Session):
         return _REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
-        from mamf.report.comparison import make_guard_document
-
         return super().make_document(log) if self.result is None else make_guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.logs.judging import judge_guard
-        from mamf.report.comparison import describe_guard_verdict
-
         if self.baseline_log:
             self.result = judge_guard(
                 self.baseline_log, log, self.guard_file.tolerance, self.guard_file.compared_figure
@@ -258,7 +255,6 @@ class _GuardSession(Session):
         return code
 
     def _write_junit_and_markdown(self, result: GuardResult, summary: dict[str, Any] | None) -> None:
-        from mamf.report.comparison import format_junit_xml, make_guard_document
         from mamf.report.formats import format_markdown
 
         seconds = float(summary["elapsed_seconds"]) if summary else 0.0
@@ -268,9 +264,6 @@ class _GuardSession(Session):
             write_file_atomically(self.options.markdown, format_markdown(make_guard_document(result)))
 
     def _write_baseline(self, log: RunLog) -> None:
-        from mamf.logs.judging import find_noisy_rows
-        from mamf.report.comparison import format_share
-
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")

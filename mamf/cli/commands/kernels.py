@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
+from mamf.cli.planning import AnyOperation
 from mamf.cli.terminal import add_device_options, add_shared_options, print_document
 from mamf.errors import MamfError
-
-if TYPE_CHECKING:
-    from mamf.cli.planning import AnyOperation
-    from mamf.report.document import Block
+from mamf.plugins.discovery import (
+    OPERATION_GROUP,
+    find_entry_points_by_name,
+    list_kernel_names,
+    make_kernel,
+    make_operation,
+    open_backend,
+)
+from mamf.report.document import Block, Document, Lines, make_text_table
 
 EXAMPLES = """examples:
   mamf kernels                          all kernels by operation: available here, or why not
@@ -30,9 +35,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.plugins.discovery import OPERATION_GROUP, find_entry_points_by_name, make_operation, open_backend
-    from mamf.report.document import Document, Lines
-
     if options.operation:
         make_operation(options.operation)  # Report an unknown operation before mamf opens a device.
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -55,9 +57,6 @@ def make_kernel_table(operation_name: str, backend: Backend) -> Block:
     """Return a table of the kernels of the operation called ``operation_name``, and of whether each can run on the
     device of ``backend``. If the operation cannot be imported, return a line with the reason.
     """
-    from mamf.plugins.discovery import list_kernel_names, make_operation
-    from mamf.report.document import Lines, make_text_table
-
     try:
         operation = make_operation(operation_name)
         table_rows = [
@@ -70,8 +69,6 @@ def make_kernel_table(operation_name: str, backend: Backend) -> Block:
 
 
 def _describe_availability(operation: AnyOperation, kernel_name: str, backend: Backend) -> str:
-    from mamf.plugins.discovery import make_kernel
-
     try:
         return str(make_kernel(operation, kernel_name).unavailable(backend) or "available")
     except MamfError as error:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.plans import REGIME_NAMES
-
-if TYPE_CHECKING:
-    from mamf.report.charts.picture import Picture
+from mamf.report.charts.picture import Picture, draw_figure, get_file_type, make_exists_error, save_figure
 
 EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
@@ -50,8 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
-
     path = options.output or Path(f"{options.logs[0].stem}.png")
     get_file_type(path)
     if path.exists() and not options.overwrite:
@@ -70,7 +65,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.node.report import make_node_chart
     from mamf.node.verdict import judge_devices
     from mamf.report.charts.clocks import make_clock_chart
-    from mamf.report.imported import convert_log, convert_run, make_side_by_side_chart
+    from mamf.report.imported import convert_log, make_side_by_side_chart
 
     if options.cycles:
         _refuse_regime_and_direction(options, "a picture of cycles")
@@ -88,9 +83,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     if any(finder_runs):
         _refuse_regime_and_direction(options, "a log of mamf-finder")
         paths_and_runs = zip(options.logs, finder_runs, strict=True)
-        return make_side_by_side_chart(
-            [convert_run(path.stem, run) if run else convert_log(read_log(path)) for path, run in paths_and_runs]
-        )
+        return make_side_by_side_chart([convert_log(path.stem, run or read_log(path)) for path, run in paths_and_runs])
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 

@@ -8,14 +8,18 @@ import argparse
 import re
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 from mamf.cli.parser import StoreUnlessOption
+from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
 from mamf.cli.watching import Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten
 from mamf.kernel import AnyKernel
+from mamf.kinds.driver import ResumedLog
+from mamf.logs.judging import NOT_MEASURED, judge_claims, make_claims
+from mamf.logs.run_log import RunLog
+from mamf.operation import Request, get_parameters, make_operation_plan
 from mamf.plans import (
     BURST,
     CLASSIC,
@@ -28,12 +32,15 @@ from mamf.plans import (
     ReproduceOptions,
     StepKey,
 )
+from mamf.plugins.discovery import (
+    OPERATION_GROUP,
+    choose_kernels,
+    find_entry_points_by_name,
+    is_class_path,
+    list_kernel_names,
+    make_operation,
+)
 from mamf.statistics import Interval
-
-if TYPE_CHECKING:
-    from mamf.cli.planning import AnyOperation
-    from mamf.kinds.driver import ResumedLog
-    from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
@@ -95,7 +102,6 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
     from mamf.cli.reading import read_log, yield_local_file
-    from mamf.logs.judging import make_claims
 
     if options.claim:
         claims = [_parse_claim(text) for text in options.claim]
@@ -111,8 +117,6 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     """Read one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation and
     the claim. Raises UsageError if ``text`` is not a claim.
     """
-    from mamf.cli.planning import parse_field_texts
-
     parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if parts is None or not float(parts[1]):
         claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
@@ -137,8 +141,6 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
 
     Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
     """
-    from mamf.operation import get_parameters
-
     if word in _CLAIM_REGIMES:
         return "regime"
     return next(
@@ -152,15 +154,6 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
 
     Raises UsageError if no operation has such shapes, and UnknownNameError if none of those that do has the kernel.
     """
-    from mamf.cli.planning import AnyOperation
-    from mamf.plugins.discovery import (
-        OPERATION_GROUP,
-        find_entry_points_by_name,
-        is_class_path,
-        list_kernel_names,
-        make_operation,
-    )
-
     operations, kernel_names = list[AnyOperation](), set[str]()
     for operation in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
         with suppress(UsageError):
@@ -184,9 +177,6 @@ class ReproduceSession(Session):
     kind = REPRODUCE
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: ResumedLog | None) -> None:
-        from mamf.operation import Request
-        from mamf.plugins.discovery import make_operation
-
         if resumed:  # Read no claims from the options, because the resumed log contains them.
             name = resumed.log.plan.operation
         else:
@@ -199,7 +189,6 @@ class ReproduceSession(Session):
         Remove the claims of the other kernels from ``requested_claims``. Raises UnavailableError if no claim is left.
         """
         from mamf.logs.compare import find_blocking_differences
-        from mamf.plugins.discovery import choose_kernels
 
         if self.resumed_plan:
             return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
@@ -233,8 +222,6 @@ class ReproduceSession(Session):
         A log may be from a stranger, so mamf imports no code only because a log names it as package.module:Class. Users
         who trust the code name it with --kernel.
         """
-        from mamf.plugins.discovery import choose_kernels, is_class_path, list_kernel_names
-
         if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
@@ -246,8 +233,6 @@ class ReproduceSession(Session):
             return None
 
     def make_new_plan(self) -> Plan:
-        from mamf.operation import make_operation_plan
-
         options, source_plan, steps = (
             self.options,
             self.source_log and self.source_log.plan,
@@ -272,17 +257,10 @@ class ReproduceSession(Session):
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def print_plan(self) -> None:
-        from mamf.logs.judging import judge_claims
-
         judged = judge_claims(self.plan.options, self.measured_run.rows)
         print_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
 
-    def count_remaining_measurements(self) -> int | None:
-        return self.measured_run.kind.count_left(self.measured_run) or None
-
     def choose_exit_code(self, code: int) -> int:
-        from mamf.logs.judging import NOT_MEASURED, judge_claims
-
         judged = judge_claims(self.plan.options, self.measured_run.rows)
         if code not in (0, _UNFINISHED_EXIT_CODE) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)

@@ -8,15 +8,20 @@ import argparse
 import itertools
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
+from mamf.contribution.review import (
+    Review,
+    find_free_place,
+    format_findings,
+    make_reviews_document,
+    review_log,
+    review_results,
+    review_stray_files,
+)
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
-
-if TYPE_CHECKING:
-    from mamf.contribution.review import Review
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
@@ -79,8 +84,6 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def check_logs(options: argparse.Namespace) -> int:
-    from mamf.contribution.review import make_reviews_document
-
     reviews: list[Review] = []
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
@@ -93,7 +96,6 @@ def _review_folder(folder: Path) -> list[Review]:
     results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
     """
     from mamf.cli.reading import show_reading_progress
-    from mamf.contribution.review import review_log, review_results, review_stray_files
 
     files = list(itertools.islice(folder.rglob("*"), _MAX_FILES_IN_FOLDER + 1))
     if len(files) > _MAX_FILES_IN_FOLDER:
@@ -113,7 +115,6 @@ def _review_file(path: Path) -> Review:
     file.
     """
     from mamf.cli.reading import show_reading_progress
-    from mamf.contribution.review import review_log
 
     if not path.is_file():
         problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"
@@ -132,8 +133,6 @@ def submit_logs(options: argparse.Namespace) -> int:
 
 
 def _submit_log(options: argparse.Namespace, path: Path) -> int:
-    from mamf.contribution.review import find_free_place, format_findings
-
     root, review = options.results, _review_file(path)
     for line in format_findings(review):
         print_line(line)
@@ -166,7 +165,6 @@ and open a pull request
 
 def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import read_collection
-    from mamf.contribution.review import format_findings, review_results
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_results_folder(options.results)

@@ -7,17 +7,16 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_launch_options, make_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
+from mamf.engine.launching import ProfiledLaunches, launch_in_profiler_window, time_kernel_parts
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA
-
-if TYPE_CHECKING:
-    from mamf.engine.launching import ProfiledLaunches
+from mamf.report.document import format_rate, format_significant
 
 EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launch once and verify; works with any kernel
@@ -61,7 +60,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.engine.launching import LaunchRequest, launch_in_profiler_window
     from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
 
     operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
@@ -71,8 +69,6 @@ def run_with_options(options: argparse.Namespace) -> int:
     shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}")
     problem = _require_single("problem", request.make_problems(backend), "each value once")
     if options.parts:
-        from mamf.engine.launching import time_kernel_parts
-
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
         return 0
@@ -81,10 +77,10 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.profiling.running import list_device_kernels
 
         watch_kernels = list_device_kernels
-    launch_request = LaunchRequest(
-        options.launches, not options.no_verify, watch_kernels, _DETERMINISM_LAUNCHES if options.determinism else 0
+    repeats = _DETERMINISM_LAUNCHES if options.determinism else 0
+    launched = launch_in_profiler_window(
+        kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
     )
-    launched = launch_in_profiler_window(kernel, problem, shape, backend, launch_request)
     words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
@@ -105,8 +101,6 @@ def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> A
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
-    from mamf.report.document import format_significant
-
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (flop, seconds) in parts.items():
@@ -117,8 +111,6 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
 
 
 def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
-    from mamf.report.document import format_rate, format_significant
-
     if launched.verdict is None:
         yield "not verified"
     else:

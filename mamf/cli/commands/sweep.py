@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_operation_options, make_plan, make_requested_operation
@@ -29,9 +29,6 @@ from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.plans import ORDERS, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import is_class_path
-
-if TYPE_CHECKING:
-    from mamf.kinds.kind import ReportOptions
 
 EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
@@ -159,6 +156,3 @@ class _OneKernelSession(Session):
 
     def make_log_name_label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
-
-    def make_report_options(self) -> ReportOptions:
-        return replace(super().make_report_options(), roofs=self.roofs)

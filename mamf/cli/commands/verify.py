@@ -7,9 +7,8 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from mamf.cli.planning import make_default_operation
+from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_devices_options,
@@ -19,11 +18,10 @@ from mamf.cli.terminal import (
     parse_index,
     print_line,
 )
+from mamf.engine.runner import NamedKernel
+from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify_plan
 from mamf.operation import Request
 from mamf.plans import CHECKING_REGIMES, VERIFY, VERIFY_BUDGET_SECONDS, Plan, choose_regimes
-
-if TYPE_CHECKING:
-    from mamf.engine.runner import NamedKernel
 
 EXAMPLES = """examples:
   mamf verify                                 all devices, all kernels, one minute; exit code 3 if a result is wrong
@@ -69,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     # Hide the many warnings of torch's scaled_dot_product_attention about random problems that it does not support.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return run_session(options, _VerifySession, Request(make_default_operation()))
+    return run_session(options, _VerifySession, Request(make_requested_operation()))
 
 
 class _VerifySession(Session):
@@ -77,7 +75,6 @@ class _VerifySession(Session):
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.cli.resuming import require_same_kernels
-        from mamf.engine.strategies.studies import choose_kernels_to_verify
 
         requested_names, before = self.options.kernel, self.resumed_plan
         if before and requested_names:
@@ -85,8 +82,6 @@ class _VerifySession(Session):
         return list(choose_kernels_to_verify(self.backend, before.kernels if before else requested_names).items())
 
     def make_new_plan(self) -> Plan:
-        from mamf.engine.strategies.studies import make_verify_plan
-
         options, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
         largest_shape = self.operation.parse_shape(options.largest) if options.largest else None
         plan_arguments = (options.budget, options.dtype, regimes, largest_shape, options.seed or 0, options.number)
@@ -98,9 +93,6 @@ class _VerifySession(Session):
 
     def make_log_name_label(self) -> str:
         return f"device{self.backend.index}"
-
-    def count_remaining_measurements(self) -> None:
-        return None
 
     def is_run_complete(self) -> bool:
         return self.options.budget is None

@@ -85,8 +85,9 @@ class StoppingRule:
         is_late = self.seconds is not None and elapsed >= self.seconds
         if is_late or len(samples) >= self.max_samples:
             return True
-        interval, max_half_width = compute_interval(samples, figure), self.precision * compute_figure(samples, figure)
-        return is_representative and interval.coverage >= 0.95 and interval.half_width <= max_half_width
+        interval = compute_interval(samples, figure)
+        is_precise = interval.half_width <= self.precision * compute_figure(samples, figure)
+        return is_representative and is_precise and interval.coverage >= 0.95
 
 
 @dataclass

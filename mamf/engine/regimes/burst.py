@@ -106,7 +106,8 @@ class Burst(Regime):
 
     def start(self) -> None:
         # Begin with the longest rest, because earlier work may have left the device throttled.
-        backend, self._is_cold = self.backend, True
+        backend = self.backend
+        self._is_cold = True
         self._rest_until = backend.now() + backend.burst_traits.longest_rest_seconds
         backend.flush_cache()
         backend.synchronize()

@@ -189,9 +189,11 @@ class Sustained(Regime):
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         if self.power_reset:
             self.backend.sleep(self.power_reset.rest_seconds)
-        begun, stamps, samples = self.backend.now(), self.backend.stamps, Samples()
+        begun = self.backend.now()
+        stamps = self.backend.stamps
         if begun - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
             self._loaded_seconds = 0.0
+        samples = Samples()
         with disable_garbage_collection():
             blocks = _BlockQueue(self, checked)
             if not self._run_until_settled(blocks, rule):
@@ -301,7 +303,9 @@ class _BlockQueue:
     def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:
         self._regime, self._checked = regime, checked
         self._size = 1
-        self.must_poison, self.is_in_visit, self.must_find_tick = True, False, False
+        self.must_poison = True
+        self.is_in_visit = False
+        self.must_find_tick = False
         self.first_stamp: object = None
         self.finished_blocks = self._run_blocks()
 

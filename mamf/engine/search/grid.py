@@ -70,11 +70,6 @@ def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_sec
     return MatmulGrid(sizes, sizes, (*sizes, *longer), max_flop)
 
 
-def list_grid_shapes(grid: MatmulGrid) -> list[MatmulShape]:
-    """Return the shapes of a grid whose sizes, FLOP and operands are within the grid's bounds (see ``fits_grid``)."""
-    return [shape for shape in grid.shapes() if fits_grid(grid, shape)]
-
-
 @dataclass(frozen=True)
 class Pace:
     """The schedule of a search: when its phases end, and how much each phase measures.
@@ -84,7 +79,8 @@ class Pace:
       grid, measuring shapes near the fastest ones, rounds that choose, and rounds that confirm.
     - ``visit_end_share``, ``chosen_end_share``: the shares of the budget after which the phases of sustained end that
       choose: short measurements of the candidates, then rounds of the best ones.
-    - ``burst_rounds``, ``sustained_rounds``: the numbers of rounds in each regime.
+    - ``burst_rounds``, ``sustained_rounds``: the numbers of rounds in each regime. If no round chooses in sustained,
+      the search confirms there what was fastest in burst.
     - ``candidate_count``: the number of candidates (a shape and a kernel) in the rounds of burst.
     - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
       of burst.
@@ -100,13 +96,6 @@ class Pace:
     sustained_rounds: RoundCounts
     visit_end_share: float = 1.0
     chosen_end_share: float = 1.0
-
-    @property
-    def has_choosing_visits(self) -> bool:
-        """True if the search measures its candidates for a short time in sustained to choose among them. If False, it
-        confirms in sustained what was fastest in burst.
-        """
-        return self.sustained_rounds.choosing > 0
 
 
 THOROUGH = Pace(
@@ -202,15 +191,6 @@ def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
     widest = max(*grid.m, *grid.n)
     within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
     return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
-
-
-def list_refinement_steps(grid: MatmulGrid) -> list[int]:
-    """Return the distances between sizes, in elements, of the rounds that refine a search: a quarter, an eighth and a
-    sixteenth of the grid's step, rounded to multiples of 16. Each has two rounds, because the fastest shapes change
-    during a round.
-    """
-    step = grid.m[0]
-    return [max(16, step // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
 
 
 def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:

@@ -25,30 +25,16 @@ from mamf.ceilings.ceiling import (
 from mamf.engine.regimes import Regime, StoppingRule, Sustained
 from mamf.engine.runner import Runner, Step
 from mamf.kernel import AnyKernel, Problem
-from mamf.measurement import Conditions, Measurement
-from mamf.operations.matmul.shapes import MatmulShape
-
-
-def find_best_by_shape(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Return each shape of the rows with the kernel that was fastest on it."""
-    best_row_by_shape: dict[MatmulShape, Measurement] = {}
-    for row in rows:
-        if row.ok and (row.shape not in best_row_by_shape or row.best_rate > best_row_by_shape[row.shape].best_rate):
-            best_row_by_shape[row.shape] = row
-    return [(shape, row.kernel) for shape, row in best_row_by_shape.items()]
+from mamf.measurement import Conditions, Measurement, group_pairs
 
 
 def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return the shape and kernel of the fastest row of each pair of M and N, fastest first. Rows whose shapes differ
     only in K, or in the order of M and N, have one pair, because such shapes have nearly equal rates.
     """
-    best_row_by_pair: dict[tuple[int, ...], Measurement] = {}
-    for row in rows:
-        size_pair = tuple(sorted((row.shape.m, row.shape.n)))
-        if row.ok and (size_pair not in best_row_by_pair or row.best_rate > best_row_by_pair[size_pair].best_rate):
-            best_row_by_pair[size_pair] = row
-    fastest = sorted(best_row_by_pair.values(), key=lambda row: row.best_rate, reverse=True)
-    return [(row.shape, row.kernel) for row in fastest]
+    rows_by_pair = group_pairs((tuple(sorted((row.shape.m, row.shape.n))), row) for row in rows if row.ok)
+    fastest = [max(group, key=lambda row: row.best_rate) for group in rows_by_pair.values()]
+    return [(row.shape, row.kernel) for row in sorted(fastest, key=lambda row: row.best_rate, reverse=True)]
 
 
 def list_default_candidates(
@@ -285,7 +271,9 @@ class ConfirmationRounds:
         the budget of the run has ended.
         """
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        rule = StoppingRule(self.precision, self._compute_max_visit_seconds(regime, phase.end_time, visits))
+        # In sustained, repeated rounds give the precision, not longer visits.
+        seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
+        rule = StoppingRule(self.precision, self.visit_seconds if regime.name == Sustained.name else seconds_left)
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
         is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name
@@ -308,11 +296,6 @@ class ConfirmationRounds:
         return self.runner.has_next_step(
             phase.regime, phase.phase_name, phase.end_time, number, is_due=is_due, problem=self.problem
         )
-
-    def _compute_max_visit_seconds(self, regime: Regime, end_time: float, visits: int) -> float:
-        if regime.name == Sustained.name:
-            return self.visit_seconds  # Repeated rounds give the precision, not longer visits.
-        return min(1.0, max(0.05, (end_time - self.runner.now()) / max(visits, 1)))
 
     def _select_affordable(
         self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_each: float, rounds: int

@@ -18,8 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mamf.engine.search.shape_features import Array, compute_features, compute_squared_distances
-from mamf.engine.search.surrogate import Surrogate, estimate_compute_units, limit_to_one_thread
+from mamf.engine.search.surrogate import (
+    Array,
+    Surrogate,
+    compute_features,
+    compute_squared_distances,
+    estimate_compute_units,
+    limit_to_one_thread,
+)
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 #: A function that measures a shape and returns its TFLOPS; NaN if the shape cannot be measured.
@@ -93,20 +99,19 @@ def find_best(
     if max_measurements < 1:
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
-    is_large = len(grid) > _MAX_PREDICTED_SHAPES
     shapes = list_shapes_to_predict(grid, chooser)
     first = draw_short_shapes(shapes, compute_units, chooser)
     search = Search(shapes, compute_units=compute_units, seed=seed, first=first)
-    while len(search.measured) < max_measurements:
-        proposed = search.propose()
-        if proposed is None:
-            break
+    while len(search.measured) < max_measurements and (proposed := search.propose()):
         search.record(proposed, measure(proposed[0]))
-        if is_large and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
+        if len(grid) > _MAX_PREDICTED_SHAPES and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
             search.set_shapes(
                 list_shapes_to_predict(grid, chooser, [shape for shape, _ in search.find_leaders(_LEADER_COUNT)])
             )
-    return search.make_result()
+    if not (leaders := search.find_leaders(1)):
+        raise ValueError("no shape of the grid could be measured")
+    measured = {shape: tflops for (shape, _), tflops in search.measured.items()}
+    return SearchResult(leaders[0][0], measured, search.is_exhausted)
 
 
 def list_shapes_to_predict(
@@ -160,7 +165,8 @@ class Search:
         self._random = np.random.default_rng(seed)
         self._surrogate = Surrogate()
         self._observed_rows: list[int] = []
-        self._is_exhausted = False
+        #: True if all promising shapes were measured.
+        self.is_exhausted = False
         self.set_shapes([*shapes, *first])
         order = self._random.permutation(len(shapes))[:FIRST_SHAPES]
         self._first_candidates: list[Candidate] = [
@@ -181,7 +187,7 @@ class Search:
         flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
         self._log_seconds = np.log(flop / flop.max() + _OVERHEAD_SHARE)
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
-        self._update_features()
+        self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
         if self._surrogate.is_fitted:
             self._refit_surrogate()
 
@@ -208,13 +214,13 @@ class Search:
         # left.
         if not self._surrogate.is_fitted or len(self._observed_rows) < _MIN_MEASUREMENTS_TO_PREDICT:
             return self._draw_unmeasured_candidate()
-        doubtful = self._mask_tried(self._surrogate.compute_upper_bound(_DOUBT_DEVIATIONS)).max()
+        doubtful = self._mask_tried(self._surrogate.mean + _DOUBT_DEVIATIONS * self._surrogate.deviation).max()
         is_sure = (
             len(self.measured) >= _MIN_MEASUREMENTS_TO_END
             and doubtful < self._surrogate.highest_observed + _MIN_LOG_GAIN
         )
         if is_sure or doubtful == -math.inf:
-            self._is_exhausted = True
+            self.is_exhausted = True
             return None
         gain = self._surrogate.compute_log_improvement() - self._log_seconds
         return self._candidates[int(np.argmax(self._mask_tried(gain)))]
@@ -254,16 +260,6 @@ class Search:
             best_candidate_by_shape.setdefault(candidate[0], candidate)
         return list(best_candidate_by_shape.values())[:count]
 
-    def make_result(self) -> SearchResult:
-        """Return the fastest shape and the measurements of a search with one kernel. Raise ValueError if no shape could
-        be measured.
-        """
-        leaders = self.find_leaders(1)
-        if not leaders:
-            raise ValueError("no shape of the grid could be measured")
-        measured = {shape: tflops for (shape, _), tflops in self.measured.items()}
-        return SearchResult(leaders[0][0], measured, self._is_exhausted)
-
     def _draw_unmeasured_candidate(self) -> Candidate | None:
         """Return a random shape and kernel that is neither measured yet nor hopeless (near failed ones); None if all
         are.
@@ -273,7 +269,7 @@ class Search:
             for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
             if not is_hopeless and candidate not in self.measured
         ]
-        self._is_exhausted = not left
+        self.is_exhausted = not left
         return left[int(self._random.integers(len(left)))] if left else None
 
     def _select_successes(self) -> dict[Candidate, float]:
@@ -287,35 +283,34 @@ class Search:
         candidate_values[self._hopeless] = -math.inf
         return candidate_values
 
-    def _update_features(self) -> None:
-        self._surrogate.features = compute_features(self._shapes, self.compute_units).repeat_for_kernels(
-            len(self.kernels)
-        )
-
     def _refit_surrogate(self) -> None:
         successes = self._select_successes()
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
             self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
-            self._update_features()
+            self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
         self._observed_rows = [self._position[candidate] for candidate in successes]
         self._surrogate.fit_observations(self._observed_rows, [math.log(tflops) for tflops in successes.values()])
         self._update_hopeless_mask()
 
     def _update_hopeless_mask(self) -> None:
-        self._hopeless = np.concatenate([self._find_hopeless_shapes(number) for number in range(len(self.kernels))])
-
-    def _find_hopeless_shapes(self, number: int) -> NDArray[np.bool_]:
-        """Return a mask of the shapes that are hopeless (near failed ones) with the kernel of this number."""
-        kernel, before = self.kernels[number], number * len(self._shapes)
-        rows_and_successes = [
-            (self._position[each] - before, tflops > 0) for each, tflops in self.measured.items() if each[1] == kernel
-        ]
-        successful_rows = [row for row, is_known in rows_and_successes if is_known]
-        failed_rows = [row for row, is_known in rows_and_successes if not is_known]
-        if number and not successful_rows and len(failed_rows) >= _MAX_FAILURES_OF_LATER_KERNEL:
-            return np.ones(len(self._shapes), dtype=bool)
-        return find_hopeless_candidates(self._logarithms, successful_rows, failed_rows)
+        """Update the mask of the candidates that are hopeless: those near failed shapes of their kernel."""
+        masks = []
+        for number, kernel in enumerate(self.kernels):
+            tflops_by_row = {
+                self._position[each] - number * len(self._shapes): tflops
+                for each, tflops in self.measured.items()
+                if each[1] == kernel
+            }
+            successful_rows = [row for row, tflops in tflops_by_row.items() if tflops > 0]
+            failed_rows = [row for row, tflops in tflops_by_row.items() if not tflops > 0]
+            is_useless = number > 0 and not successful_rows and len(failed_rows) >= _MAX_FAILURES_OF_LATER_KERNEL
+            masks.append(
+                np.ones(len(self._shapes), dtype=bool)
+                if is_useless
+                else find_hopeless_candidates(self._logarithms, successful_rows, failed_rows)
+            )
+        self._hopeless = np.concatenate(masks)
 
 
 def find_hopeless_candidates(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.ceilings.roof import READ_BANDWIDTH, make_ceiling_key
+from mamf.ceilings.roof import get_ceiling_name, make_ceiling_key
 from mamf.engine.runner import Setup
 from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
@@ -85,8 +85,3 @@ class SharesStrategy(RowsStrategy):
             device = {"device": asdict(backend.info)}
             ceiling = read_ceiling_record(record, device)  # Its rate is rounded as in the log.
             self.found[make_ceiling_key(ceiling)] = ceiling
-
-
-def get_ceiling_name(search: Plan) -> str:
-    """Return the name of the ceiling that a search finds: its dtype if it is a matmul ceiling, else READ_BANDWIDTH."""
-    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH

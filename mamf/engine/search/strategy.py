@@ -21,29 +21,25 @@ from typing import ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
-from mamf.engine.runner import PlanStrategy, Runner, Setup, Step, Steps
+from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
 from mamf.engine.search.grid import (
     choose_long_k_sizes,
     choose_pace,
     draw_distant_shapes,
     fits_grid,
-    list_grid_shapes,
-    list_refinement_steps,
     list_shapes_around,
 )
 from mamf.engine.search.rounds import (
     ConfirmationRounds,
     RoundCounts,
-    StepsWithRows,
     choose_finalists,
-    find_best_by_shape,
     find_best_per_size_pair,
     list_default_candidates,
 )
 from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulShape, SearchOptions
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
@@ -121,7 +117,8 @@ class FindStrategy(PlanStrategy):
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _search_burst(self, burst_rows: list[Measurement]) -> Steps:
-        problem, shapes = self.plan.problem, list_grid_shapes(self.options.grid)
+        problem, grid = self.plan.problem, self.options.grid
+        shapes = [shape for shape in grid.shapes() if fits_grid(grid, shape)]
         self.runner.allocate_largest_operands(problem, (problem.buffers(shape) for shape in shapes))
         regime = self.runner.start_regime(Burst(self.backend))
         units = self.backend.info.compute_units
@@ -150,15 +147,15 @@ class FindStrategy(PlanStrategy):
                 search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
         self.runner.on_phase("burst: refining")
-        steps = list_refinement_steps(self.options.grid)
+        # Refine twice with each distance between sizes, because the fastest shapes change meanwhile: with a quarter, an
+        # eighth and a sixteenth of the grid's step, in multiples of 16.
+        steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.find_leaders(self.pace.candidate_count)] or shapes[:1]
-            near = list_shapes_around(best, step, self.options.grid, self.max_steps_from_leader)
+            near = list_shapes_around(best, step, grid, self.max_steps_from_leader)
             # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
             # coarse steps may fill the waves of tiles exactly.
-            search.set_shapes(
-                [*near, *draw_distant_shapes(best, step, self.options.grid, self.max_distant_shapes, self._chooser)]
-            )
+            search.set_shapes([*near, *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser)])
             share = self.pace.scout_end_share + (self.pace.refine_end_share - self.pace.scout_end_share) * number / len(
                 steps
             )
@@ -173,15 +170,19 @@ class FindStrategy(PlanStrategy):
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
         end_time = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, end_time)
-        candidates += find_best_by_shape(row for row in self._algorithm_rows if row.shape in shapes)
+        for rows in group_pairs(
+            (row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes
+        ).values():
+            fastest = max(rows, key=lambda row: row.best_rate)
+            candidates.append((fastest.shape, fastest.kernel))
         measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
-        confirming = yield from self._run_rounds(
+        confirming = yield from self._confirmation.run_rounds(
             regime,
             list(dict.fromkeys(candidates)),
             self.pace.burst_rounds,
-            self.pace.choose_end_share,
-            self.pace.burst_end_share,
+            self._compute_phase_end(self.pace.choose_end_share),
+            self._compute_phase_end(self.pace.burst_end_share),
         )
         burst_rows += [*measured, *confirming]
 
@@ -322,13 +323,15 @@ class FindStrategy(PlanStrategy):
         # Rank candidates by their rounds in burst, not by single rows: the fastest of noisy rows is only the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalist_count]
-        if self.pace.has_choosing_visits:
+        if rounds.choosing:
             finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choosing=0)  # The short visits have already chosen.
         else:
             self._start_regime(regime, [shape for shape, _ in finalists])
-        yield from self._run_rounds(regime, finalists, rounds, self.pace.chosen_end_share, 1.0)
+        yield from self._confirmation.run_rounds(
+            regime, finalists, rounds, self._compute_phase_end(self.pace.chosen_end_share), self._compute_phase_end(1.0)
+        )
 
     def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
         """Allocate operands that are large enough for all these shapes, then start the regime."""
@@ -376,21 +379,6 @@ class FindStrategy(PlanStrategy):
                 if fits_grid(self.options.grid, other) and (other, kernel) not in candidates:
                     yield other, kernel
 
-    def _run_rounds(
-        self,
-        regime: Regime,
-        candidates: Sequence[Candidate],
-        counts: RoundCounts,
-        chosen_by: float,
-        confirmed_by: float,
-    ) -> StepsWithRows:
-        """Measure rounds that choose a candidate until the share ``chosen_by`` of the budget has passed, then rounds
-        that confirm it until the share ``confirmed_by`` has passed. Return their rows.
-        """
-        return self._confirmation.run_rounds(
-            regime, candidates, counts, self._compute_phase_end(chosen_by), self._compute_phase_end(confirmed_by)
-        )
-
 
 _ROUND_COUNTS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
 _CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
@@ -418,19 +406,18 @@ class KernelsFindStrategy(RowsStrategy):
             if left and not number:
                 yield from self.measure_rows(regime, left)
             is_last = number == len(self.plan.regimes) - 1
+            budget = math.inf if self.plan.budget_seconds is None else self.plan.budget_seconds
             yield from self._confirm_problems(
-                run, regime, self._compute_end_time(run, 1.0 if is_last else _SHARE_BEFORE_LAST)
+                regime, run.start_time + (1.0 if is_last else _SHARE_BEFORE_LAST) * budget
             )
 
-    def _compute_end_time(self, run: Runner, share: float) -> float:
-        """Return the backend time (``Backend.now``) at which this share of the run's budget has passed."""
-        return math.inf if self.plan.budget_seconds is None else run.start_time + share * self.plan.budget_seconds
-
-    def _confirm_problems(self, run: Runner, regime: Regime, end: float) -> Steps:
-        """Choose and confirm a candidate for every problem in one regime. The problems share the time until ``end``
-        equally.
+    def _confirm_problems(self, regime: Regime, end: float) -> Steps:
+        """Choose and confirm a candidate for every problem in one regime. The problems share the time until the backend
+        time ``end`` equally.
         """
-        cache = self.backend.info.cache_bytes
+        run, cache = self.runner, self.backend.info.cache_bytes
+        deadline = math.inf if run.deadline is None else run.deadline
+        kernels = {kernel.name: kernel for kernel in self.kernels.values()}
         for number, problem in enumerate(self.plan.problems):
             candidates = self._find_best_candidates(problem, _CANDIDATE_COUNTS[regime.name])
             if not candidates:
@@ -441,7 +428,12 @@ class KernelsFindStrategy(RowsStrategy):
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
-            confirmation = self._get_confirmation(run, problem)
+            confirmation = self._confirmation_by_problem.setdefault(
+                problem,
+                ConfirmationRounds(
+                    run, problem, kernels, self.plan.precision, random.Random(problem.seed), _VISIT_SECONDS, deadline
+                ),
+            )
             end_time = now + _SHARE_FOR_CHOOSING * part, now + part
             yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
@@ -454,15 +446,6 @@ class KernelsFindStrategy(RowsStrategy):
         own = (row for row in rows if row.ok and of.may_be_ceiling(info, problem, row.shape))
         fastest = sorted(own, key=lambda row: row.best_rate, reverse=True)
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
-
-    def _get_confirmation(self, run: Runner, problem: Problem) -> ConfirmationRounds:
-        if problem not in self._confirmation_by_problem:
-            deadline = math.inf if run.deadline is None else run.deadline
-            kernels = {kernel.name: kernel for kernel in self.kernels.values()}
-            self._confirmation_by_problem[problem] = ConfirmationRounds(
-                run, problem, kernels, self.plan.precision, random.Random(problem.seed), _VISIT_SECONDS, deadline
-            )
-        return self._confirmation_by_problem[problem]
 
     def make_regime(self, name: str) -> Regime:
         return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)

@@ -2,38 +2,29 @@
 
 The method follows Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. The rate of a
 matmul is hard to predict because of quantization: C is divided into tiles, and the tiles into waves over the compute
-units, so neighboring shapes can differ more than distant shapes with equal quantization. The features are therefore
-sizes, and how full the last wave and the edge tiles are. The effect of each tile size is learned separately (an
-additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011). What the features do not explain is assumed to be
-equal for shapes with equal M and N. In advance, only the number of compute units of a device is known, and some devices
-do not report even that.
+units, so the rates of neighboring shapes can differ more than those of distant shapes whose tiles and waves are equally
+full. The features are therefore sizes, and how full the last wave and the edge tiles are. The effect of each tile size
+is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011). What the features do not
+explain is assumed to be equal for shapes with equal M and N. In advance, only the number of compute units of a device
+is known, and some devices do not report even that.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from mamf.engine.search.shape_features import (
-    NO_FEATURES,
-    Array,
-    Distances,
-    Features,
-    compute_distances,
-    compute_features,
-    compute_squared_distances,
-    compute_wave_features,
-    cut_into_tiles,
-)
 from mamf.operations.matmul.shapes import MatmulShape
 
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -44,6 +35,118 @@ _COMPRESSION_START = 0.1
 # The smallest standard deviation that is assumed for a measurement, unless all values are equal, because with few
 # measurements the likeliest noise may be 0.
 _MIN_NOISE = 0.001
+
+
+# -- features of shapes ------------------------------------------------------------------------------------------------
+
+# The sizes of tiles that libraries commonly divide C into, each in either orientation.
+_TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
+
+
+@dataclass
+class Features:
+    """The features of all candidates (shapes with kernels). Each column is standardized: mean 0, standard deviation 1.
+
+    - ``sizes``: one row per candidate, with functions of M, N and K that do not change if M and N are exchanged.
+    - ``pairs``: the index of each candidate's pair of M and N in ``waves`` and ``log_aspect``.
+    - ``waves``: one row per pair, with how full the waves are for each tile size; it does not change if M and N are
+      exchanged.
+    - ``log_aspect``: one row per pair, with log2(M / N).
+    - ``kernels``: the index of each candidate's kernel; None if there is only one kernel.
+    """
+
+    sizes: Array
+    pairs: Indices
+    waves: Array
+    log_aspect: Array
+    kernels: Indices | None = None
+
+
+def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None, kernel_count: int = 1) -> Features:
+    """Compute the features of S shapes with P distinct pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tile sizes
+    and ``log_aspect`` P x 1. With several kernels, the candidates are all shapes with the first kernel, then with the
+    second, and so on. ``compute_units``: the number of compute units of the device; None if unknown.
+    """
+    m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
+    sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
+    (m, n), pairs = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
+    return Features(
+        sizes=np.tile(_standardize(sizes), (kernel_count, 1)),
+        pairs=np.tile(pairs.reshape(-1), kernel_count),
+        waves=compute_wave_features(m, n, compute_units),
+        log_aspect=_standardize(np.log2(m / n)[:, None]),
+        kernels=np.repeat(np.arange(kernel_count), len(shapes)) if kernel_count > 1 else None,
+    )
+
+
+def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
+    """Return, for each pair of M and N and each tile size, the share of the compute units' work that contributes to C,
+    with the better orientation of the tile, standardized. The other work is lost in tiles that extend beyond C and, if
+    ``compute_units`` is known, in compute units that are idle in the last wave.
+    """
+    # These arrays are 2 (orientations) x tile sizes x pairs of M and N.
+    tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
+    tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    useful = m * n / (tiles * tile_m * tile_n)
+    if compute_units:
+        useful = useful * tiles / (np.ceil(tiles / compute_units) * compute_units)
+    # Make the array contiguous, because the rounding of column sums depends on the order in memory.
+    return _standardize(np.ascontiguousarray(useful.max(axis=0).T))
+
+
+def _standardize(columns: Array) -> Array:
+    deviation = columns.std(axis=0)
+    return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
+
+
+class Distances(NamedTuple):
+    """The squared Euclidean distances in each feature from C candidates to D other candidates, or to the P pairs of M
+    and N of these D candidates.
+
+    - ``sizes``: C x D. ``waves``: tile sizes x C x P. ``log_aspect``: C x P.
+    - ``is_pair``: C x P, 1.0 where the candidate has this pair of M and N.
+    - ``pairs``: for each of the D candidates, the index of its pair of M and N.
+    - ``is_same_kernel``: C x D, 1.0 where both candidates have one kernel; None if there is only one kernel.
+    """
+
+    sizes: Array
+    waves: Array
+    log_aspect: Array
+    is_pair: Array
+    pairs: Indices
+    is_same_kernel: Array | None = None
+
+
+def compute_distances(features: Features, rows: list[int], other_rows: list[int] | None = None) -> Distances:
+    """Return the distances in each feature from the candidates ``rows`` to ``other_rows`` (None: all candidates)."""
+    own = features.pairs[rows]
+    pairs = np.arange(len(features.waves)) if other_rows is None else features.pairs[other_rows]
+    which = features.pairs if other_rows is None else np.arange(len(other_rows))
+    apart = Distances(
+        compute_squared_distances(features.sizes, rows, other_rows),
+        # The squared difference in each column (tile size): tile sizes x candidates x pairs.
+        (features.waves[own].T[:, :, None] - features.waves[pairs].T[:, None, :]) ** 2,
+        (features.log_aspect[own] - features.log_aspect[pairs].T) ** 2,
+        np.equal.outer(own, pairs).astype(float),
+        which,
+    )
+    if features.kernels is None:
+        return apart
+    others = features.kernels if other_rows is None else features.kernels[other_rows]
+    return apart._replace(is_same_kernel=np.equal.outer(features.kernels[rows], others).astype(float))
+
+
+def compute_squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
+    """Return the squared Euclidean distance from each of the rows ``one`` of the array ``columns`` to each of its rows
+    ``other`` (None: all rows), as a matrix.
+    """
+    left, right = columns[one], columns if other is None else columns[other]
+    squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
+    squared -= 2 * left @ right.T
+    return np.asarray(np.maximum(squared, 0.0, out=squared))
+
+
+# -- the Gaussian process ----------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -70,13 +173,14 @@ _OFFSET_VARIANCE = 0.5
 _INITIAL_KERNEL_SHARE = 0.1
 
 
-_FACTOR_PER_STEP = {
-    "size_length": 2.0,
-    "wave_length": 2.0,
-    "asymmetry_share": 3.0,
-    "pair_share": 3.0,
-    "noise_share": 10.0,
-    "kernel_share": 3.0,
+#: The factor of a step in each hyperparameter, and its smallest and largest value.
+_FACTORS_AND_BOUNDS = {
+    "size_length": (2.0, 0.5, 8.0),
+    "wave_length": (2.0, 0.4, 6.0),
+    "asymmetry_share": (3.0, 0.001, 0.3),
+    "pair_share": (3.0, 0.003, 3.0),
+    "noise_share": (10.0, 1e-5, 1e-1),
+    "kernel_share": (3.0, 0.1, 1.0),
 }
 
 
@@ -101,20 +205,13 @@ class Hyperparameters:
 
     def list_adjacent(self) -> list[Hyperparameters]:
         """Return these hyperparameters, and variants in which one hyperparameter is a step larger or smaller."""
-        bounds = {
-            "size_length": (0.5, 8.0),
-            "wave_length": (0.4, 6.0),
-            "asymmetry_share": (0.001, 0.3),
-            "pair_share": (0.003, 3.0),
-            "noise_share": (1e-5, 1e-1),
-            "kernel_share": (0.1, 1.0),
-        }
-        found = [self]
-        for name, step in _FACTOR_PER_STEP.items():
-            for value in (getattr(self, name) * step, getattr(self, name) / step):
-                if bounds[name][0] <= value <= bounds[name][1]:
-                    found.append(replace(self, **{name: value}))
-        return found
+        variants = (
+            replace(self, **{name: value})
+            for name, (step, smallest, largest) in _FACTORS_AND_BOUNDS.items()
+            for value in (getattr(self, name) * step, getattr(self, name) / step)
+            if smallest <= value <= largest
+        )
+        return [self, *variants]
 
     def compute_log_prior(self) -> float:
         """Return the log prior probability of these hyperparameters, from how many steps they differ from the defaults.
@@ -123,7 +220,7 @@ class Hyperparameters:
         usual = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
             math.log(getattr(self, name) / getattr(usual, name), step)
-            for name, step in _FACTOR_PER_STEP.items()
+            for name, (step, _, _) in _FACTORS_AND_BOUNDS.items()
             if self.kernel_share or name != "kernel_share"
         )
         return -0.5 * sum(count**2 for count in steps)
@@ -138,7 +235,7 @@ class Surrogate:
     the observed candidates. The means and variances follow from ``_projected`` without solving the system again.
     """
 
-    features: Features = field(default_factory=lambda: NO_FEATURES)
+    features: Features = field(init=False)
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     is_fitted: bool = False
     highest_observed: float = -math.inf
@@ -184,10 +281,6 @@ class Surrogate:
         self._rows.append(row)
         self._update_predictions()
 
-    def compute_upper_bound(self, deviations: float) -> Array:
-        """Return the predicted log TFLOPS of every candidate plus this many standard deviations of the prediction."""
-        return np.asarray(self.mean + deviations * self.deviation)
-
     def compute_log_improvement(self) -> Array:
         """Return the logarithm of every candidate's expected improvement (Jones et al., Efficient Global Optimization
         of Expensive Black-Box Functions, 1998) over the best prediction of an observed candidate. It does not refer to
@@ -223,32 +316,18 @@ class CovarianceParts:
     the arithmetic. Hyperparameters that differ in one hyperparameter share all parts except the one that depends on it.
     """
 
-    def __init__(self, distances: Distances) -> None:
+    def __init__(self, distances: Distances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.log_aspect)
-        self._wave_correlations: dict[float, Array] = {}
-        self._size_correlations: dict[float, Array] = {}
-
-    def correlate_by_waves(self, reach: float) -> Array:
-        """Return the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
-        sizes. ``reach``: the hyperparameter ``wave_length``.
-        """
-        if reach not in self._wave_correlations:
-            self._wave_correlations[reach] = np.exp(self.distances.waves * (-2 / reach**2)).mean(axis=0)
-        return self._wave_correlations[reach]
-
-    def correlate_by_sizes(self, reach: float) -> Array:
-        """Return the correlations (C x D candidates) by sizes. ``reach``: the hyperparameter ``size_length``."""
-        if reach not in self._size_correlations:
-            found = self.distances.sizes * (-0.125 / reach**2)
-            self._size_correlations[reach] = np.exp(found, out=found)
-        return self._size_correlations[reach]
-
-    def replace_waves(self, waves: Array) -> CovarianceParts:
-        """Return a copy with other distances by how full the waves are (``waves``: tiles x C x P)."""
-        other = copy.copy(self)
-        other.distances, other._wave_correlations = self.distances._replace(waves=waves), {}
-        return other
+        #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
+        #: sizes, for the hyperparameter ``wave_length``.
+        self.correlate_by_waves: Callable[[float], Array] = functools.cache(
+            lambda reach: np.exp(distances.waves * (-2 / reach**2)).mean(axis=0)
+        )
+        #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length``.
+        self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
+            lambda reach: np.exp(distances.sizes * (-0.125 / reach**2))
+        )
 
 
 def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
@@ -338,12 +417,13 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
-    cut, parts = cut_into_tiles(m, n), CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
+    parts = CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
 
     def likelihood(units: int | None) -> float:
         # Add up the distances of all tile sizes: a separate effect of each would take several times as long.
-        waves = compute_squared_distances(compute_wave_features(cut, units), rows, rows)[None] / 4
-        return compute_log_likelihood(parts.replace_waves(waves), values, hyperparameters)
+        waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
+        of_units = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
+        return compute_log_likelihood(of_units, values, hyperparameters)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

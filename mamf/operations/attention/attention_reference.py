@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,7 @@ from mamf.measurement import LOST_NAN
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import (
     draw_integers,
+    get_max_error,
     use_float32_precision,
     use_one_torch_thread,
     verify_special_values,
@@ -61,34 +62,68 @@ class ReferenceDistance:
     relative_l1: float
     rows: int
 
+    @property
+    def gradient_error(self) -> float:
+        """The largest error of a gradient; 0 if there are none."""
+        return get_max_error(error for name, error in self.errors.items() if name != "o")
 
-class _DistanceTally:
-    """The sums from which a ``ReferenceDistance`` is computed, over all pairs of a result and its expected values."""
 
-    def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = {}
-        self._worst_row_error = 0.0
+def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
+    """Return the distance of results from the reference.
 
-    def add_result(self, name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
+    ``comparisons``: the name of a result, a part of the result, and the expected values of this part.
+    """
+    totals: dict[str, list[float]] = {}
+    worst_row_error = 0.0
+    for name, result, expected in comparisons:
         result = result.to(expected.dtype)
         difference = result - expected
         squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
         of_both = (difference * expected, result.square())
         sums = torch.stack([each.sum() for each in (*squares, *lengths, *of_both)]).tolist()
-        before = self._sums.setdefault(name, [0.0] * 7)
-        self._sums[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
+        before = totals.get(name, [0.0] * 7)
+        totals[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
-            self._worst_row_error = max(self._worst_row_error, compute_worst_row_error(result, expected))
+            worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
+    errors = {name: _compute_norm_ratio(of[0], of[1]) for name, of in totals.items()}
+    slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in totals.items()}
+    _, size, l1, reference_l1, along, norm, _ = totals["o"]
+    cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
+    rows = int(min(of[6] for of in totals.values()))
+    return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
-    def compute_distance(self) -> ReferenceDistance:
-        errors = {name: compute_norm_ratio(of[0], of[1]) for name, of in self._sums.items()}
-        slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in self._sums.items()}
-        _, size, l1, reference_l1, along, norm, _ = self._sums["o"]
-        cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
-        rows = int(min(of[6] for of in self._sums.values()))
-        return ReferenceDistance(
-            errors, slopes, self._worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows
-        )
+
+# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
+# times the standard deviation of rounding.
+_MAX_SLOPE_ERROR, MAX_DEVIATIONS = 1e-3, 8.0
+# The largest relative error of a single row of the output, for exact and for approximate kernels. Rounding causes a far
+# smaller error, and a row that the kernel never wrote has a far larger error.
+_ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
+
+
+def judge_distance(
+    found: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
+) -> Verdict:
+    """Return the verdict on the distance of results from the reference.
+
+    It depends on the relative errors, on the error of the worst row of the output, and for an exact kernel on the
+    slopes, which show a wrong scale that is too small to show in the errors. ``error_bound``: the largest relative
+    error of a correct output. ``gradient_factor``: the factor by which errors of gradients may be larger.
+    """
+    # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
+    row = found.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
+    gradients = found.gradient_error / gradient_factor
+    worst = get_max_error((found.errors["o"], gradients, row if row > error_bound else 0.0))
+    reason = ""
+    for name, slope in found.slopes.items() if is_exact and worst <= error_bound else ():
+        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
+        if abs(slope) > most:
+            result = "the output" if name == "o" else name
+            reason = f"{result} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
+    # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
+    # the relative error of gradients of many tokens.
+    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(found.rows))
+    return Verdict(averaged, error_bound, reason=reason)
 
 
 def compare_edge_heads(
@@ -99,11 +134,11 @@ def compare_edge_heads(
     ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each
     tensor has the shape [batch, heads, sequence, head dimension].
     """
-    tally = _DistanceTally()
-    for batch, kv_slice in find_edge_heads(shape):
-        for name, expected in compute_reference_attention(shape, operands, batch, kv_slice).items():
-            tally.add_result(name, view_heads(results[name], shape, batch, kv_slice), expected)
-    return tally.compute_distance()
+    return measure_distance(
+        (name, view_heads(results[name], shape, batch, kv_slice), expected)
+        for batch, kv_slice in find_edge_heads(shape)
+        for name, expected in compute_reference_attention(shape, operands, batch, kv_slice).items()
+    )
 
 
 def compare_rows(
@@ -118,7 +153,7 @@ def compare_rows(
     reference is computed in float32, because float64 is slow on some cards. The other parameters are those of
     ``compare_edge_heads``.
     """
-    tally, device = _DistanceTally(), operands["q"].device
+    device = operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
     offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
     # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
@@ -127,13 +162,13 @@ def compare_rows(
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
     step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
+    heads = [(b, slice(at, at + step)) for b, at in parts] if covers_all_heads else find_edge_heads(shape)
     with use_float32_precision("highest"):
-        for batch, kv_slice in (
-            [(b, slice(at, at + step)) for b, at in parts] if covers_all_heads else find_edge_heads(shape)
-        ):
-            for name, expected in compute_reference_attention(shape, operands, batch, kv_slice, rows).items():
-                tally.add_result(name, view_heads(results[name], shape, batch, kv_slice)[:, :, rows], expected)
-    return tally.compute_distance()
+        return measure_distance(
+            (name, view_heads(results[name], shape, batch, kv_slice)[:, :, rows], expected)
+            for batch, kv_slice in heads
+            for name, expected in compute_reference_attention(shape, operands, batch, kv_slice, rows).items()
+        )
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
@@ -151,15 +186,14 @@ def compare_rows_on_host(
     """
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
-    tally, batch, head = _DistanceTally(), secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
+    batch, head = secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
     own = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
     *heads, found = (each[0].cpu()[None].double() for each in own)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with use_one_torch_thread():
         expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
-        tally.add_result("o", found[:, :, rows], expected["o"])
-    return tally.compute_distance()
+        return measure_distance([("o", found[:, :, rows], expected["o"])])
 
 
 def compute_key_sum_error(
@@ -186,7 +220,7 @@ def compute_key_sum_error(
     return worst
 
 
-def compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
+def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest relative error of a row, which is infinite if a row contains NaN.
 
     For a row whose expected values are all 0, use the norm of the difference instead of the relative error.
@@ -196,7 +230,7 @@ def compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> flo
     return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def compute_norm_ratio(difference: float, size: float) -> float:
+def _compute_norm_ratio(difference: float, size: float) -> float:
     if not math.isfinite(difference):
         return math.nan
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
@@ -208,8 +242,7 @@ def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice
     ``batch``: the index of the sequence. The result has the shape [kv heads, heads per kv head, sequence, head
     dimension]. For keys and values, its second dimension is 1.
     """
-    found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv_slice]
-    return found
+    return tensor[batch].view(shape.kv_heads, -1, *tensor.shape[2:])[kv_slice]
 
 
 def compute_reference_attention(

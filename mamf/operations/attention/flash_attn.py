@@ -12,7 +12,6 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     KernelLibrary,
     LibraryAttention,
-    extract_output,
     get_window_size,
 )
 
@@ -33,11 +32,10 @@ class _FlashAttentionKernel(LibraryAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Any:
         # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
-        return extract_output(
-            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=get_window_size(shape, self.no_window))
-        )
+        window = get_window_size(shape, self.no_window)
+        return function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window)
 
 
 class FlashAttention2Library(KernelLibrary):

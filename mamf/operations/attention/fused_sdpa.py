@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import LibraryAttention, extract_output
+from mamf.operations.attention.torch_attention import LibraryAttention
 
 
 class FusedSdpa(LibraryAttention):
@@ -39,6 +39,6 @@ class FusedSdpa(LibraryAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Any:
         mask, dropout, scale, softmax_mode, recompute = None, 0.0, None, "None", True
-        return extract_output(function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute))
+        return function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute)

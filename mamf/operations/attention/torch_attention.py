@@ -7,6 +7,7 @@ A kernel derives from ``TorchAttention``, declares its layout and implements ``a
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import sys
@@ -23,11 +24,13 @@ from mamf.errors import get_first_message_line
 from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
+    MAX_DEVIATIONS,
     ReferenceDistance,
     compare_edge_heads,
     compare_rows,
     compare_rows_on_host,
     compute_key_sum_error,
+    judge_distance,
     make_block_structured_inputs,
     verify_special_attention,
 )
@@ -39,7 +42,6 @@ from mamf.operations.operand_sets import (
     check_torch_backend,
     combine_operand_sets,
     explain_wrong_type,
-    get_max_error,
     join_rows,
     list_tensors,
     split_into_sets,
@@ -63,15 +65,9 @@ _GRADIENT_FACTOR = 2.0
 # divided by the number of keys that a query sees. In float16 the gradient may be subnormal, so it is rounded to a
 # multiple of this number, which adds an error of up to 0.87 times this number times the number of keys.
 _SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
-# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
-# times the standard deviation of rounding.
-_MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` it does not change V, because the
 # saved forward pass contains V.
 _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
-# The largest relative error of a single row of the output, for exact and for approximate kernels. Rounding causes a far
-# smaller error, and a row that the kernel never wrote has a far larger error.
-_ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
 class TorchAttention(AttentionKernel):
@@ -199,7 +195,6 @@ class PreparedAttention:
         #: The output of the forward pass that all launches of ``bwd`` use. Its autograd graph keeps the memory that the
         #: pass saved.
         self.saved_output: torch.Tensor | None = None
-        self._details: dict[str, Any] | None = None
         self._find_changed = ChangeDetector(operands)
         self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
@@ -247,11 +242,12 @@ class PreparedAttention:
         """Verify random rows of the output and of dQ, the gradient of Q, in the first and the last head."""
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
-        if self._details is None:
-            operands = [self._operands[name] for name in "qkv"]
-            self._details = self._kernel.details(self._problem, self._shape, operands)
         found = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
         return replace(found, details={**self._details, **found.details})
+
+    @functools.cached_property
+    def _details(self) -> dict[str, Any]:
+        return self._kernel.details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output and all gradients of the first and the last head, and samples of all other heads.
@@ -266,7 +262,7 @@ class PreparedAttention:
         reason = worst.reason
         if self._problem.has_backward and worst.ok:
             sums = compute_key_sum_error(*compared)
-            most = _MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
+            most = MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
                 f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
             )
@@ -279,25 +275,12 @@ class PreparedAttention:
 
     def _judge_distance(self, found: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
-        gradients = get_max_error(error for name, error in found.errors.items() if name != "o")
-        details = {"gradient_error": gradients} if problem.has_backward else {}
+        bound, keys = kernel.get_error_bound(problem), self._shape.pairs / self._shape.seqlen_q
+        factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
+        details = {"gradient_error": found.gradient_error} if problem.has_backward else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
-        bound = kernel.get_error_bound(problem)
-        # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
-        row = found.worst_row_error / (_ROW_TOLERANCE if kernel.is_exact else _ROW_TOLERANCE_APPROXIMATE) * bound
-        keys = self._shape.pairs / self._shape.seqlen_q
-        factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
-        worst = get_max_error((found.errors["o"], gradients / factor, row if row > bound else 0.0))
-        reason = ""
-        for name, slope in found.slopes.items() if kernel.is_exact and worst <= bound else ():
-            most = min(_MAX_SLOPE_ERROR, bound) + _MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
-            if abs(slope) > most:
-                reason = f"{name} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
-        # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
-        # the relative error of gradients of many tokens.
-        averaged = worst if worst <= bound else worst / (1 + 2 / math.sqrt(found.rows))
-        return Verdict(averaged, bound, details, reason=reason)
+        return replace(judge_distance(found, bound, factor, kernel.is_exact), details=details)
 
     def _view_as_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         is_bhsd = self._kernel.layout == "bhsd"
@@ -429,15 +412,20 @@ class LibraryAttention(KernelLibrary, TorchAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
-        """Launch the forward pass, and return the output in the kernel's layout.
+    ) -> Any:
+        """Launch the forward pass, and return the output in the kernel's layout, or a tuple that begins with it.
 
         ``function``: the function or module that ``import_library`` returned.
         """
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         function = self.import_library_quietly()
-        return lambda q, k, v: self.launch_forward(function, problem, shape, q, k, v)
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            result = self.launch_forward(function, problem, shape, q, k, v)
+            return result[0] if isinstance(result, tuple) else result
+
+        return attend
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -459,12 +447,6 @@ class QuantizedAttention(LibraryAttention):
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
-
-
-def extract_output(result: Any) -> torch.Tensor:
-    """Return the output from the result of a library's function: the result, or its first entry if it is a tuple."""
-    output: torch.Tensor = result[0] if isinstance(result, tuple) else result
-    return output
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:

@@ -39,16 +39,11 @@ class Sdpa(TorchAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {"ran": find_chosen_backend(shape, operands, problem.has_backward)}
-
-
-def find_chosen_backend(shape: AttentionShape, operands: Sequence[torch.Tensor], has_backward: bool) -> str:
-    """Return the name of the SDPA backend that torch's dispatcher chooses for the operands q, k and v."""
-    q, k, v = (tensor.detach().requires_grad_(has_backward) for tensor in operands)
-    gqa = shape.heads != shape.kv_heads
-    with torch.set_grad_enabled(has_backward):
-        choice = torch._fused_sdp_choice(q, k, v, is_causal=shape.causal, enable_gqa=gqa)
-    return SDPBackend(choice).name.lower()
+        q, k, v = (tensor.detach().requires_grad_(problem.has_backward) for tensor in operands)
+        has_groups = shape.heads != shape.kv_heads
+        with torch.set_grad_enabled(problem.has_backward):
+            choice = torch._fused_sdp_choice(q, k, v, is_causal=shape.causal, enable_gqa=has_groups)
+        return {"ran": SDPBackend(choice).name.lower()}
 
 
 class _SdpaWithBackend(Sdpa):
@@ -62,9 +57,8 @@ class _SdpaWithBackend(Sdpa):
             return Unavailable(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
         return None
 
-    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
-        manager: AbstractContextManager[object] = sdpa_kernel(self.forced_backend)
-        return manager
+    def settings(self, backend: Backend, problem: AttentionProblem) -> Any:
+        return sdpa_kernel(self.forced_backend)
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -96,11 +90,7 @@ class SdpaEfficient(_SdpaWithBackend):
     name = "sdpa-efficient"
     dtypes = ("bfloat16", "float16", "float32")
     forced_backend = SDPBackend.EFFICIENT_ATTENTION
-
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        if shape.heads != shape.kv_heads:
-            return f"{self.name} does not support fewer kv heads than heads"
-        return super().unsupported_shape(problem, shape)
+    has_gqa = False
 
 
 class SdpaMath(_SdpaWithBackend):
@@ -136,7 +126,14 @@ class Eager(TorchAttention):
 
     def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        return make_eager_attention(shape, make_dense_mask(shape, backend.device))
+        group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
+
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            if group > 1:
+                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
+
+        return attention
 
     def parts(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
@@ -167,17 +164,6 @@ def make_dense_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor
     if not shape.causal and shape.window is None:
         return None
     return torch.cat([masked for _, masked in yield_row_blocks(shape, device)])
-
-
-def make_eager_attention(shape: AttentionShape, masked: torch.Tensor | None) -> Callable[..., torch.Tensor]:
-    group = shape.heads // shape.kv_heads
-
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if group > 1:
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
-
-    return attention
 
 
 def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
@@ -269,22 +255,16 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
 
+    offset = shape.seqlen_k - shape.seqlen_q
+    after = 0 if shape.causal or shape.window is None else shape.window
+
+    def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        distance = query + offset - key
+        seen = distance >= -after
+        return seen if shape.window is None else seen & (distance <= shape.window)
+
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
     # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
     # would have 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create(make_mask_function(shape), None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
-
-
-def make_mask_function(shape: AttentionShape) -> Callable[..., torch.Tensor]:
-    """Return a function, for FlexAttention, that tells whether a query sees a key, given their indices as tensors."""
-    offset = shape.seqlen_k - shape.seqlen_q
-    before, after = shape.window, 0 if shape.causal else shape.window
-
-    def mask(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        distance = query + offset - key
-        assert after is not None
-        seen = distance >= -after
-        return seen if before is None else seen & (distance <= before)
-
-    return mask
+    return create(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

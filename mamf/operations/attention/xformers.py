@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,12 +31,7 @@ class XFormers(LibraryAttention):
     has_unequal_lengths = False
 
     def import_library(self) -> Any:
-        ops = importlib.import_module(self.module_name)
-        function = ops.memory_efficient_attention
-        # After release 0.0.35, another package (mslk) has the kernels, and they do not need xFormers' compiled library.
-        if function.__module__.startswith("xformers") and not _has_compiled_library():
-            raise ImportError(f"this build of xformers has no kernels for torch {torch.__version__}")
-        return ops
+        return importlib.import_module(self.module_name)
 
     def make_repair_command(self, error: Exception) -> str:
         if "flash_attn" in str(error):
@@ -60,39 +57,25 @@ class XFormers(LibraryAttention):
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
-        except NotImplementedError as error:  # No operator supports the inputs. The message says why for each operator.
-            raise UnsupportedError(extract_reasons(str(error))) from error
+        except NotImplementedError as error:
+            # No operator supports the inputs. The message describes the inputs, and then says for each operator, whose
+            # name is in backticks at the start of a line, why it does not support them.
+            reasons = re.sub(r"\A.*?\n(?=`)", "", str(error), flags=re.DOTALL)
+            raise UnsupportedError(" ".join(reasons.split())) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         details = super().details(problem, shape, operands)
-        chosen = self._find_chosen_operator(problem, shape, operands)
-        return details if chosen is None else {**details, "ran": chosen}
-
-    def _find_chosen_operator(
-        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
-    ) -> str | None:
-        """Return the name of the operator that xFormers' dispatcher chooses; None if this release does not tell."""
-        try:
+        # Name the operator that xFormers' dispatcher chooses. If this private interface is missing in another release,
+        # the measurement must not fail.
+        with contextlib.suppress(Exception):
             ops, fmha = self.import_library_quietly(), importlib.import_module("xformers.ops.fmha")
             q, k, v = group_heads_by_kv_head(shape, *operands)
             inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
-            return str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
-        except Exception:  # If this private interface is missing, the measurement must not fail.
-            return None
-
-
-def _has_compiled_library() -> bool:
-    """Return whether xFormers' compiled library can be loaded.
-
-    A wheel for another CUDA version can be imported, but its kernels are missing.
-    """
-    own = importlib.import_module("xformers._cpp_lib")
-    if torch.version.hip is not None:
-        return getattr(own, "_cpp_library_load_exception", None) is None
-    return bool(getattr(own, "_built_with_cuda", True))
+            details["ran"] = str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
+        return details
 
 
 def group_heads_by_kv_head(
@@ -108,13 +91,3 @@ def group_heads_by_kv_head(
     group = shape.heads // shape.kv_heads
     keys, values = (tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (k, v))
     return q.unflatten(2, (shape.kv_heads, group)), keys, values
-
-
-def extract_reasons(message: str) -> str:
-    """Return, in one line, why xFormers rejected each operator, from the message of its error.
-
-    Omit the description of the inputs at the start of the message.
-    """
-    lines = [line.strip() for line in message.splitlines()]
-    first = next((at for at, line in enumerate(lines) if line.endswith("not supported because:")), 0)
-    return " ".join(lines[first:])

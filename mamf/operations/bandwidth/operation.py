@@ -17,12 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
-from mamf.kernel import Buffer, Kernel, Work, aligned
+from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, aligned
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DeclaredProblem, Operation, describe
 from mamf.peaks import find_bandwidth
@@ -33,6 +33,7 @@ PATTERNS: tuple[str, ...] = get_args(Pattern)
 READ_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
 WRITTEN_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
+_FLOP_PER_ELEMENT = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: Number of arrays of the pattern with the most arrays (triad).
 MAX_ARRAYS = 3
 #: Total size of the arrays, in bytes, from which launches use a single operand set: after a launch, even the largest
@@ -129,12 +130,8 @@ class BandwidthProblem(DeclaredProblem):
     def work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
         convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
-        return Work(self.flop(shape), self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
-
-    def flop(self, shape: BandwidthShape) -> float:
-        """Return the FLOP of one launch: 1 per element for a sum, and 2 (add and multiply) for a triad."""
-        per_element = {"copy": 0, "read": 1, "write": 0, "triad": 2}[self.pattern]
-        return float(self.warm * per_element * self.elements(shape))
+        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.elements(shape))
+        return Work(flop, self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
 
     def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
         """Return the number of operand sets to use: ``sets``, or 1 if a set is several times larger than any cache."""
@@ -177,7 +174,14 @@ _MIN_CACHE_MULTIPLE = 2
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
 
-class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
+class ByteOperation(Operation[ProblemT, ShapeT]):
+    """An operation whose shapes have a number of bytes, ``nbytes``, which charts show on their horizontal axis."""
+
+    def axis(self, shape: ShapeT) -> float:
+        return float(shape.nbytes)  # type: ignore[attr-defined]
+
+
+class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
     name = "bandwidth"
     kernel_group = "mamf.bandwidth_kernels"
     kernel_type = BandwidthKernel
@@ -185,6 +189,7 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
     problem_type = BandwidthProblem
     shape_example = "256MiB"
     own_command = "bandwidth"
+    default_dtype = "float32"  # Every device supports it.
 
     def default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
         """Return powers of two, from arrays that all fit in the cache to arrays that together fill half the memory."""
@@ -194,10 +199,6 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         largest = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
         sizes = [smallest << step for step in range(max(largest // smallest, 1).bit_length())]
         return [BandwidthShape(size) for size in sizes]
-
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> BandwidthProblem:
-        """Return the problem, as Operation does. The dtype is float32 by default, because every device supports it."""
-        return super().problem_for(backend, {**asked, "dtype": asked.get("dtype") or "float32"})
 
     def fastest_possible(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None
@@ -227,10 +228,6 @@ class Bandwidth(Operation[BandwidthProblem, BandwidthShape]):
         if peak and row.ok:
             columns["of theoretical"] = f"{row.best_rate * TERA / peak:.1%}"
         return columns
-
-    def axis(self, shape: BandwidthShape) -> float:
-        """Return the position of a shape on the horizontal axis of charts: the bytes of each array."""
-        return float(shape.nbytes)
 
 
 def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:

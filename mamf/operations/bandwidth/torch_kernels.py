@@ -22,7 +22,6 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.compilation import check_triton_backend
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
-from mamf.torch_backend import to_torch_dtype
 
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
 #: a triad is rounded at most twice.
@@ -40,15 +39,15 @@ _MAX_DEVIATIONS = 6
 class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
     """A kernel that passes over torch tensors. Derived classes define the launch."""
 
-    def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        """Return how many sums the pattern ``read`` writes, each over a part of the array, and the sums' dtype."""
-        return 1, "float32"
-
     @abstractmethod
     def bind(
-        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
-    ) -> tuple[Callable[[], None], float]:
-        """Return the launch with all its passes, and how many times its sums count each element of the array."""
+        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
+    ) -> tuple[Callable[[], None], torch.Tensor, float]:
+        """Return the launch with all its passes, its output, and how many times it counts each element of the array.
+
+        The output is the array that the passes write. For the pattern ``read``, it is a new tensor of sums, each over a
+        part of the array.
+        """
 
     def prepare(
         self,
@@ -64,20 +63,19 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
     def operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        (count, dtype), device = self.get_sum_layout(backend, problem), next(iter(flat.values())).device
-        sums = torch.empty(count, dtype=to_torch_dtype(dtype), device=device)
         arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
-        launch, times = self.bind(backend, problem, arrays, sums)
-        operands, output = [arrays[name] for name in READ_ARRAYS[problem.pattern]], arrays.get("a", sums)
+        launch, output, times = self.bind(backend, problem, arrays)
+        operands = [arrays[name] for name in READ_ARRAYS[problem.pattern]]
         if problem.pattern == "read":
-            verify = make_sum_check(operands[0], sums, times, "cpu" if backend.unsupported_dtype("float64") else device)
+            device = torch.device("cpu") if backend.unsupported_dtype("float64") else output.device
+            verify = make_sum_check(operands[0], output, times, device)
         else:
             verify = make_element_check(problem, operands, output)
         return OperandSet(launch, verify, outputs=[output])
 
 
 def make_sum_check(
-    array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device | str
+    array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device
 ) -> Callable[[object], Verdict]:
     """Return a function that checks whether ``sums`` add up to ``times`` times the sum of an array.
 
@@ -86,7 +84,12 @@ def make_sum_check(
     range of its dtype.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
-    total, norm = (times * each for each in compute_sum_and_norm(array, device))
+    total = squares = 0.0
+    for chunk in array.split(_CHUNK_ELEMENTS):
+        wide_chunk = chunk.to(device).to(torch.float64)
+        total += times * wide_chunk.sum().item()
+        squares += wide_chunk.square().sum().item()
+    norm = times * math.sqrt(squares)
     if _MAX_DEVIATIONS * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
             f"the sum of an array of this size may exceed the range of {sums.dtype}".replace("torch.", "")
@@ -139,16 +142,6 @@ def compute_max_error(
     return ((a.to(wide_dtype) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
 
 
-def compute_sum_and_norm(array: torch.Tensor, device: torch.device | str) -> tuple[float, float]:
-    """Return the sum and the norm of an array, computed in float64 on ``device``, which must support float64."""
-    total = squares = 0.0
-    for chunk in array.split(_CHUNK_ELEMENTS):
-        wide_chunk = chunk.to(device).to(torch.float64)
-        total += wide_chunk.sum().item()
-        squares += wide_chunk.square().sum().item()
-    return total, math.sqrt(squares)
-
-
 def copy_samples_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return tensor.index_select(0, indices).cpu()
 
@@ -163,37 +156,28 @@ class TorchFunctions(TorchArrays):
     is_default = True
     dtypes = ("float32", "float64", "bfloat16", "float16")
 
-    def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
+    def bind(
+        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
+    ) -> tuple[Callable[[], None], torch.Tensor, float]:
+        array = arrays[problem.arrays[0]]
         # On accelerators torch sums 16-bit elements directly into 32 bits. On a CPU it would first convert the whole
         # array to 32 bits, so the sum keeps the array's dtype.
-        is_widened = backend.is_accelerator and DTYPES[problem.dtype].itemsize < 4
-        return 1, "float32" if is_widened else problem.dtype
+        is_widened = backend.is_accelerator and array.dtype.itemsize < 4
+        sums = array.new_empty(1, dtype=torch.float32 if is_widened else array.dtype)
+        # The sums stand in for arrays that the pattern does not have.
+        a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
+        run_pass = {
+            "copy": partial(a.copy_, b),
+            "read": partial(torch.sum, b, 0, dtype=sums.dtype, out=sums[0]),
+            "write": partial(a.fill_, SCALAR),
+            "triad": partial(torch.add, b, c, alpha=SCALAR, out=a),
+        }[problem.pattern]
 
-    def bind(
-        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
-    ) -> tuple[Callable[[], None], float]:
-        return make_repeated_launch(make_pass_call(problem.pattern, arrays, sums), problem.warm), 1.0
+        def launch() -> None:
+            for _ in range(problem.warm):
+                run_pass()
 
-
-def make_pass_call(pattern: str, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor) -> Callable[[], object]:
-    if pattern == "read":
-        return partial(torch.sum, arrays["b"], 0, dtype=sums.dtype, out=sums[0])
-    a = arrays["a"]
-    if pattern == "copy":
-        return partial(a.copy_, arrays["b"])
-    if pattern == "write":
-        return partial(a.fill_, SCALAR)
-    return partial(torch.add, arrays["b"], arrays["c"], alpha=SCALAR, out=a)
-
-
-def make_repeated_launch(call: Callable[[], object], times: int) -> Callable[[], None]:
-    """Return a launch that makes a call ``times`` times. It returns None, because the caller has the output array."""
-
-    def launch() -> None:
-        for _ in range(times):
-            call()
-
-    return launch
+        return launch, a, 1.0
 
 
 # -- passes in Triton --------------------------------------------------------------------------------------------------
@@ -220,41 +204,23 @@ class TritonPasses(TorchArrays):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         return check_triton_backend(backend, "torch")
 
-    def get_sum_layout(self, backend: Backend, problem: BandwidthProblem) -> tuple[int, str]:
-        return count_programs(backend), "float32"
-
     def bind(
-        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor], sums: torch.Tensor
-    ) -> tuple[Callable[[], None], float]:
+        self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
+    ) -> tuple[Callable[[], None], torch.Tensor, float]:
         from mamf.operations.bandwidth import triton_kernels as kernels
 
         operands = [arrays[name] for name in problem.arrays]
-        kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(count_programs(backend),)]
-        if problem.pattern == "read":
-            operands.append(sums)
         count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
+        programs = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
+        kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(programs,)]
+        output = arrays.get("a", operands[0].new_empty(programs, dtype=torch.float32))
+        if problem.pattern == "read":
+            operands.append(output)
         # Only the Triton kernels of the patterns write and triad have a parameter for the scalar.
         scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         def launch() -> None:
             kernel(*operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS_PER_PROGRAM)
 
-        return launch, float(problem.warm)
-
-    def prepare(
-        self,
-        backend: Backend,
-        problem: BandwidthProblem,
-        shape: BandwidthShape,
-        pool: OperandPool,
-        sets: int = 1,
-        rewrite: bool = False,
-    ) -> Prepared:
-        prepared = super().prepare(backend, problem, shape, pool, sets, rewrite)
-        prepared.launches[0]()  # Let Triton compile the kernel, which it does in the first launch.
-        backend.synchronize()
-        return prepared
-
-
-def count_programs(backend: Backend) -> int:
-    return (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
+        launch()  # Let Triton compile the kernel, which it does in the first launch.
+        return launch, output, float(problem.warm)

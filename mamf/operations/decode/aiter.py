@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
-from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
@@ -27,8 +26,8 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     ) -> BoundKernel:
         function = self.import_library_quietly()
 
-        def attend(operands: DecodeOperands) -> torch.Tensor:
-            result = function(
+        def attend(operands: DecodeOperands) -> object:
+            return function(
                 operands.q,
                 view_as_pages(shape, operands.k),
                 view_as_pages(shape, operands.v),
@@ -41,7 +40,6 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 causal=shape.queries > 1,
                 kv_last_page_lens=tables.last_page_lengths,
             )
-            return extract_output(result)
 
         return BoundKernel(attend)
 

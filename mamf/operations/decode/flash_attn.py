@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
-from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
@@ -34,28 +31,26 @@ class _FlashKvcacheKernel(LibraryDecode):
 
     def bind_with_kvcache(
         self, module: Any, shape: DecodeShape, tables: CacheTables
-    ) -> Callable[[DecodeOperands], torch.Tensor]:
+    ) -> Callable[[DecodeOperands], object]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if shape.page_size is not None:
             options |= {"cache_seqlens": tables.lengths, self.page_table_keyword: tables.table}
         if not shape.has_equal_queries:
             options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
 
-        def attend(operands: DecodeOperands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> object:
             q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
             k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
             if not shape.is_latent:
-                return extract_output(module.flash_attn_with_kvcache(q, k, v, **options))
+                return module.flash_attn_with_kvcache(q, k, v, **options)
             # For a latent, the library takes the position part of each cached token as the key and the rest as the
             # value, and the same parts of the queries as q and qv.
             q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
-            return extract_output(module.flash_attn_with_kvcache(q, k, v, qv=qv, **options))
+            return module.flash_attn_with_kvcache(q, k, v, qv=qv, **options)
 
         return attend
 
-    def bind_varlen(
-        self, module: Any, shape: DecodeShape, tables: CacheTables
-    ) -> Callable[[DecodeOperands], torch.Tensor]:
+    def bind_varlen(self, module: Any, shape: DecodeShape, tables: CacheTables) -> Callable[[DecodeOperands], object]:
         options: dict[str, Any] = {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
@@ -68,9 +63,9 @@ class _FlashKvcacheKernel(LibraryDecode):
         if is_paged:
             options[self.page_table_keyword] = tables.table
 
-        def attend(operands: DecodeOperands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> object:
             k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
-            return extract_output(module.flash_attn_varlen_func(operands.q, k, v, **options))
+            return module.flash_attn_varlen_func(operands.q, k, v, **options)
 
         return attend
 

@@ -51,12 +51,9 @@ class _FlashInferKernel(LibraryDecode):
         ``tables``.
         """
 
-    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> object:
         """Launch the attention that ``planner`` has planned, and return its output."""
-        output: torch.Tensor = planner.run(
-            operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
-        )
-        return output
+        return planner.run(operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v)))
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
@@ -169,8 +166,6 @@ class FlashInferMla(_FlashInferKernel):
         how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
         return planner, partial(planner.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> object:
         width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
-        parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
-        output: torch.Tensor = planner.run(*parts)
-        return output
+        return planner.run(operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:])

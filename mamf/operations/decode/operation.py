@@ -238,9 +238,6 @@ class DecodeProblem(DeclaredProblem):
         """The dtype of the cached keys and values."""
         return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
 
-    def draw_sequence_sizes(self, shape: DecodeShape) -> SequenceSizes:
-        return draw_sequence_sizes(shape, self.seed)
-
     def count_launches(self, shape: DecodeShape) -> int:
         """Return the number of kernel launches that one launch of the problem captures in its graph; 1 without
         graph.
@@ -254,11 +251,11 @@ class DecodeProblem(DeclaredProblem):
     def work(self, shape: DecodeShape) -> Work:
         count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
-        flop = 2 * shape.heads * self.draw_sequence_sizes(shape).pairs * (shape.head_dim + shape.head_dim_v)
+        flop = 2 * shape.heads * draw_sequence_sizes(shape, self.seed).pairs * (shape.head_dim + shape.head_dim_v)
         return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_products=True)
 
     def _count_launch_bytes(self, shape: DecodeShape) -> int:
-        sequence_sizes = self.draw_sequence_sizes(shape)
+        sequence_sizes = draw_sequence_sizes(shape, self.seed)
         cache = sum(sequence_sizes.lengths) * shape.elements_per_token * DTYPES[self.dtype_in_cache].itemsize
         rows = (
             sum(sequence_sizes.queries)
@@ -266,27 +263,24 @@ class DecodeProblem(DeclaredProblem):
             * (shape.head_dim + shape.head_dim_v)
             * DTYPES[self.dtype].itemsize
         )
-        return cache + rows + _INDEX_BYTES * self._count_table_entries(shape)
-
-    def _count_table_entries(self, shape: DecodeShape) -> int:
-        """Return the number of integers that a launch reads from tables: pages, and lengths and numbers of queries if
-        the sequences differ in them.
-        """
-        pages = 0 if shape.page_size is None else sum(self.draw_sequence_sizes(shape).pages)
-        has_lengths = shape.page_size is not None or shape.lengths != "equal"
-        return pages + shape.batch * (has_lengths + (not shape.has_equal_queries))
+        # A launch also reads tables: the pages and the length of each sequence, and its number of queries if sequences
+        # differ in it.
+        is_paged = shape.page_size is not None
+        tables_of_sequences = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
+        entries = is_paged * sum(sequence_sizes.pages) + shape.batch * tables_of_sequences
+        return cache + rows + _INDEX_BYTES * entries
 
     def count_cache_slots(self, shape: DecodeShape) -> int:
         """Return the number of tokens for which the cache has room. A page has room for all of its tokens, even if it
         is only partly filled.
         """
-        sequence_sizes = self.draw_sequence_sizes(shape)
+        sequence_sizes = draw_sequence_sizes(shape, self.seed)
         return sum(sequence_sizes.lengths) if shape.page_size is None else sum(sequence_sizes.pages) * shape.page_size
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
         count, slots = sets * self.count_launches(shape), self.count_cache_slots(shape)
-        queries = sum(self.draw_sequence_sizes(shape).queries) * shape.heads * shape.head_dim
+        queries = sum(draw_sequence_sizes(shape, self.seed).queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
             widths = {"k": shape.head_dim}
@@ -304,13 +298,6 @@ _LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
     "kv_heads": (8,),
     "head_dim": (HeadDims(128, 128),),
 }
-_DEEPSEEK_V3_SIZES: Mapping[str, Sequence[object]] = {
-    "heads": (128,),
-    "kv_heads": (1,),
-    "head_dim": (HeadDims(576, 512),),
-    "is_latent": (True,),
-    "page_size": (64,),
-}
 _CONTIGUOUS_AND_PAGED = (None, 16)
 
 DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
@@ -326,7 +313,17 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
             "page_size": _CONTIGUOUS_AND_PAGED,
         }
     ),
-    "deepseek-v3-decode": Preset(sizes={**_DEEPSEEK_V3_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (16, 128)}),
+    "deepseek-v3-decode": Preset(
+        sizes={
+            **_DEFAULT_BATCH_AND_CACHE,
+            "batch": (16, 128),
+            "heads": (128,),
+            "kv_heads": (1,),
+            "head_dim": (HeadDims(576, 512),),
+            "is_latent": (True,),
+            "page_size": (64,),
+        }
+    ),
     "speculative": Preset(
         sizes={
             **_LLAMA_8B_SIZES,
@@ -468,12 +465,12 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
 
     def describe_problem(self, problem: DecodeProblem) -> Sequence[str]:
         """Return texts for reports: each field of the problem that differs from its default."""
-        rest = [
+        rest = (
             f"cache {problem.dtype_in_cache}" if problem.dtype_in_cache != problem.dtype else "",
             "graph over rotating caches" if problem.graph else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",
-        ]
+        )
         return [*filter(None, rest)]
 
     def describe_shape(self, shape: DecodeShape) -> str:

@@ -23,15 +23,20 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.errors import UsageError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.attention_reference import (
-    compute_norm_ratio,
-    compute_worst_row_error,
     convert_to_float64,
+    judge_distance,
+    measure_distance,
 )
 from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary
-from mamf.operations.decode.operation import DecodeKernel, DecodeProblem, DecodeShape, SequenceSizes
+from mamf.operations.decode.operation import (
+    DecodeKernel,
+    DecodeProblem,
+    DecodeShape,
+    SequenceSizes,
+    draw_sequence_sizes,
+)
 from mamf.operations.operand_sets import (
     ChangeDetector,
     OperandSet,
@@ -54,11 +59,12 @@ from mamf.torch_backend import TorchBackend
 class BoundKernel:
     """A kernel that is ready to run one shape.
 
-    ``attend``: launches the kernel with one operand set, and returns the output. ``details``: details of the
+    ``attend``: launches the kernel with one operand set, and returns the output, or a tuple that begins with it.
+    ``details``: details of the
     preparation for reports, such as the microseconds that the host takes to plan.
     """
 
-    attend: Callable[[DecodeOperands], torch.Tensor]
+    attend: Callable[[DecodeOperands], object]
     details: Mapping[str, float | str] = field(default_factory=dict)
 
 
@@ -131,7 +137,7 @@ class TorchDecode(DecodeKernel):
         sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
         count = sets * problem.count_launches(shape)
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), count)
-        tables = make_shuffled_tables(problem, shape, backend.device)
+        tables = make_cache_tables(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
         prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
         ready = [each.operand_set() for each in prepared]
@@ -144,8 +150,7 @@ class TorchDecode(DecodeKernel):
 
 def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
     """View a cache of tokens as [pages, page_size, ...], or a contiguous cache as [batch, cache_len, ...]."""
-    pages: torch.Tensor = cache.unflatten(0, (-1, shape.page_size or shape.cache_len))
-    return pages
+    return cache.view(-1, shape.page_size or shape.cache_len, *cache.shape[1:])
 
 
 class LibraryDecode(KernelLibrary, TorchDecode):
@@ -174,13 +179,10 @@ class PreparedDecode:
 
     def operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands.k if self._shape.is_latent else self._operands.v))
+        launch = partial(torch.no_grad()(self._bound.attend), self._operands)
         return OperandSet(
-            self.launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
+            launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
-
-    def launch(self) -> torch.Tensor:
-        with torch.no_grad():
-            return self._bound.attend(self._operands)
 
     def verify(self, result: object) -> Verdict:
         """Verify the type of the output of a launch, and its values for a random sequence."""
@@ -211,7 +213,7 @@ class PreparedDecode:
 
 def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> DecodeOperands:
     """View the one-dimensional buffers of one operand set as queries, keys and values."""
-    positions, rows = problem.count_cache_slots(shape), sum(problem.draw_sequence_sizes(shape).queries)
+    positions, rows = problem.count_cache_slots(shape), sum(draw_sequence_sizes(shape, problem.seed).queries)
     q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
     k = view_as(flat["k"], positions, shape.kv_heads, shape.head_dim)
     v = (
@@ -247,12 +249,6 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 # The number of elements of the scores that are computed at once, the largest number of elements that the keys of a head
 # may have to be copied to the host, and the number of rows that are compared on the host.
 _CHUNK_ELEMENTS, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
-# The largest relative error of a single row of the output. Rounding causes a far smaller error, and a row that the
-# kernel never wrote has a far larger error.
-_ROW_TOLERANCE = 0.25
-# The slope of a linear fit of the output to the reference may differ from 1 by the first number, plus the second number
-# times the standard deviation of rounding.
-_MAX_SLOPE_ERROR, _MAX_DEVIATIONS = 1e-3, 8.0
 
 
 @dataclass(frozen=True)
@@ -289,48 +285,28 @@ class CacheTables:
         offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def yield_query_rows(self) -> Iterator[tuple[int, slice]]:
-        """Yield the index of each sequence, and the slice of its queries among those of all sequences."""
+    def locate_queries(self) -> Iterator[tuple[int, slice]]:
+        """Iterate over the index of each sequence, and the slice of its queries among those of all sequences."""
         starts = itertools.accumulate(self.sequence_sizes.queries, initial=0)
-        for sequence, (start, count) in enumerate(zip(starts, self.sequence_sizes.queries, strict=False)):
-            yield sequence, slice(start, start + count)
+        return enumerate(slice(*pair) for pair in itertools.pairwise(starts))
 
 
-def make_cache_tables(
-    shape: DecodeShape, sequence_sizes: SequenceSizes, pages: Sequence[Sequence[int]], device: torch.device
-) -> CacheTables:
-    """Make the tables of a cache on a device, from the sizes of the sequences and the pages that each of them uses.
-
-    ``pages``: as in ``CacheTables``. Raises UsageError for a page outside of the cache, or one that two sequences use.
-    """
-    count, everything = sum(sequence_sizes.pages), list(itertools.chain(*pages))
-    for number, own in enumerate(pages):
-        if outside := next((page for page in own if not 0 <= page < count), None):
-            raise UsageError(f"sequence {number} uses page {outside}, but the cache has pages 0 to {count - 1} only")
-    if pages and len(set(everything)) != count:
-        raise UsageError("two sequences use the same page: give each page to one sequence")
+def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> CacheTables:
+    """Make the tables of a cache whose pages are in random order, as in a server that has run for a while."""
+    sizes, pages = draw_sequence_sizes(shape, problem.seed), list[list[int]]()
+    if shape.page_size is not None:
+        generator = torch.Generator().manual_seed(problem.seed)
+        places = iter(torch.randperm(sum(sizes.pages), generator=generator).tolist())
+        pages = [list(itertools.islice(places, count)) for count in sizes.pages]
     size, widest = shape.page_size or 1, max(map(len, pages), default=0)
     indices = partial(torch.tensor, dtype=torch.int32, device=device)
     queries, tokens, page_starts = (
-        indices([0, *itertools.accumulate(each)])
-        for each in (sequence_sizes.queries, sequence_sizes.lengths, sequence_sizes.pages)
+        indices([0, *itertools.accumulate(each)]) for each in (sizes.queries, sizes.lengths, sizes.pages)
     )
-    last = indices([(length - 1) % size + 1 for length in sequence_sizes.lengths])
+    last = indices([(length - 1) % size + 1 for length in sizes.lengths])
     table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
-    lengths, all_pages = indices(sequence_sizes.lengths), indices(everything)
-    return CacheTables(shape, sequence_sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
-
-
-def make_shuffled_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.device) -> CacheTables:
-    """Make the tables of a cache whose pages are in random order, as in a server that has run for a while."""
-    sequence_sizes = problem.draw_sequence_sizes(shape)
-    if shape.page_size is None:
-        return make_cache_tables(shape, sequence_sizes, (), device)
-    generator = torch.Generator().manual_seed(problem.seed)
-    places = iter(torch.randperm(sum(sequence_sizes.pages), generator=generator).tolist())
-    return make_cache_tables(
-        shape, sequence_sizes, [list(itertools.islice(places, count)) for count in sequence_sizes.pages], device
-    )
+    lengths, all_pages = indices(sizes.lengths), indices([*itertools.chain(*pages)])
+    return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
 
 
 class DecodeOperands(NamedTuple):
@@ -363,8 +339,7 @@ def compute_sequence_attention(
     masked = torch.arange(length, device=q.device) > last[:, None]
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
     output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
-    found: torch.Tensor = output.unflatten(1, (len(last), -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    return found
+    return output.view(heads, len(last), -1, v.shape[2]).permute(1, 0, 2, 3).flatten(1, 2)
 
 
 def compare_sequences(
@@ -379,7 +354,7 @@ def compare_sequences(
 
     ``output``: [queries, heads, head_dim_v]. ``error_bound``: the largest relative error of a correct output.
     """
-    sequences, parts = list(tables.yield_query_rows()), []
+    sequences, parts = list(tables.locate_queries()), []
     chosen = sequences if covers_all_sequences else [secrets.choice(sequences)]
     for sequence, rows in chosen:
         positions = tables.locate_tokens(sequence)
@@ -388,7 +363,7 @@ def compare_sequences(
         parts += [
             compute_sequence_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)
         ]
-    return compare_outputs(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), error_bound)
+    return _judge_output(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), error_bound)
 
 
 def compare_one_head_on_host(
@@ -398,7 +373,7 @@ def compare_one_head_on_host(
 
     Return None if the keys are too large to copy. The parameters are those of ``compare_sequences``.
     """
-    sequence, rows = secrets.choice(list(tables.yield_query_rows()))
+    sequence, rows = secrets.choice(list(tables.locate_queries()))
     if tables.sequence_sizes.lengths[sequence] * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
     kv, positions = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
@@ -411,7 +386,7 @@ def compare_one_head_on_host(
         *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in operands[1:]),
     )
     with use_one_torch_thread():
-        return compare_outputs(
+        return _judge_output(
             output[rows, heads][last_rows].cpu(), compute_sequence_attention(shape, q, k, v, last_rows), error_bound
         )
 
@@ -423,22 +398,5 @@ def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)
 
 
-def compare_outputs(output: torch.Tensor, expected: torch.Tensor, error_bound: float) -> Verdict:
-    """Compare an output with the expected one, and return the verdict.
-
-    It depends on the relative error of the whole output, on the error of the worst row, and on the slope of a linear
-    fit of the output to the expected one, which shows a wrong scale that is too small to show in the error.
-    ``error_bound``: the largest relative error of a correct output.
-    """
-    found = output.to(expected.dtype)
-    size = expected.square().sum().item()
-    error = compute_norm_ratio((found - expected).square().sum().item(), size)
-    row = compute_worst_row_error(found, expected) * error_bound / _ROW_TOLERANCE
-    rows = expected.shape[:-1].numel()
-    slope = ((found - expected) * expected).sum().item() / size if size else 0.0
-    most = min(_MAX_SLOPE_ERROR, error_bound) + _MAX_DEVIATIONS * error / math.sqrt(rows)
-    reason = f"the output is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
-    worst = math.nan if math.isnan(error) else max(error, row if row > error_bound else 0.0)
-    # Allow larger errors if there are few rows, because errors of few rows do not average out.
-    averaged = worst if not worst > error_bound else worst / (1 + 2 / math.sqrt(rows))
-    return Verdict(averaged, error_bound, reason=reason if error <= error_bound and abs(slope) > most else "")
+def _judge_output(output: torch.Tensor, expected: torch.Tensor, error_bound: float) -> Verdict:
+    return judge_distance(measure_distance([("o", output, expected)]), error_bound)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonicalize_dtype_name
-from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_values
+from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_known, require_values
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
@@ -56,11 +56,10 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
 
         The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
         """
-        operand = backend.resolve_dtype(canonicalize_dtype_name(asked.get("dtype") or backend.default_dtype))
-        output = asked.get("out_dtype") or DTYPES[operand].default_output_dtype
-        if output not in DTYPES:
+        output = asked.get("out_dtype") or ""
+        if output and output not in DTYPES:
             output = backend.resolve_dtype(canonicalize_dtype_name(output))
-        return super().problem_for(backend, {**asked, "dtype": operand, "out_dtype": output})
+        return super().problem_for(backend, {**asked, "out_dtype": output})
 
     def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: FLOP per byte of a launch, counting each operand once, and for scaled
@@ -134,10 +133,14 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         ``values``: values of ``m``, which are numbers of tokens, and of ``product``, the pass through the layers.
         Raises UnknownNameError for an unknown name.
         """
-        if name not in MATMUL_PRESETS:
-            raise UnknownNameError("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS)
+        require_known(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
         (product,) = values.get("product", ("forward",))
-        shapes = MATMUL_PRESETS[name].make_labeled_layer_shapes(product, values.get("m"))
+        names_by_shape: dict[MatmulShape, list[str]] = {}
+        for m in values.get("m") or MATMUL_PRESETS[name].token_counts:
+            for layer, n, k in MATMUL_PRESETS[name].layers:
+                sizes = {"forward": (m, n, k), "grad-input": (m, k, n), "grad-weight": (n, k, m)}[product]
+                names_by_shape.setdefault(MatmulShape(*sizes), []).append(layer)
+        shapes = {shape: ", ".join(dict.fromkeys(names)) for shape, names in names_by_shape.items()}
         return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, taken=("m",))
 
 

@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, compute_error_tolerance
@@ -142,43 +142,19 @@ _DECODE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
 _TRAINING_TOKENS = (8192,)
 
 
-@dataclass(frozen=True)
-class LinearLayer:
+class LinearLayer(NamedTuple):
     """A linear layer y = x W^T of a model, with x (tokens, ``input_size``) and W (``output_size``, ``input_size``)."""
 
     name: str
     output_size: int
     input_size: int
 
-    def make_shape(self, tokens: int, product: str = "forward") -> MatmulShape:
-        """Return the shape of one of the layer's three matmuls. ``product``: its name in LAYOUT_BY_LAYER_PASS."""
-        return {
-            "forward": MatmulShape(tokens, self.output_size, self.input_size),
-            "grad-input": MatmulShape(tokens, self.input_size, self.output_size),
-            "grad-weight": MatmulShape(self.output_size, self.input_size, tokens),
-        }[product]
 
-
-@dataclass(frozen=True)
-class LayerPreset:
+class LayerPreset(NamedTuple):
     """A preset of matmul shapes: linear layers of known models, and the numbers of tokens to measure them with."""
 
     layers: tuple[LinearLayer, ...]
     token_counts: tuple[int, ...] = _TRAINING_TOKENS
-
-    def make_labeled_layer_shapes(
-        self, product: str = "forward", tokens: Sequence[int] | None = None
-    ) -> dict[MatmulShape, str]:
-        """Return the shapes of one matmul of each layer, each shape with the names of its layers.
-
-        ``product``: the matmul, by its name in LAYOUT_BY_LAYER_PASS. ``tokens``: token counts to use instead of the
-        preset's.
-        """
-        names_by_shape: dict[MatmulShape, list[str]] = {}
-        for count in tokens or self.token_counts:
-            for layer in self.layers:
-                names_by_shape.setdefault(layer.make_shape(count, product), []).append(layer.name)
-        return {shape: ", ".join(dict.fromkeys(names)) for shape, names in names_by_shape.items()}
 
 
 def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int) -> tuple[LinearLayer, ...]:

@@ -165,7 +165,8 @@ class ModelProblem(DeclaredProblem):
     def count_parameters(self, shape: ModelShape) -> int:
         """Return the number of parameters of the model. GPT-2 learns one position per token, so it needs the shape."""
         d = self.d_model
-        layer, embedding = self._count_layer_weights(self.experts), self.vocabulary * d * (1 if self.tied else 2)
+        layer = self._count_layer_weights(self.experts)
+        embedding = self.vocabulary * d * (1 if self.tied else 2)
         if self.style == "gpt2":
             norms, biases, positions = 4 * d, 4 * d + self.d_ff + d, shape.context * d
             return embedding + positions + self.layers * (layer + norms + biases) + 2 * d

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.errors import RunLogError, UnavailableError
 from mamf.logs.records import get_utc_time
@@ -98,11 +98,6 @@ class DeviceKernel:
     def dram_bytes(self) -> float | None:
         """Bytes that the kernel read from and wrote to device memory; None if one of the two is unknown."""
         return _sum_if_all_known([self.metrics.get(DRAM_BYTES_READ), self.metrics.get(DRAM_BYTES_WRITTEN)])
-
-    @property
-    def dram_rate(self) -> float | None:
-        """Bytes that the kernel read from and wrote to device memory per second; None if unknown."""
-        return self.dram_bytes / self.seconds if self.dram_bytes is not None and self.seconds else None
 
     @property
     def occupancy_limiters(self) -> tuple[str, ...]:
@@ -343,11 +338,6 @@ _HOW_TO_PERMIT = (
 )
 
 
-class ProgramOutput(NamedTuple):
-    stdout: str
-    stderr: str
-
-
 @dataclass(frozen=True)
 class Ncu:
     """A caller of NVIDIA's profiler ncu.
@@ -374,12 +364,12 @@ class Ncu:
         ``kernel``: the kernel's name as the user gave it. If ncu fails, the counts have a reason and no counters.
         Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
         """
-        output = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
-        if _NO_PERMISSION_ERROR in "".join(output):
+        output, errors = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
+        if _NO_PERMISSION_ERROR in output + errors:
             raise UnavailableError(_HOW_TO_PERMIT)
-        kernels = parse_kernel_counters(output.stdout)
-        if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in "\n".join(output).splitlines()):
-            return LaunchCounts(row.kernel, row.problem, row.shape, reason=explain_missing_counts(*output))
+        kernels = parse_kernel_counters(output)
+        if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in f"{output}\n{errors}".splitlines()):
+            return LaunchCounts(row.kernel, row.problem, row.shape, reason=explain_missing_counts(output, errors))
         return make_launch_counts(row.kernel, row.problem, row.shape, kernels, self.launches)
 
 
@@ -443,7 +433,7 @@ def parse_number(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def run_and_capture_output(command: Sequence[str]) -> ProgramOutput:
+def run_and_capture_output(command: Sequence[str]) -> tuple[str, str]:
     """Run a program until it ends, and return what it wrote to stdout and stderr.
 
     An interrupt kills the program and the processes that it started. Raises UnavailableError if it cannot be started.
@@ -457,16 +447,11 @@ def run_and_capture_output(command: Sequence[str]) -> ProgramOutput:
         raise UnavailableError(f"cannot run {command[0]}: {error.strerror}") from None
     with process:
         try:
-            return ProgramOutput(*process.communicate())
+            return process.communicate()
         except BaseException:
-            _kill_session(process)
+            with contextlib.suppress(OSError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:  # This system has no sessions.
+                    process.kill()
             raise
-
-
-def _kill_session(process: subprocess.Popen[str]) -> None:
-    """Kill a process and all processes in its session; on systems without sessions, only the process."""
-    with contextlib.suppress(OSError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()

@@ -51,7 +51,7 @@ class CounterLine(NamedTuple):
     - ``kernel``: the counters of the device kernel; for a launch, their sums over its device kernels.
     - ``is_launch``: whether this is the line of a launch.
     - ``launch``: all counts of the launch; None in the line of a device kernel, or if nothing was counted.
-    - ``base``: the cycles of the first launch in the table, to which the table compares the cycles of all launches.
+    - ``first_launch_cycles``: the cycles of the first launch in the table, with which the table compares all launches.
     - ``reason``: why nothing was counted; empty if it was.
     - ``bound``: what bounds the launch; None in the line of a device kernel, or if nothing was counted.
     """
@@ -140,7 +140,13 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         return line.row.best_rate if line.is_launch and line.row.ok else None
 
     return [
-        Column("", "kernel", _format_kernel_name, left=True, min_characters=28),
+        Column(
+            "",
+            "kernel",
+            lambda line: line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.kernel.name)}",
+            left=True,
+            min_characters=28,
+        ),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
         Column(
             "",
@@ -164,7 +170,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         Column("grid", "", attrgetter("kernel.grid")),
         Column("block", "", attrgetter("kernel.block")),
         Column("seconds", "us", attrgetter("kernel.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
-        Column("dram_bytes_per_second", "DRAM TB/s", attrgetter("kernel.dram_rate"), lambda it: f"{it / TERA:.3g}", 4),
+        Column("dram_bytes_per_second", "DRAM TB/s", _compute_dram_rate, lambda rate: f"{rate / TERA:.3g}", 4),
         *(
             Column(name, title, _make_metric_reader(name), form, rank)
             for name, (title, form, rank) in _METRIC_COLUMNS.items()
@@ -202,8 +208,9 @@ def _make_metric_reader(name: str) -> Callable[[CounterLine], float | None]:
     return lambda line: line.kernel.metrics.get(name)
 
 
-def _format_kernel_name(line: CounterLine) -> str:
-    return line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.kernel.name)}"
+def _compute_dram_rate(line: CounterLine) -> float | None:
+    nbytes, seconds = line.kernel.dram_bytes, line.kernel.seconds
+    return nbytes / seconds if nbytes is not None and seconds else None
 
 
 def _describe_device_kernels(line: CounterLine) -> str | None:

@@ -139,11 +139,10 @@ class PooledRows(NamedTuple):
     @property
     def interval(self) -> Interval:
         """The interval of the ratio B/A. The true ratio is beyond each end with probability ``chance``."""
-        half_width = (
-            compute_student_t_quantile(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
-        )
+        coverage = 1 - 2 * self.chance
+        half_width = compute_student_t_quantile(self.degrees, coverage) * self.deviation + self.by_temperature
         factor = math.exp(min(half_width, MAX_EXPONENT))
-        return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
+        return Interval(self.ratio / factor, self.ratio * factor, coverage)
 
     def is_regression(self, tolerance: float) -> bool:
         """Return whether the rows in B are certainly slower than in A, by more than POOLED_TOLERANCE_SHARE of the
@@ -362,12 +361,7 @@ def make_pairing_fields(step: StepKey) -> PairingFields:
     """Return the fields by which a row of this step (regime, problem, shape and kernel) is paired with a row of another
     log.
     """
-    return {
-        "regime": step.regime,
-        **get_problem_fields(step.problem),
-        "shape": str(step.shape),
-        "kernel": step.kernel,
-    }
+    return {"regime": step.regime, **get_problem_fields(step.problem), "shape": str(step.shape), "kernel": step.kernel}
 
 
 def _make_compared_row(row: Measurement) -> ComparedRow:
@@ -397,9 +391,8 @@ def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement])
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
     """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
-    if regime not in COMMON_REGIMES:
-        return None
-    return compute_run_error([1.0], 1.0, [0.0], find_calibration("", f"{regime} cycles", problem))
+    known = find_calibration("", f"{regime} cycles", problem) if regime in COMMON_REGIMES else None
+    return known and compute_run_error([1.0], 1.0, [0.0], known)
 
 
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
@@ -409,8 +402,6 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
     speed of that device.
     """
     found = [_make_compared_row(row) for row in rows]
-    if not log.devices:
-        return found
     own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)
     cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
     for number, row in enumerate(rows):
@@ -455,9 +446,8 @@ def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[Compare
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
-            yield _add_error_and_conditions(
-                replace(_make_compared_row(visits[0]), tflops=rate, interval=interval), visits
-            )
+            row = replace(_make_compared_row(visits[0]), tflops=rate, interval=interval)
+            yield _add_error_and_conditions(row, visits)
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:

@@ -268,8 +268,7 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
-    launches = sum(row.launches for row in rounds)
-    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors
+    return seconds, sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds), errors
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
@@ -399,10 +398,9 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
             f"the {ceiling.regime} ceiling is too noisy to compute shares of it: measure it again with 'mamf find'"
         )
     info = backend.info
-    same = ceiling.device == info.name and (
-        ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
-    )
-    if not same:
+    if ceiling.device != info.name or (
+        ceiling.uuid_hash is not None and info.uuid_hash is not None and ceiling.uuid_hash != info.uuid_hash
+    ):
         other = "another device with that name" if ceiling.device == info.name else ceiling.device
         raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
 

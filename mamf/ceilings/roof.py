@@ -84,17 +84,13 @@ class RoofPoint:
 
     - ``tflops``: 1e12 FLOP/s; None if the work has no FLOP.
     - ``intensity``: FLOP per byte; None if the work has no FLOP or no bytes.
-    - ``roof``: the highest possible rate in ``unit``; None if it is unknown.
+    - ``roof``: the highest possible rate in the unit of the row's rate; None if it is unknown.
     - ``bound``: what limits the work, ``compute`` or ``bandwidth``; None if the roof is unknown.
     - ``layer``: the name of a group of rows, such as a layer of a model.
     """
 
     name: str
-    kernel: str
-    dtype: str
-    regime: str
-    rate: float
-    unit: str
+    row: Measurement
     tflops: float | None
     intensity: float | None
     roof: float | None
@@ -104,7 +100,7 @@ class RoofPoint:
     @property
     def share(self) -> float | None:
         """The measured rate divided by the roof; if compute limits the work, this share is MAMFU."""
-        return None if self.roof is None else self.rate / self.roof
+        return None if self.roof is None else self.row.comparable_rate / self.roof
 
     @property
     def bound_text(self) -> str | None:
@@ -125,11 +121,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
-        kernel=row.kernel,
-        dtype=row.problem.dtype,
-        regime=row.regime,
-        rate=row.comparable_rate,
-        unit=work.unit,
+        row=row,
         tflops=work.flop / seconds / TERA if work.flop else None,
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,
         roof=roof,

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -258,8 +259,8 @@ class Runner:
             return replace(failed, reason=reason)
         crashes.set_pending_row(replace(failed, reason=CRASH_REASON))
         try:
-            wants_clock = self.clock_choice.make_clock_test(
-                step.phase, step.regime.name, problem, step.shape, kernel.name
+            wants_clock = partial(
+                self.clock_choice.wants_clock, step.phase, step.regime.name, problem, step.shape, kernel.name
             )
             row = measure(
                 kernel, problem, step.shape, step.regime, self.get_operand_pool(problem), rule, limit, wants_clock

@@ -127,15 +127,15 @@ def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("row", "row", lambda point: point.name, left=True, min_characters=40),
-    Column("kernel", "kernel", lambda point: point.kernel, left=True),
-    Column("regime", "regime", lambda point: point.regime, importance=3, left=True),
-    Column("dtype", "dtype", lambda point: point.dtype, importance=3, left=True),
+    Column("kernel", "kernel", lambda point: point.row.kernel, left=True),
+    Column("regime", "regime", lambda point: point.row.regime, importance=3, left=True),
+    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, left=True),
     Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_significant, importance=2),
-    Column("", "rate", lambda point: format_rate(point.rate, point.unit), importance=1),
-    Column("rate", "", lambda point: point.rate),
-    Column("unit", "", lambda point: point.unit),
+    Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
+    Column("rate", "", lambda point: point.row.comparable_rate),
+    Column("unit", "", lambda point: point.row.work.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
-    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.unit), importance=2),
+    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.row.work.unit), importance=2),
     Column("roof", "", lambda point: point.roof),
     Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
     Column("", "bound by", lambda point: point.bound_text, importance=1, left=True),
@@ -153,7 +153,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
         yield (
             f"near the limit ({100 * NEAR_LIMIT_SHARE:.0f} % of the roof and more): "
             f"{near} of {format_count(len(known), 'row')}; "
-            f"nearest: {most.name} by {most.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
+            f"nearest: {most.name} by {most.row.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY)
@@ -264,9 +264,9 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
     marks = []
     for point in points:
         if point.tflops is not None and point.intensity is not None:
-            regime = ", sustained" if point.regime == SUSTAINED else ""
+            regime = ", sustained" if point.row.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""
-            marks.append(RoofMark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
+            marks.append(RoofMark(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series))
     # FLOP per byte at which each flat ceiling meets each rising ceiling.
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges

@@ -189,9 +189,16 @@ def make_verify_plan(
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
-    options = VerifyOptions(number, tuple(own))
-    of = get_operation(problems[0].operation)
-    return make_operation_plan(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
+    return make_operation_plan(
+        get_operation(problems[0].operation),
+        kernels,
+        problems,
+        [shape],
+        regimes,
+        VERIFY,
+        budget_seconds=budget,
+        options=VerifyOptions(number, tuple(own)),
+    )
 
 
 class VerifyStrategy(PlanStrategy):

@@ -391,8 +391,9 @@ def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement])
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
     """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
-    known = find_calibration("", f"{regime} cycles", problem) if regime in COMMON_REGIMES else None
-    return known and compute_run_error([1.0], 1.0, [0.0], known)
+    if regime not in COMMON_REGIMES:
+        return None
+    return compute_run_error([1.0], 1.0, [0.0], find_calibration("", f"{regime} cycles", problem))
 
 
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:

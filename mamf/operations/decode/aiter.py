@@ -50,7 +50,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
     name = "aiter-mla"
     has_contiguous = False
     has_latent = True
-    has_separate_kv = False
+    head_dims = ()
 
     def import_library(self) -> Any:
         return importlib.import_module("aiter.mla").mla_decode_fwd

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -36,7 +36,7 @@ class _FlashInferKernel(LibraryDecode):
     supported_cards = "compute capability 7.5 and above"
     alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
-    head_dims = (64, 128, 256)
+    head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 
     def import_library(self) -> Any:
         return importlib.import_module(self.module_name)
@@ -142,7 +142,7 @@ class FlashInferPrefill(_FlashInferKernel):
 class FlashInferMla(_FlashInferKernel):
     name = "flashinfer-mla"
     has_latent = True
-    has_separate_kv = False
+    head_dims = ()
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):

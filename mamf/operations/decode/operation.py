@@ -175,11 +175,6 @@ class DecodeShape:
         """Whether all sequences have the same number of queries."""
         return self.lengths == "equal" or self.queries == 1
 
-    @property
-    def elements_per_token(self) -> int:
-        """The number of elements that the cache stores for a token."""
-        return self.head_dim if self.is_latent else self.kv_heads * (self.head_dim + self.head_dim_v)
-
 
 @dataclass(frozen=True)
 class SequenceSizes:
@@ -255,19 +250,15 @@ class DecodeProblem(DeclaredProblem):
         return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_products=True)
 
     def _count_launch_bytes(self, shape: DecodeShape) -> int:
-        sequence_sizes = draw_sequence_sizes(shape, self.seed)
-        cache = sum(sequence_sizes.lengths) * shape.elements_per_token * DTYPES[self.dtype_in_cache].itemsize
-        rows = (
-            sum(sequence_sizes.queries)
-            * shape.heads
-            * (shape.head_dim + shape.head_dim_v)
-            * DTYPES[self.dtype].itemsize
-        )
+        sizes, width = draw_sequence_sizes(shape, self.seed), shape.head_dim + shape.head_dim_v
+        cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
+        cache = sum(sizes.lengths) * cached_width * DTYPES[self.dtype_in_cache].itemsize
+        rows = sum(sizes.queries) * shape.heads * width * DTYPES[self.dtype].itemsize
         # A launch also reads tables: the pages and the length of each sequence, and its number of queries if sequences
         # differ in it.
         is_paged = shape.page_size is not None
         tables_of_sequences = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
-        entries = is_paged * sum(sequence_sizes.pages) + shape.batch * tables_of_sequences
+        entries = is_paged * sum(sizes.pages) + shape.batch * tables_of_sequences
         return cache + rows + _INDEX_BYTES * entries
 
     def count_cache_slots(self, shape: DecodeShape) -> int:

@@ -75,9 +75,9 @@ class TorchDecode(DecodeKernel):
       the number of tokens of which page sizes must be a multiple.
     - ``has_ragged``: whether sequences may differ in length. ``has_ragged_queries``: whether they may differ in their
       number of queries.
-    - ``has_latent``, ``has_separate_kv``: whether it supports a cache of latents, and of separate keys and values.
+    - ``has_latent``: whether it supports a cache of latents.
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
-    - ``head_dims``: the supported head dimensions of separate keys and values.
+    - ``head_dims``: the supported head dimensions of separate keys and values; empty if it supports only latents.
     """
 
     has_contiguous: ClassVar[bool] = True
@@ -86,7 +86,6 @@ class TorchDecode(DecodeKernel):
     has_ragged: ClassVar[bool] = True
     has_ragged_queries: ClassVar[bool] = True
     has_latent: ClassVar[bool] = False
-    has_separate_kv: ClassVar[bool] = True
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
@@ -117,7 +116,7 @@ class TorchDecode(DecodeKernel):
             (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
             (
-                not shape.is_latent and not self.has_separate_kv,
+                not shape.is_latent and not self.head_dims,
                 "needs a latent: use --latent --kv-heads 1 --head-dims 576/512",
             ),
             (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mamf.backend import Backend, DeviceInfo
+from mamf.backend import Backend
 from mamf.calibration import find_calibration
 from mamf.errors import IncomparableError, UsageError, is_number, require_seconds
 from mamf.kernel import Problem
@@ -30,9 +30,10 @@ from mamf.measurement import (
     Tabular,
     compute_relative_accuracy,
     find_rate,
+    group_pairs,
     label_dtype,
 )
-from mamf.plans import SUSTAINED, Plan
+from mamf.plans import SUSTAINED
 from mamf.statistics import (
     FigureError,
     Interval,
@@ -155,14 +156,6 @@ def confirm_ceilings(
     return ceilings
 
 
-def confirm_plan_ceilings(
-    plan: Plan, rows: Iterable[Measurement], info: DeviceInfo, default_kernel: str
-) -> dict[tuple[Problem, str], Ceiling]:
-    """Return the ceilings of all problems and regimes of a plan that the rows confirm, by problem and regime."""
-    wanted = [(problem, regime, default_kernel) for problem in plan.problems for regime in plan.regimes]
-    return confirm_ceilings(rows, wanted, info.name, info.uuid_hash)
-
-
 def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     """Return whether a visit (one measurement) of the ceiling's winner was clearly faster than the confirming rounds.
 
@@ -275,8 +268,7 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
     if rounds[0].figure != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
-    launches = sum(row.launches for row in rounds)
-    return seconds, sum(row.seconds * row.launches for row in rounds) / launches, errors
+    return seconds, sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds), errors
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
@@ -291,11 +283,8 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
-    rounds_by_candidate: dict[Candidate, dict[int, Measurement]] = {}
-    for row in rows:
-        if row.ok:
-            rounds_by_candidate.setdefault((row.shape, row.kernel), {})[row.round] = row
-    return rounds_by_candidate
+    rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
+    return {candidate: {row.round: row for row in own} for candidate, own in rows_by_candidate.items()}
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:
@@ -409,10 +398,9 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
             f"the {ceiling.regime} ceiling is too noisy to compute shares of it: measure it again with 'mamf find'"
         )
     info = backend.info
-    same = ceiling.device == info.name and (
-        ceiling.uuid_hash is None or info.uuid_hash is None or ceiling.uuid_hash == info.uuid_hash
-    )
-    if not same:
+    if ceiling.device != info.name or (
+        ceiling.uuid_hash is not None and info.uuid_hash is not None and ceiling.uuid_hash != info.uuid_hash
+    ):
         other = "another device with that name" if ceiling.device == info.name else ceiling.device
         raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
 

@@ -84,17 +84,13 @@ class RoofPoint:
 
     - ``tflops``: 1e12 FLOP/s; None if the work has no FLOP.
     - ``intensity``: FLOP per byte; None if the work has no FLOP or no bytes.
-    - ``roof``: the highest possible rate in ``unit``; None if it is unknown.
+    - ``roof``: the highest possible rate in the unit of the row's rate; None if it is unknown.
     - ``bound``: what limits the work, ``compute`` or ``bandwidth``; None if the roof is unknown.
     - ``layer``: the name of a group of rows, such as a layer of a model.
     """
 
     name: str
-    kernel: str
-    dtype: str
-    regime: str
-    rate: float
-    unit: str
+    row: Measurement
     tflops: float | None
     intensity: float | None
     roof: float | None
@@ -104,7 +100,7 @@ class RoofPoint:
     @property
     def share(self) -> float | None:
         """The measured rate divided by the roof; if compute limits the work, this share is MAMFU."""
-        return None if self.roof is None else self.rate / self.roof
+        return None if self.roof is None else self.row.comparable_rate / self.roof
 
     @property
     def bound_text(self) -> str | None:
@@ -125,11 +121,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
-        kernel=row.kernel,
-        dtype=row.problem.dtype,
-        regime=row.regime,
-        rate=row.comparable_rate,
-        unit=work.unit,
+        row=row,
         tflops=work.flop / seconds / TERA if work.flop else None,
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,
         roof=roof,
@@ -182,22 +174,19 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
-                _keep_higher_ceiling(compute, (ceiling.dtype, ceiling.regime), ceiling)
+                key = ceiling.dtype, ceiling.regime
+                compute[key] = max(compute.get(key, ceiling), ceiling, key=lambda each: each.rate)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
-                _keep_higher_ceiling(bandwidth, (level, ceiling.regime), ceiling)
+                key = level, ceiling.regime
+                bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
     if not compute and not bandwidth:
         raise UsageError(
             "the logs have no ceiling for a roof: give logs of 'mamf roofline', or of 'mamf find' and 'mamf find "
             "--operation bandwidth'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
-
-
-def _keep_higher_ceiling(ceilings: dict[tuple[str, str], Ceiling], key: tuple[str, str], ceiling: Ceiling) -> None:
-    if key not in ceilings or ceiling.rate > ceilings[key].rate:
-        ceilings[key] = ceiling
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:

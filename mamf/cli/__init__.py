@@ -125,7 +125,6 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
     try:
         if is_watched:
             watching.fork_watched_child(typed_words)
-        watching.unblock_signals()
         code = run_command(typed_words, watching.CRASH_STATE.crashed_run if watching.CRASH_STATE else None)
         get_report_stream().flush()
         return code
@@ -164,7 +163,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
     given = normalize_option_names(typed_words)
     options = _build_parser(given).parse_args(given)
-    options.typed, options.given = typed_words, getattr(options, "parser", Parser()).list_set_options(options)
+    options.typed = typed_words
     if options.module is None:
         print_lines(f"{_format_overview()}\n")
         return 0
@@ -184,19 +183,21 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _start_missing_log(options: argparse.Namespace) -> None:
-    """Replace --requeue by --output if there is no log to continue, and set ``options.begins`` to the reason, or else
-    to an empty text. Raises UsageError if there is no log for --resume to continue.
+    """Replace --requeue by --output if there is no log to continue, and by --resume otherwise. Set ``options.begins``
+    to the reason for a new log, or to an empty text. Raises UsageError if there is no log for --resume to continue.
 
     This happens before the command runs, because a command reads its options differently when it resumes a log.
     """
-    path: Any = getattr(options, "resume", None)
-    is_output_free = path is not None and getattr(options, "output", path) is None
-    options.begins = _explain_new_log(path) if is_output_free else ""
-    if options.begins and not hasattr(options, "requeues"):
+    requeue = getattr(options, "requeue", None)
+    path: Any = requeue or getattr(options, "resume", None)
+    options.begins = _explain_new_log(path) if path and getattr(options, "output", path) is None else ""
+    if options.begins and not requeue:
         raise UsageError(f"--resume: {path} {options.begins}; use --requeue to start a new run there")
     if options.begins:
         options.output, options.resume = path.resolve() if path.is_symlink() else path, None
         options.output.unlink(missing_ok=True)
+    elif requeue:
+        options.resume = requeue
 
 
 def _explain_new_log(path: Path) -> str:

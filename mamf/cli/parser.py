@@ -60,12 +60,14 @@ class Parser(argparse.ArgumentParser):
 
     - ``usage_exit_code``: the exit code after an error in the options.
     - ``overview_text``: the text that ``mamf --help`` prints; empty in the parser of a single command.
+    - ``shows_rare_options``: whether help shows the options in RARE_OPTIONS too.
     - ``command_words``: the words of the command line, because some commands have options that depend on the operation
       or the kernel in these words.
     """
 
     usage_exit_code = 2
     overview_text = ""
+    shows_rare_options = False
     command_words: Sequence[str] = ()
 
     def __init__(self, **keywords: Any) -> None:
@@ -103,9 +105,13 @@ class Parser(argparse.ArgumentParser):
         return list(words) if place is None else [words[place], *words[:place], *words[place + 1 :]]
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse the words ``args``. The result has a field ``given``: the names of the options whose values differ from
+        their defaults.
+        """
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
+        options.given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
         for action in parser._actions:  # before Python 3.13, --option=-- sets an empty list
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
@@ -120,23 +126,18 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             raise argparse.ArgumentError(action, str(error.__context__)) from None
 
-    def format_help(self) -> str:
-        return self.overview_text or self._format_help(shows_rare_options=False)
-
     def print_help(self, file: object = None) -> None:
         print_lines(self.format_help())
 
-    def _format_help(self, shows_rare_options: bool) -> str:
-        rare = (
-            []
-            if shows_rare_options
-            else [
-                each
-                for each in self._actions
-                if RARE_OPTIONS.intersection(each.option_strings) or getattr(each, "is_rare", False)
-            ]
-        )
-        helps = [each.help for each in rare]
+    def format_help(self) -> str:
+        """Format the help. This also hides the rare options in the parser, which is not used again after its help."""
+        if self.overview_text:
+            return self.overview_text
+        rare = [
+            each
+            for each in (() if self.shows_rare_options else self._actions)
+            if RARE_OPTIONS.intersection(each.option_strings) or getattr(each, "is_rare", False)
+        ]
         for each in rare:
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
@@ -150,14 +151,7 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_arguments(group._group_actions)
                 formatter.end_section()
         formatter.add_text(f"more options: --help-all ({len(rare)})" if rare else None)
-        text = formatter.format_help()
-        for each, help in zip(rare, helps, strict=True):
-            each.help = help
-        return text
-
-    def list_set_options(self, options: argparse.Namespace) -> set[str]:
-        """Return the names of the options whose parsed values differ from their defaults."""
-        return {name for name, value in vars(options).items() if value != self.get_default(name)}
+        return formatter.format_help()
 
     def suggest_option(self, option: str) -> str:
         """Suggest what to type in place of an unknown option: what replaces an option of mamf-finder, the nearest
@@ -169,9 +163,15 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
-        print_wrapped_line(
-            f"{self.prog}: {_shorten_unknown_command(message)}{suggest_nearest_choice(message)}", sys.stderr
-        )
+        """Print argparse's message in one line, and exit. Suggest the choice that is nearest to an invalid one. Do not
+        list all commands after an unknown one, as argparse does.
+        """
+        if complaint := _INVALID_CHOICE_MESSAGE.search(message):
+            close = difflib.get_close_matches(complaint[1], re.findall(r"[\w.-]+", complaint[2]), n=1)
+            if "COMMAND" in message:
+                message = f"there is no command {complaint[1]!r}" + ("" if close else "; mamf --help lists them")
+            message += f" (did you mean {close[0]}?)" if close else ""
+        print_wrapped_line(f"{self.prog}: {message}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 
@@ -229,36 +229,12 @@ def _find_value_count_limits(option: argparse.Action | None) -> tuple[int, float
     return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(option.nargs or "", (1, 1))
 
 
-class PrintHelpAll(argparse.Action):
+class PrintHelpAll(argparse._HelpAction):
     """The action of ``--help-all``: it prints the help of a command including rare options, and exits."""
 
-    def __init__(self, **keywords: Any) -> None:
-        super().__init__(nargs=0, default=argparse.SUPPRESS, **keywords)
-
-    def __call__(self, parser: Any, *_: Any) -> None:
-        print_lines(parser._format_help(shows_rare_options=True))
-        parser.exit()
-
-
-def _shorten_unknown_command(message: str) -> str:
-    """Shorten argparse's error for an unknown command, which lists all commands. Return any other message unchanged."""
-    complaint = _INVALID_CHOICE_MESSAGE.search(message)
-    if complaint is None or "COMMAND" not in message:
-        return message
-    return f"there is no command {complaint[1]!r}" + (
-        "" if suggest_nearest_choice(message) else "; mamf --help lists them"
-    )
-
-
-def suggest_nearest_choice(message: str) -> str:
-    """Suggest the choice that is nearest to the typed word, from argparse's message about an invalid choice. Return an
-    empty text if no choice is near, or for any other message.
-    """
-    complaint = _INVALID_CHOICE_MESSAGE.search(message)
-    if complaint is None:
-        return ""
-    close = difflib.get_close_matches(complaint[1], re.findall(r"[\w.-]+", complaint[2]), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    def __call__(self, parser: Any, *arguments: Any) -> None:
+        parser.shows_rare_options = True
+        super().__call__(parser, *arguments)
 
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:

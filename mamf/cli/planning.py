@@ -16,7 +16,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
-from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options, warn
+from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
 from mamf.operation import (
     Operation,
@@ -27,8 +27,9 @@ from mamf.operation import (
     make_operation_plan,
     parse_range,
 )
+from mamf.operations.matmul.operation import Matmul
 from mamf.plans import Plan, choose_regimes
-from mamf.plugins.discovery import find_operation_of_kernel, make_kernel, make_operation
+from mamf.plugins.discovery import find_operation_of_kernel, make_operation
 
 AnyOperation = Operation[Any, Any]
 #: The values of a bool field that each value of its option means, such as (False, True) for ``--causal both``.
@@ -38,19 +39,12 @@ _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": 
 # -- the operation -----------------------------------------------------------------------------------------------------
 
 
-def make_requested_operation(command_words: Sequence[str]) -> AnyOperation:
+def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
     """Make the operation that --operation names in the unparsed words, or matmul without it. Raises
     UnknownNameError.
     """
     if name := find_option_value("--operation", command_words):
         return make_operation(name)
-    return make_default_operation()
-
-
-def make_default_operation() -> AnyOperation:
-    """Make the operation that commands measure without --operation: matmul."""
-    from mamf.operations.matmul.operation import Matmul
-
     return Matmul()
 
 
@@ -260,23 +254,6 @@ def _make_preset(
                 raise UsageError(f"{parameter.option} needs {operation.preset_parameter.option}")
         return Preset()
     return operation.preset(name, {**sizes, **further})
-
-
-def choose_requested_kernels(request: Request, options: argparse.Namespace, backend: Backend) -> Sequence[str] | None:
-    """Choose the kernels of --kernel, or else the available kernels of the preset. Return None for all kernels.
-
-    Print a warning for each kernel of the preset that is not available.
-    """
-    of_preset = request.preset.kernels
-    if options.kernel or not of_preset:
-        return options.kernel  # type: ignore[no-any-return]
-
-    reasons = {name: make_kernel(request.operation, name).unavailable(backend) for name in of_preset}
-    able = [name for name, reason in reasons.items() if reason is None]
-    for name, reason in reasons.items():
-        if able and reason:
-            warn(f"leaving out kernel {name}: {reason}")
-    return able or of_preset
 
 
 def make_plan(

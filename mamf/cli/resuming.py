@@ -34,7 +34,7 @@ _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "device
 _OUTPUT_OPTIONS = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
-_RESUME_OPTIONS = {"requeues", "resume", "rows", "share", "update"}
+_RESUME_OPTIONS = {"requeue", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
 #: The options that have another name than the field of Plan that they set, by field.
 _OPTION_BY_FIELD = {"regimes": "regime", "seconds": "time-limit"}

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mamf.backend import Advice, Backend, describe_sharing
-from mamf.cli.planning import choose_requested_kernels, make_plan, make_request
+from mamf.ceilings.roof import Roofs
+from mamf.cli.planning import make_plan, make_request
 from mamf.cli.resuming import (
     compute_remaining_budget,
     exit_after_device_loss,
@@ -47,7 +48,6 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
 
     ``make_session``: makes the session from ``arguments``, the options, the handler of signals and the resumed log.
     """
-
     return run_interruptible(
         options, lambda signals, resumed: make_session(*arguments, options, signals, resumed).run()
     )
@@ -61,7 +61,6 @@ def run_kernel_session(
 
     Reports wrong options before it opens a device.
     """
-
     _require_effective_options(options)
     operation = operation or make_operation(getattr(options, "operation", None) or options.command)
     return run_session(options, make_session, make_request(operation, options))
@@ -69,7 +68,6 @@ def run_kernel_session(
 
 def _require_effective_options(options: argparse.Namespace) -> None:
     """Raise UsageError if an option has no effect on this run."""
-
     of_regimes = {
         "flush": ("--no-flush", BURST),
         "num_iterations": ("--num-iterations", CLASSIC),
@@ -88,10 +86,13 @@ class Session:
     sessions of other commands override parts of it.
 
     - ``resumed_log``, ``resumed_plan``: the log to resume and its plan, or None for a new run.
+    - ``roofs``, ``baseline_kernel``: fields of the report's ReportOptions.
     - ``measured_run``: the run of the driver, which measures and writes the log.
     """
 
     kind = SWEEP
+    roofs: Roofs | None = None
+    baseline_kernel: str | None = None
 
     def __init__(
         self,
@@ -140,7 +141,8 @@ class Session:
             command=quote_command_line(),
             notes=options.notes,
             advice=advice,
-            signals=interruption,
+            shield_from_signals=interruption.shield_from_signals,
+            check_signals=interruption.check,
             on_lost=partial(exit_after_device_loss, self.backend),
         )
         # Raise a signal again here, because a library may have swallowed the exception while Python imported it.
@@ -148,7 +150,6 @@ class Session:
 
     def make_plan(self) -> Plan:
         """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""
-
         before = self.resumed_plan
         if before is None:
             share = getattr(self.options, "share", None)
@@ -164,7 +165,6 @@ class Session:
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         """Open the kernels that the run measures, and return each with its name in the options."""
-
         if self.resumed_plan is None:
             return choose_kernels(self.operation, self.backend, self.list_requested_kernels())
         if self.options.kernel:
@@ -175,13 +175,22 @@ class Session:
         return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 
     def list_requested_kernels(self) -> Sequence[str] | None:
-        """List the kernels that the options or the preset name. Return None for all kernels."""
+        """List the kernels of --kernel, or else the available kernels of the preset. Return None for all kernels.
 
-        return choose_requested_kernels(self.request, self.options, self.backend)
+        Print a warning for each kernel of the preset that is not available.
+        """
+        of_preset = self.request.preset.kernels
+        if self.options.kernel or not of_preset:
+            return self.options.kernel  # type: ignore[no-any-return]
+        reasons = {name: make_kernel(self.operation, name).unavailable(self.backend) for name in of_preset}
+        able = [name for name, reason in reasons.items() if reason is None]
+        for name, reason in reasons.items():
+            if able and reason:
+                warn(f"leaving out kernel {name}: {reason}")
+        return able or of_preset
 
     def make_new_plan(self) -> Plan:
         """Make the plan that the options describe, without regard to a resumed log."""
-
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels])
 
     def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
@@ -192,7 +201,6 @@ class Session:
 
     def make_strategy(self, setup: Setup) -> Strategy:
         """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
-
         return get_kind(self.plan).make_strategy(setup)
 
     def print_plan(self) -> None:
@@ -207,20 +215,16 @@ class Session:
         )
 
     def count_remaining_measurements(self) -> int | None:
-        """Return how many rows remain to be measured, or None if the number is unknown."""
-        return len(self.measured_run.remaining_steps)
+        """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""
+        return None if self.kind in (FIND, VERIFY) else self.measured_run.kind.count_left(self.measured_run)
 
     def is_run_complete(self) -> bool:
         """Return whether the resumed log has all rows, so that nothing remains to be measured."""
         return not self.count_remaining_measurements()
 
-    def make_report_options(self) -> ReportOptions:
-        return ReportOptions(self.options.top)
-
     def make_document(self, log: RunLog) -> Document:
         """Make the report of a log, ready to be printed in any format."""
-
-        return get_kind(log.plan).make_document(log, self.make_report_options())
+        return get_kind(log.plan).make_document(log, ReportOptions(self.options.top, self.roofs, self.baseline_kernel))
 
     def choose_exit_code(self, run_exit_code: int) -> int:
         """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured any row, as in
@@ -274,7 +278,6 @@ class Session:
 
     def _report_finished_run(self, run_exit_code: int) -> int:
         """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""
-
         run = self.measured_run
         try:
             log = read_run_log(run.writer.path) if run.is_written else run.build_log()
@@ -298,7 +301,6 @@ class Session:
         """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was
         printed.
         """
-
         code = 0
         try:
             print_document(self.options, self.make_document(log))

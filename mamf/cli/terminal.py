@@ -89,7 +89,8 @@ def print_wrapped_line(line: str, stream: TextIO) -> None:
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
-    if _shows_colors(stream):
+    # Print no colors if the user has disabled them (see no-color.org).
+    if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
         text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
     # Print characters that the encoding of the terminal lacks as escapes, because print would raise an error.
@@ -108,11 +109,6 @@ def find_terminal_columns(stream: TextIO | None = None) -> int | None:
     with contextlib.suppress(OSError):
         columns = columns or str(os.get_terminal_size(stream.fileno()).columns)
     return int(columns) if columns.isdecimal() and int(columns) else _DEFAULT_TERMINAL_COLUMNS
-
-
-def _shows_colors(stream: TextIO) -> bool:
-    """Return whether the stream is a terminal with colors and the user has not disabled them (see no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def print_document(options: argparse.Namespace, document: Document) -> None:
@@ -157,6 +153,7 @@ _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 #: Values of --devices that are not indices: ALL_DEVICES means every device of the backend, and RANK_DEVICES one device
 #: for each process that a launcher such as torchrun started.
 ALL_DEVICES, RANK_DEVICES = -1, -2
+_DEVICES_BY_WORD = {"all": ALL_DEVICES, "ranks": RANK_DEVICES}
 
 
 def parse_duration(text: str) -> float:
@@ -172,18 +169,6 @@ def parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"{shorten(text)!r} is not a whole number of at least 0")
     return parse_digits(text)
-
-
-def parse_device_index(text: str) -> int:
-    """Parse a value of --devices: an index, ``all`` (returned as ALL_DEVICES) or ``ranks`` (returned
-    as RANK_DEVICES).
-    """
-    return {"all": ALL_DEVICES, "ranks": RANK_DEVICES}[text] if text in ("all", "ranks") else parse_index(text)
-
-
-def parse_row_count(text: str) -> int | None:
-    """Parse the number of rows that a report prints. Return None for ``all``."""
-    return None if text == "all" else parse_index(text)
 
 
 class SharedOption(NamedTuple):
@@ -220,7 +205,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--devices": SharedOption(
         "devices to use: indices, 'all', or 'ranks' (one device for each process that torchrun or srun starts)",
         "only --device",
-        {"type": parse_device_index, "nargs": "+", "metavar": "N"},
+        {"type": lambda text: _DEVICES_BY_WORD.get(text) or parse_index(text), "nargs": "+", "metavar": "N"},
     ),
     "--dry-run": SharedOption("print what mamf would measure or write, then stop", "", _SWITCH_KEYWORDS),
     "--dtype": SharedOption(
@@ -275,7 +260,9 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
     "--requeue": SharedOption(
-        "like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart"
+        "like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart",
+        "",
+        _FILE_KEYWORDS,
     ),
     "--resume": SharedOption(
         "run log to continue, or folder with the logs of several devices; mamf measures only what is missing",
@@ -297,19 +284,10 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--top": SharedOption(
         "number of rows to print per table, best first, or 'all'",
         "10",
-        {"type": parse_row_count, "default": 10, "metavar": "N"},
+        {"type": lambda text: None if text == "all" else parse_index(text), "default": 10, "metavar": "N"},
     ),
     "--wide": SharedOption("print all columns, even if the terminal is too narrow", "", _SWITCH_KEYWORDS),
 }
-
-
-class _StoreRequeuePath(argparse.Action):
-    """The action of --requeue: it stores the path as --resume does, and records that the run begins if the file is
-    missing.
-    """
-
-    def __call__(self, parser: Any, options: argparse.Namespace, path: Any, option: str | None = None) -> None:
-        options.resume, options.requeues = path, True
 
 
 def add_shared_options(group: argparse._ActionsContainer, *option_names: str, **changes: Any) -> None:
@@ -342,9 +320,7 @@ def add_run_options(
     """
     group = parser.add_argument_group("run")
     add_shared_options(group, "--budget", default_text=budget_default)
-    add_shared_options(group, "--dry-run", "--output", "--resume")
-    add_shared_options(group, "--requeue", dest="resume", action=_StoreRequeuePath, **_FILE_KEYWORDS)
-    add_shared_options(group, "--notes", "--isolate")
+    add_shared_options(group, "--dry-run", "--output", "--resume", "--requeue", "--notes", "--isolate")
 
 
 def add_devices_options(

@@ -175,8 +175,7 @@ class SharedCrashState:
         self._page[: len(data)] = data
 
     def _load_state(self) -> tuple[str, float, list[int], str, str]:
-        log, begun, codes, line, label = json.loads(self._page[: self._page.find(_TEXT_END)] or _EMPTY_STATE)
-        return log, begun, codes, line, label
+        return json.loads(self._page[: self._page.find(_TEXT_END)] or _EMPTY_STATE)  # type: ignore[no-any-return]
 
     def mark_command_ended(self) -> None:
         """Store that the command has ended, so that the watching process does not take its exit code for a crash."""
@@ -237,18 +236,13 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
         if not child:
             CRASH_STATE = shared
             request_death_with_parent(parent)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             return
         code = shared.find_exit_code_or_log_crash(_wait_for_child(child))
         if code is not None:
             os._exit(code if code >= 0 else 128 - code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(INTERRUPTED_EXIT_CODE)
-
-
-def unblock_signals() -> None:
-    """Unblock the signals that ``fork_watched_child`` has blocked. Call it when the command can handle them."""
-    if CRASH_STATE is not None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
 
 
 def _wait_for_child(child_pid: int) -> int:

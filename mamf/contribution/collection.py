@@ -8,6 +8,7 @@ adds the account to submitters.txt.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,8 @@ class ResultRate(Rate):
 
     - ``place``: the path of the log in results/. ``header``: the header of the log.
     - ``table``: the table that shows the rate, one of TABLES.
-    - ``ceiling``: the confirmed ceiling whose rate this is; None if it is the rate of a single row.
+    - ``ceiling``: the confirmed ceiling whose rate this is: a search chose the winner and then measured it again. None
+      if the rate is that of a single row.
     - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
     - ``interval``: None if the rate is that of the fastest launch only.
     - ``share``: MAMFU as a fraction, in the table SHARES_TABLE only.
@@ -65,17 +67,12 @@ class ResultRate(Rate):
         return self.row.conditions if self.ceiling is None else self.ceiling.conditions
 
     @property
-    def is_ceiling(self) -> bool:
-        """True if the rate is a ceiling: a search chose the winner and then measured it again."""
-        return self.ceiling is not None
-
-    @property
     def key(self) -> tuple[Any, ...]:
         """A tuple that is equal for two rates of different logs if one of them can confirm the other."""
         if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, make_problem_title(self.row.regime, self.row.problem), self.device)
-        return of if self.is_ceiling else (*of, self.row.shape, self.row.kernel)
+        return of if self.ceiling else (*of, self.row.shape, self.row.kernel)
 
     @property
     def label(self) -> str:
@@ -207,33 +204,30 @@ class Submitters:
 
 def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
-    confirmed_and_unconfirmed: tuple[list[ResultRate], list[ResultRate]] = ([], [])
     listed = list(entries)
     complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
-    for entry in listed:
-        confirmed_and_unconfirmed[not submitters.is_confirmed(entry, complete.get(entry.key, ()))].append(entry)
-    return confirmed_and_unconfirmed
+    groups = group_pairs((submitters.is_confirmed(entry, complete.get(entry.key, ())), entry) for entry in listed)
+    return groups.get(True, []), groups.get(False, [])
 
 
 def read_submitters(root: Path) -> Submitters:
     """Read the submitters and maintainers from the files in a results folder. Case is ignored, as GitHub does in
     account names.
     """
-    accounts = {
-        Path(place): account
-        for place, _, account in map(_split_submitter_line, _read_content_lines(root / SUBMITTERS_FILE))
-    }
-    return Submitters(accounts, frozenset(line.casefold() for line in _read_content_lines(root / MAINTAINERS_FILE)))
+    accounts = {Path(place): account for place, account in _read_submitter_lines(root)}
+    return Submitters(accounts, frozenset(_read_content_lines(root / MAINTAINERS_FILE)))
 
 
-def _split_submitter_line(line: str) -> tuple[str, str, str]:
-    return line.casefold().rpartition(" ")
+def _read_submitter_lines(root: Path) -> list[tuple[str, str]]:
+    """Return the path of a log and the account of its submitter from each line of submitters.txt."""
+    parts = (line.rpartition(" ") for line in _read_content_lines(root / SUBMITTERS_FILE))
+    return [(place, account) for place, _, account in parts]
 
 
 def _read_content_lines(path: Path) -> list[str]:
-    """Return the lines of a text file without comments and empty lines. A missing file has no lines."""
+    """Return the lines of a text file in lower case, without comments and empty lines. A missing file has no lines."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [line for line in lines if line and not line.startswith("#")]
+    return [line.casefold() for line in lines if line and not line.startswith("#")]
 
 
 def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, Finding]]:
@@ -241,17 +235,14 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
 
     ``log_paths``: the paths of all logs, relative to the results folder ``root``.
     """
-    path, named = (
-        root / SUBMITTERS_FILE,
-        [_split_submitter_line(line) for line in _read_content_lines(root / SUBMITTERS_FILE)],
-    )
+    path, named = root / SUBMITTERS_FILE, _read_submitter_lines(root)
     findings = [
         (path, Finding("submitter", f"{place}: write the path of a log in {root.name}/, a space and one account"))
-        for place, _, account in named
+        for place, account in named
         if not account or Path(place) not in log_paths
     ]
-    listed = [Path(place) for place, _, _ in named]
-    twice = sorted({place for place in listed if listed.count(place) > 1})
+    listed = Counter(Path(place) for place, _ in named)
+    twice = sorted(place for place, count in listed.items() if count > 1)
     findings += [(path, Finding("submitter", f"{place} is listed twice: delete one line")) for place in twice]
     unnamed = f"{SUBMITTERS_FILE} does not list this log: the workflow that merges the pull request adds it"
     missing = sorted(set(log_paths) - set(listed))
@@ -263,20 +254,19 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
 
 #: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.
 BestRate = tuple[ResultRate, Sequence[ResultRate]]
-#: An imported run of mamf-finder and the path of its log in results/.
-LegacyRun = tuple[FinderRun, Path]
 
 
 @dataclass(frozen=True)
 class ResultsCollection:
     """The contents of a results folder.
 
-    - ``rates``: the rates in its logs. ``legacy_runs``: the imported runs of mamf-finder.
+    - ``rates``: the rates in its logs.
+    - ``legacy_runs``: the imported runs of mamf-finder, each with the path of its log in results/.
     - ``submitters``: who submitted the logs.
     """
 
     rates: Sequence[ResultRate] = ()
-    legacy_runs: Sequence[LegacyRun] = ()
+    legacy_runs: Sequence[tuple[FinderRun, Path]] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
     def select_table(self, table: str) -> list[ResultRate]:
@@ -288,7 +278,7 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     unreadable log.
     """
     rates: list[ResultRate] = []
-    legacy_runs: list[LegacyRun] = []
+    legacy_runs: list[tuple[FinderRun, Path]] = []
     for path in paths:
         place = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
@@ -305,12 +295,9 @@ def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:
     that it reports, so the rate is biased upward.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
-    chosen = []
-    for group in groups.values():
-        kind = [entry for entry in group if entry.is_ceiling] or group
-        chosen.append((max(kind, key=lambda entry: entry.rate), kind))
-    order = list(REGIME_NAMES)
-    return sorted(chosen, key=lambda pair: (pair[0].dtype, order.index(pair[0].regime), -pair[0].rate))
+    kinds = ([entry for entry in group if entry.ceiling] or group for group in groups.values())
+    chosen = [(max(kind, key=lambda entry: entry.rate), kind) for kind in kinds]
+    return sorted(chosen, key=lambda pair: (pair[0].dtype, REGIME_NAMES.index(pair[0].regime), -pair[0].rate))
 
 
 def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
@@ -342,4 +329,4 @@ def select_best_per_problem(entries: Sequence[ResultRate]) -> list[ResultRate]:
     """
     keys = ((each.row.operation, make_problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))
-    return [max(groups[key], key=lambda entry: (entry.is_ceiling, entry.rate)) for key in sorted(groups)]
+    return [max(groups[key], key=lambda entry: (entry.ceiling is not None, entry.rate)) for key in sorted(groups)]

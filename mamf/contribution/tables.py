@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 from mamf.contribution.collection import (
@@ -32,6 +32,7 @@ from mamf.measurement import group_pairs
 from mamf.plans import CEILING_REGIMES
 from mamf.report.document import (
     Column,
+    RowT,
     Table,
     describe_counted_work,
     format_csv,
@@ -65,7 +66,6 @@ _PUBLISHED_NOTE = """\
 [published/](published/NOTICE.md) has figures that other people published. This project has not checked
 them, and never ranks them with measured figures.
 """
-RowT = TypeVar("RowT")
 
 
 def make_results_pages(collection: ResultsCollection) -> dict[Path, str]:
@@ -146,16 +146,12 @@ def _write_device_page(part: ResultsCollection) -> str:
         ),
         _format_section(
             attention_title,
-            [*make_attention_columns(), make_log_column()],
+            [*make_attention_columns(), _LOG_COLUMN],
             select_attention_rates(ranked[SHARES_TABLE]),
         ),
         *(_write_operation_section(operation, entries) for operation, entries in best.items()),
-        _format_section(
-            _INTERRUPTED_TITLE, [*make_rate_columns(), make_log_column()], _select_best_per_log(interrupted)
-        ),
-        _format_section(
-            _UNCONFIRMED_TITLE, [*make_rate_columns(), make_log_column()], _select_best_per_log(unconfirmed)
-        ),
+        _format_section(_INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(interrupted)),
+        _format_section(_UNCONFIRMED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(unconfirmed)),
         _format_section(
             _LEGACY_TITLE, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]
         ),
@@ -194,8 +190,12 @@ def make_date_column() -> Column[ResultRate]:
     return Column("", "date", lambda entry: entry.date[:10])
 
 
-def make_log_column() -> Column[ResultRate]:
-    return Column("", "log", lambda entry: make_log_link(entry.place), Markup)
+def make_log_column(get_place: Callable[[RowT], Path]) -> Column[RowT]:
+    """Return the column with links to the logs of the rows. ``get_place``: returns the path of the log of a row."""
+    return Column("", "log", lambda row: Markup(f"[log]({quote(get_place(row).name)})"), Markup)
+
+
+_LOG_COLUMN: Column[ResultRate] = make_log_column(lambda entry: entry.place)
 
 
 def make_ceiling_columns() -> list[Column[BestRate]]:
@@ -203,11 +203,6 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
 
     The column ``all`` is the range of rates over all logs from which the best one was chosen.
     """
-
-    def format_peak_share(row: BestRate) -> str | None:
-        peak = row[0].datasheet
-        return f"{100 * row[0].rate / peak.rate:.1f} % of {peak.rate:g}" if peak else None
-
     return [
         make_text_column("dtype", lambda row: row[0].dtype),
         make_text_column("regime", lambda row: row[0].regime),
@@ -215,21 +210,28 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
         Column("", "interval", lambda row: row[0].interval, format_interval),
         Column("", "MxNxK", lambda row: row[0].row.shape),
         make_text_column("kernel", lambda row: format_kernel_title(row[0])),
-        Column("", "of the dense peak", format_peak_share),
+        Column(
+            "",
+            "of the dense peak",
+            lambda row: row[0].datasheet and (row[0].rate, row[0].datasheet.rate),
+            lambda rates: f"{100 * rates[0] / rates[1]:.1f} % of {rates[1]:g}",
+        ),
         *make_sensor_columns(lambda row: row[0].conditions),
         Column("", "J/TFLOP", lambda row: row[0].joules_per_tflop, "{:#.3g}".format),
-        make_text_column("by", lambda row: "find" if row[0].is_ceiling else "sweep"),
-        Column("", "all", lambda row: _format_rate_range([each.rate for each in row[1]])),
+        make_text_column("by", lambda row: "find" if row[0].ceiling else "sweep"),
+        Column(
+            "",
+            "all",
+            lambda row: sorted(each.rate for each in row[1]),
+            lambda rates: (
+                f"{len(rates)}"
+                + (f": {format_significant(rates[0])} to {format_significant(rates[-1])}" if len(rates) > 1 else "")
+            ),
+        ),
         make_text_column("software", lambda row: format_software_versions(row[0].header)),
         Column("", "date", lambda row: row[0].date[:10]),
-        Column("", "log", lambda row: make_log_link(row[0].place), Markup),
+        make_log_column(lambda row: row[0].place),
     ]
-
-
-def _format_rate_range(rates: Sequence[float]) -> str:
-    return (
-        f"{len(rates)}: {format_significant(min(rates))} to {format_significant(max(rates))}" if len(rates) > 1 else "1"
-    )
 
 
 def make_attention_columns() -> list[Column[ResultRate]]:
@@ -249,14 +251,11 @@ def make_attention_columns() -> list[Column[ResultRate]]:
 
 def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
     counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in entries)}.")
-    columns = [*make_kernel_columns(), make_log_column()]
+    columns = [*make_kernel_columns(), _LOG_COLUMN]
     return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
 
 
 def make_kernel_columns() -> list[Column[ResultRate]]:
-    def compute_peak_share(entry: ResultRate) -> float | None:
-        return divide_by_peak(entry.rate, entry.row.problem, entry.header)
-
     return [
         make_text_column("problem", lambda entry: make_described_title(entry.row.regime, entry.row.problem)),
         Column(
@@ -266,15 +265,16 @@ def make_kernel_columns() -> list[Column[ResultRate]]:
             Markup,
         ),
         Column("", "interval", lambda entry: entry.interval, format_interval),
-        Column("", "of the peak", compute_peak_share, lambda share: f"{100 * share:.1f} %"),
+        Column(
+            "",
+            "of the peak",
+            lambda entry: divide_by_peak(entry.rate, entry.row.problem, entry.header),
+            lambda share: f"{100 * share:.1f} %",
+        ),
         Column("", "shape", lambda entry: entry.row.shape),
         make_text_column("kernel", format_kernel_title),
         make_date_column(),
     ]
-
-
-def make_log_link(place: Path) -> Markup:
-    return Markup(f"[log]({quote(place.name)})")
 
 
 #: The columns of the table of mamf-finder figures. A row of the table is the run, the path of its log, and the name of
@@ -288,7 +288,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
     make_text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),
     Column("", "date", lambda row: row[0].started[:10] if row[0].started else "unknown"),
-    Column("", "log", lambda row: make_log_link(row[1]), Markup),
+    make_log_column(lambda row: row[1]),
 ]
 
 
@@ -309,10 +309,7 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
     kept = [
         entry
         for entry in entries
-        if entry.is_ceiling
-        and entry.interval is not None
-        and entry.tier == "complete"
-        and entry.regime in CEILING_REGIMES
+        if entry.ceiling and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILING_REGIMES
         if entry.header["device"]["is_accelerator"] and entry.header["plan"]["problems"][0]["data"] == "normal"
     ]
     groups = group_pairs(((entry.device, *_get_build_key(entry), entry.dtype, entry.regime), entry) for entry in kept)

@@ -96,32 +96,26 @@ def choose_working_kernels(
         return choose_search_kernels(backend, problem, names)
     kernels, faults = choose_search_kernels(backend, problem), list[MamfError]()
     if is_quick:
-        kernels = _select_contenders(kernels, backend, problem)
-    default = kernels[0]
-    while kernels:
+        # If results/ has a fastest kernel for cards of this model, keep only the default kernel, that fastest kernel,
+        # and all kernels that need no compilation.
+        known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
+        winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
+        if any(each.name in winners for each in kernels):
+            kernels = [
+                each for each in kernels if each is kernels[0] or each.name in winners or each.has_cheap_variants
+            ]
+    for number, kernel in enumerate(kernels):
         try:
-            measure_matmul_flops(kernels[0], problem, backend, MIN_PROBE_SIZE)
+            measure_matmul_flops(kernel, problem, backend, MIN_PROBE_SIZE)
         except (DeviceError, PluginError, UnsupportedError) as error:
             faults.append(error)
-            kernels = kernels[1:]
             continue
-        for each in faults:
-            warnings.warn(f"{each}; mamf skips this kernel", PluginWarning, stacklevel=2)
-        return kernels
+        for fault in faults:
+            warnings.warn(f"{fault}; mamf skips this kernel", PluginWarning, stacklevel=2)
+        return kernels[number:]
     if isinstance(faults[0], UnsupportedError):
-        return [default]
+        return kernels[:1]
     raise faults[0]
-
-
-def _select_contenders(kernels: Sequence[MatmulKernel], backend: Backend, problem: MatmulProblem) -> list[MatmulKernel]:
-    """Return the kernels that a quick search compares. If results/ has a fastest kernel for cards of this model, return
-    the default kernel, that fastest kernel, and all kernels that need no compilation; otherwise return all kernels.
-    """
-    known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
-    winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
-    if not any(each.name in winners for each in kernels):
-        return list(kernels)
-    return [each for each in kernels if each is kernels[0] or each.name in winners or each.has_cheap_variants]
 
 
 def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:

@@ -22,23 +22,6 @@ LaunchWatcher = Callable[[Callable[[], object]], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class LaunchRequest:
-    """A request to launch a kernel within a profiler's window.
-
-    - ``launches``: the number of launches in the window.
-    - ``verifies``: True if mamf verifies results before and after the window.
-    - ``watch_launch``: called with one more launch after the window, to find the kernels that it runs on the device.
-    - ``repeats``: the number of launches after the window whose results are compared with one another, to find out
-      whether the kernel is deterministic.
-    """
-
-    launches: int = 1
-    verifies: bool = True
-    watch_launch: LaunchWatcher | None = None
-    repeats: int = 0
-
-
-@dataclass(frozen=True)
 class ProfiledLaunches:
     """The result of launching a kernel within a profiler's window.
 
@@ -57,9 +40,21 @@ class ProfiledLaunches:
 
 
 def launch_in_profiler_window(
-    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, request: LaunchRequest
+    kernel: AnyKernel,
+    problem: Any,
+    shape: Any,
+    backend: Backend,
+    launches: int = 1,
+    verifies: bool = True,
+    watch_launch: LaunchWatcher | None = None,
+    repeats: int = 0,
 ) -> ProfiledLaunches:
-    """Prepare the kernel, verify a launch, launch as ``request`` says within the profiler's window, and verify again.
+    """Prepare the kernel, verify a launch, launch ``launches`` times within the profiler's window, and verify again.
+
+    - ``verifies``: True if mamf verifies results before and after the window.
+    - ``watch_launch``: called with one more launch after the window, to find the kernels that it runs on the device.
+    - ``repeats``: the number of launches after the window whose results are compared with one another, to find out
+      whether the kernel is deterministic.
 
     Raises UnsupportedError if the kernel does not support the problem, WrongResultError if a result is wrong, and
     DeviceError if a launch fails.
@@ -69,7 +64,7 @@ def launch_in_profiler_window(
         raise UnsupportedError(reason)
     try:
         with kernel.settings(backend, problem):
-            return _launch_and_verify(kernel, problem, shape, backend, request)
+            return _launch_and_verify(kernel, problem, shape, backend, launches, verifies, watch_launch, repeats)
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
@@ -78,13 +73,20 @@ def launch_in_profiler_window(
 
 
 def _launch_and_verify(
-    kernel: AnyKernel, problem: Any, shape: Any, backend: Backend, request: LaunchRequest
+    kernel: AnyKernel,
+    problem: Any,
+    shape: Any,
+    backend: Backend,
+    launches: int,
+    verifies: bool,
+    watch_launch: LaunchWatcher | None,
+    repeats: int,
 ) -> ProfiledLaunches:
     begun = backend.now()
     pool = backend.operand_pool(problem.data, problem.seed)
     ready = kernel.prepare(backend, problem, shape, pool)
     checked = CheckedKernel(ready)
-    if request.verifies:
+    if verifies:
         checked.warm_up_and_verify(backend)
         checked.poison()
     else:
@@ -92,17 +94,17 @@ def _launch_and_verify(
         backend.synchronize()
     prepared = backend.now()
     with backend.profiler_window(f"{kernel.name} {shape}"):
-        marks = [launch_between_marks(checked.launches[0], backend) for _ in range(request.launches)]
+        marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launches)]
     backend.synchronize()
-    if request.verifies:
+    if verifies:
         checked.verify()
         checked.require_unchanged_operands()
     return ProfiledLaunches(
         seconds=tuple(backend.seconds_between(*each) for each in marks),
         preparing_seconds=prepared - begun,
-        verdict=checked.verdict if request.verifies else None,
-        device_kernels=request.watch_launch and tuple(request.watch_launch(checked.launches[0])),
-        is_deterministic=_check_determinism(checked, backend, request.repeats, ready.checksum),
+        verdict=checked.verdict if verifies else None,
+        device_kernels=watch_launch and tuple(watch_launch(checked.launches[0])),
+        is_deterministic=_check_determinism(checked, backend, repeats, ready.checksum),
     )
 
 

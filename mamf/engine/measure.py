@@ -47,24 +47,18 @@ class ClockChoice:
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
-    def make_clock_test(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str) -> WantsClock:
-        """Return a function that takes the rate of a row (FLOP/s) and returns whether to measure the true clock for it.
-
-        If the row is of a ``phase`` of a search that only chooses which shapes to confirm, the function always returns
-        False.
+    def wants_clock(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str, rate: float) -> bool:
+        """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s). The result is False for
+        rows of a ``phase`` of a search that only chooses which shapes to confirm.
         """
         if self.mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
-            return lambda rate: False
+            return False
         # In the confirming phase of a search, any candidate may get the highest median, so each needs its clock.
         of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
-
-        def is_clock_wanted(rate: float) -> bool:
-            is_best = rate > self._best_rates.get(key, 0.0)
-            self._best_rates[key] = max(rate, self._best_rates.get(key, 0.0))
-            return is_best or self.mode == ALL_CLOCKS
-
-        return is_clock_wanted
+        best_rate = self._best_rates.get(key, 0.0)
+        self._best_rates[key] = max(rate, best_rate)
+        return rate > best_rate or self.mode == ALL_CLOCKS
 
 
 _ESTIMATE_LAUNCHES = 3
@@ -157,8 +151,8 @@ class _RowMeasurement:
             self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
-        details = samples.details | ({} if peak is None else {"held_bytes": checked.prepared.held_bytes})
-        verdict = replace(checked.verdict, details={**checked.verdict.details, **details})
+        held = {} if peak is None else {"held_bytes": checked.prepared.held_bytes}
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
     def add_true_clock(self, checked: CheckedKernel, samples: Samples) -> None:
@@ -249,8 +243,7 @@ def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, no
     if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
         return False
     if isinstance(regime, Sustained):
-        mean = sum(result.samples) / max(len(result.samples), 1)
-        return mean * result.launches < regime.visit_seconds
+        return sum(result.samples) / max(len(result.samples), 1) * result.launches < regime.visit_seconds
     return len(result.samples) < StoppingRule.min_samples
 
 
@@ -267,10 +260,8 @@ def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape
     backend.submit()
     backend.synchronize()
     peak = backend.peak_memory()
-    if peak is None:
-        return None
     operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
-    return int(operands + checked.prepared.held_bytes + peak - before)
+    return None if peak is None else int(operands + checked.prepared.held_bytes + peak - before)
 
 
 def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:

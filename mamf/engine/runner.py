@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
-from mamf.ceilings.ceiling import Ceiling, confirm_plan_ceilings
+from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
 from mamf.engine.isolation import get_isolation
 from mamf.engine.measure import ClockChoice, find_rate_limit, is_cut_short, measure
 from mamf.engine.regimes import Regime, StoppingRule
@@ -129,15 +130,14 @@ class Runner:
         try:
             asked = next(steps)
             while True:
+                row = None
                 if isinstance(asked, Measurement):
                     yield asked
-                    asked = steps.send(None)
-                    continue
                 # The next row of the interrupted run answers any step of that row's phase, even if the step asks for
                 # another shape or kernel.
-                is_replayed = bool(self._unused_rows) and self._unused_rows[0].phase == asked.phase
-                row = self._unused_rows.popleft() if is_replayed else None
-                if row is None:
+                elif self._unused_rows and self._unused_rows[0].phase == asked.phase:
+                    row = self._unused_rows.popleft()
+                else:
                     row = self._measure_step(asked)
                     if row is not None and asked.is_reported:
                         yield row
@@ -197,8 +197,9 @@ class Runner:
         try:
             regime.start()
         except get_catchable_plugin_errors() as error:
+            device = f"the device of backend {self.backend.name}"
             raise DeviceError(
-                f"{self._device_label} failed before the first shape in {regime.name}: {describe_error(error)}"
+                f"{device} failed before the first shape in {regime.name}: {describe_error(error)}"
             ) from error
         return regime
 
@@ -217,7 +218,9 @@ class Runner:
                 pool.take(name, *buffer)
         except get_catchable_plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
-                raise DeviceError(f"{self._device_label} failed while allocating: {describe_error(error)}") from error
+                raise DeviceError(
+                    f"the device of backend {self.backend.name} failed while allocating: {describe_error(error)}"
+                ) from error
             pool.release()
         self.backend.release_memory()
 
@@ -233,10 +236,6 @@ class Runner:
         for pool in self._pools.values():
             pool.release()
         self._pools.clear()
-
-    @property
-    def _device_label(self) -> str:
-        return f"the device of backend {self.backend.name}"
 
     # -- answering ---------------------------------------------------------------------------------------------------
 
@@ -260,8 +259,8 @@ class Runner:
             return replace(failed, reason=reason)
         crashes.set_pending_row(replace(failed, reason=CRASH_REASON))
         try:
-            wants_clock = self.clock_choice.make_clock_test(
-                step.phase, step.regime.name, problem, step.shape, kernel.name
+            wants_clock = partial(
+                self.clock_choice.wants_clock, step.phase, step.regime.name, problem, step.shape, kernel.name
             )
             row = measure(
                 kernel, problem, step.shape, step.regime, self.get_operand_pool(problem), rule, limit, wants_clock
@@ -330,7 +329,9 @@ class Setup:
     @property
     def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:
         """The ceilings (highest rates that repeated measurements confirm) of this run's rows, by problem and regime."""
-        return confirm_plan_ceilings(self.plan, self.rows, self.backend.info, self.kernel_objects[0].name)
+        default_kernel = self.kernel_objects[0].name
+        wanted = [(problem, regime, default_kernel) for problem in self.plan.problems for regime in self.plan.regimes]
+        return confirm_ceilings(self.rows, wanted, self.backend.info.name, self.backend.info.uuid_hash)
 
 
 class Strategy(Protocol):

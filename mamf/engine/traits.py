@@ -75,20 +75,18 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
             f"measuring how {info.name} wakes up, slows down and settles, because "
             "its backend has only assumed values (8 s)"
         )
-        _traits_by_device[key] = _measure_or_assume_traits(backend)
+        try:
+            _traits_by_device[key] = measure_traits(backend)
+        except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
+            fault = describe_error(error)
+            remark = f"mamf assumes how long to rest between launches, because measuring it failed: {fault}"
+            burst = replace(backend.burst_traits, remark=remark)
+            sustained = replace(backend.sustained_traits, remark=remark)
+            _traits_by_device[key] = MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
     found = _traits_by_device[key]
     backend.burst_traits, backend.sustained_traits = found.burst_traits, found.sustained_traits
     backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
     return found.findings
-
-
-def _measure_or_assume_traits(backend: Backend) -> MeasuredTraits:
-    try:
-        return measure_traits(backend)
-    except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
-        remark = f"mamf assumes how long to rest between launches, because measuring it failed: {describe_error(error)}"
-    burst, sustained = replace(backend.burst_traits, remark=remark), replace(backend.sustained_traits, remark=remark)
-    return MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
 
 
 def measure_traits(backend: Backend) -> MeasuredTraits:

@@ -58,7 +58,6 @@ from mamf.report.document import (
 )
 from mamf.report.imported import (
     convert_log,
-    convert_run,
     make_finder_document,
     make_side_by_side_chart,
     make_side_by_side_document,
@@ -102,8 +101,8 @@ class LogSource:
     """What a page shows of one log.
 
     ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the report of the log.
-    ``command``: the command line that repeats the run. ``log``: the run log, None for a profile or a log of
-    mamf-finder. ``facts``: headline figures that are not rates. ``run``: the run of mamf-finder, None for other logs.
+    ``command``: the command line that repeats the run. ``log``: the log of a run of mamf or mamf-finder, None for a
+    profile. ``facts``: headline figures that are not rates.
     """
 
     name: str
@@ -114,9 +113,8 @@ class LogSource:
     figures: Sequence[HeadlineFigure] = ()
     conditions: Sequence[PagePart] = ()
     command: str = ""
-    log: RunLog | None = None
+    log: RunLog | FinderRun | None = None
     facts: Sequence[Fact] = ()
-    run: FinderRun | None = None
 
     @property
     def sections(self) -> list[Section]:
@@ -129,13 +127,11 @@ class LogSource:
             for block in self.document.visible_blocks
         ]
         is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
-        panels = sum(
-            panel is not None for picture in self.pictures for row in picture.make_panel_rows() for panel in row
-        )
+        panels = [panel for picture in self.pictures for row in picture.make_panel_rows() for panel in row if panel]
         return [
-            Section("Pictures", self.pictures, is_open=panels <= _MAX_OPEN_PANELS),
+            Section("Pictures", self.pictures, is_open=len(panels) <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
-            Section("Conditions", self.conditions, is_open=is_short and panels <= _MAX_OPEN_PANELS),
+            Section("Conditions", self.conditions, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
 
@@ -260,12 +256,10 @@ def _draw_side_by_side(sources: Sequence[LogSource]) -> list[RangeChart]:
 
 def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
     """Return the comparison of two logs of one operation, or a line that says why they cannot be compared."""
-    logs = [source.log for source in sources if source.log is not None]
-    if len(sources) != 2:
-        return []
-    if len(logs) < 2:
+    logs = [source.log for source in sources if isinstance(source.log, RunLog)]
+    if len(sources) == 2 and len(logs) < 2:
         return _compare_with_finder(sources)
-    if logs[0].plan.operation != logs[1].plan.operation:
+    if len(sources) != 2 or logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
         document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_REGRESSION_TOLERANCE)
@@ -279,13 +273,8 @@ def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
 
 def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
     """Return the comparison of two logs, one or both of mamf-finder, or nothing if they share no row."""
-    shown = []
     with suppress(UsageError):  # raised if the logs have no row in common
-        for source in sources:
-            if source.run is not None:
-                shown.append(convert_run(source.name, source.run))
-            elif source.log is not None:
-                shown.append(convert_log(source.log))
+        shown = [convert_log(source.name, source.log) for source in sources if source.log]
         if len(shown) == 2:
             return make_side_by_side_document(*shown).visible_blocks
     return []
@@ -321,11 +310,11 @@ def make_finder_source(name: str, run: FinderRun) -> LogSource:
         f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
         [f"started {run.started}" if run.started else "the log does not say when it started"],
         make_finder_document(run, _MAX_ROWS),
-        [make_side_by_side_chart([convert_run(name, run)])] if any(row.shape for row in run.rows) else [],
+        [make_side_by_side_chart([convert_log(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_FACTS],
         [_make_name_table(known)] if known else [],
         run.command or "",
-        run=run,
+        run,
     )
 
 

@@ -107,7 +107,8 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
     yield CSV, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
-    yield FEED, f'{{"schema": {FEED_SCHEMA}, "title": {json.dumps(_FEED_TITLE)}, "ceilings": [{listed}\n]}}\n'
+    title = "Measured matmul ceilings by device, dtype and regime"
+    yield FEED, f'{{"schema": {FEED_SCHEMA}, "title": "{title}", "ceilings": [{listed}\n]}}\n'
     yield INDEX_FILE, render_page(make_index_page(data, logs, pages))
 
 
@@ -143,8 +144,6 @@ def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[
 
 #: Version of the format of index.json. It rises if a field is removed, renamed or redefined, but not for new fields.
 FEED_SCHEMA = 1
-#: The title in index.json.
-_FEED_TITLE = "Measured matmul ceilings by device, dtype and regime"
 
 
 def make_feed_record(line: CeilingLine) -> dict[str, Any]:
@@ -257,7 +256,7 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
         Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
         Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
         make_text_column("kernel", lambda line: line.entry and format_kernel_title(line.entry)),
-        make_text_column("by", lambda line: line.entry and ("find" if line.entry.is_ceiling else "sweep")),
+        make_text_column("by", lambda line: line.entry and ("find" if line.entry.ceiling else "sweep")),
         log,
     ]
     log_columns: list[Column[SiteLog]] = [

@@ -82,21 +82,20 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
     """Return lines that say how accurate a ceiling is, how it compares with the default kernel and the datasheet, and
     which clock, temperature or throttling limited it.
     """
-    device, gain = header["device"], ceiling.gain_over_default
+    device, gain, conditions = header["device"], ceiling.gain_over_default, ceiling.conditions
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
-    throttled = ", ".join(ceiling.conditions.throttle_reasons)
-    lines = [
-        f"{ceiling.regime}{HEADLINES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
-        ""
-        if not gain or abs(gain) < _MIN_SHOWN_GAIN
-        else f"    {ceiling.kernel} gains {100 * gain:+.1f} % over the default",
-        *_describe_default_kernel(ceiling, rows),
-        f"    peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
-        *([f"    {describe_clock(ceiling.conditions)}"] if ceiling.conditions.true_clock_hz else []),
-        *_describe_temperature(ceiling),
-        f"    throttled by {throttled}" if throttled else "",
+    details = [
+        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default" if gain and abs(gain) >= _MIN_SHOWN_GAIN else "",
+        _describe_default_kernel(ceiling, rows),
+        f"peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
+        describe_clock(conditions) if conditions.true_clock_hz else "",
+        _describe_temperature(ceiling),
+        f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",
     ]
-    return [line for line in lines if line]
+    return [
+        f"{ceiling.regime}{HEADLINES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
+        *(f"    {line}" for line in details if line),
+    ]
 
 
 def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
@@ -111,30 +110,27 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     return [*ties, f"{ceiling.regime}: found by {', '.join(counts)}"]
 
 
-def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> list[str]:
+def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
     """Return a line with the highest rate of the library's default kernel if another kernel reaches the ceiling, or
-    else an empty list. The scouts ran the default kernel.
+    else an empty text. The scouts ran the default kernel.
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
     rates = {shape: compute_median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
     if default == ceiling.kernel or not rates:
-        return []
+        return ""
     best = max(rates, key=rates.__getitem__)
-    return [f"    the default kernel, {default}, reaches {format_rate(rates[best], ceiling.unit)} at best, @ {best}"]
+    return f"the default kernel, {default}, reaches {format_rate(rates[best], ceiling.unit)} at best, @ {best}"
 
 
-def _describe_temperature(ceiling: Ceiling) -> Iterator[str]:
+def _describe_temperature(ceiling: Ceiling) -> str:
     celsius, known = ceiling.conditions.celsius, ceiling.repeatability
-    if celsius is None:
-        return
-    if known is None or not known.is_cold(celsius):
-        yield f"    at {celsius:.0f} C"
-    else:
-        yield (
-            f"    at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
-            f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by that"
-        )
+    if celsius is None or known is None or not known.is_cold(celsius):
+        return "" if celsius is None else f"at {celsius:.0f} C"
+    return (
+        f"at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
+        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by that"
+    )
 
 
 def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
@@ -220,10 +216,11 @@ def make_devices_document(log: RunLog) -> Document:
         *make_clock_columns(lambda row: row[1].conditions, 3),
         Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole_number, 4),
     ]
-    spreads = []
-    for title, same in group_pairs((make_ceiling_title(each), each.rate) for _, each in rows).items():
-        if len(same) > 1:
-            spreads.append(f"{title}: the slowest device is {1 - min(same) / max(same):.1%} below the fastest")
+    spreads = [
+        f"{title}: the slowest device is {1 - min(same) / max(same):.1%} below the fastest"
+        for title, same in group_pairs((make_ceiling_title(each), each.rate) for _, each in rows).items()
+        if len(same) > 1
+    ]
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
         Table(columns, rows, key="ceilings"),

@@ -60,7 +60,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
         shown=shown,
         top=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
         remarks=lambda pair: yield_pair_remarks(pair, tolerance),
-        label=format_pair_label,
+        label=lambda pair: f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip(),
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
@@ -135,10 +135,6 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
 
-def format_pair_label(pair: RowPair) -> str:
-    return f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip()
-
-
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"the run is too short to decide, because the interval is wider than +-{format_share(tolerance)}"
@@ -160,12 +156,12 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         + (", interrupted" if side.tier == "interrupted" else "")
         for letter, name, side in zip("AB", comparison.names, (comparison.a, comparison.b), strict=True)
     ]
-    if "shape" not in first.fields:
-        shared.append("the ceilings of two finds")
-    unit, _ = choose_rate_unit(comparison.pairs)
-    figures = f"medians in {unit}"
-    if first.a.unit == CYCLES_UNIT:
-        figures = "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
+    shared += [] if "shape" in first.fields else ["the ceilings of two finds"]
+    figures = (
+        "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
+        if first.a.unit == CYCLES_UNIT
+        else f"medians in {choose_rate_unit(comparison.pairs)[0]}"
+    )
     return [
         *lines,
         *describe_differences("these runs are not comparable, but --anyway compares them: ", comparison.forced),
@@ -221,14 +217,13 @@ def describe_slower(comparison: Comparison, tolerance: float) -> str:
     """Name the row that is slower by the largest factor or the regimes that are slower as a whole, or say that there is
     no regression.
     """
-    together = ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance))
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
         return (
             f"slower by more than {format_share(tolerance)}: {format_count(len(regressions), 'row')}, above all "
             f"{worst.b.shape} by {worst.b.kernel} ({format_share(round(worst.ratio - 1, 4))})"
         )
-    if together:
+    if together := ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance)):
         return (
             f"slower by more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}: all rows together, in {together}"
         )
@@ -344,9 +339,11 @@ def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
     )
     for row in result.rows:
         case = ElementTree.SubElement(
-            top, "testcase", classname=escape_invisible_characters(f"{suite}.{row.entry.kernel}")
+            top,
+            "testcase",
+            classname=escape_invisible_characters(f"{suite}.{row.entry.kernel}"),
+            name=escape_invisible_characters(describe_judged_row(row)),
         )
-        case.set("name", escape_invisible_characters(describe_judged_row(row)))
         if row.outcome in _JUNIT_TAGS:
             ElementTree.SubElement(
                 case, _JUNIT_TAGS[row.outcome], message=escape_invisible_characters(describe_row_outcome(row))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mamf.errors import UsageError
 from mamf.logs.legacy import FINDER_STATISTICS, LEGACY_TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
+from mamf.measurement import group_pairs
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import BURST, CLASSIC, SUSTAINED
@@ -85,24 +86,25 @@ class ComparedRun(NamedTuple):
         return f"{self.name}, {self.statistic}"
 
 
-def convert_run(name: str, run: FinderRun) -> ComparedRun:
-    """Convert a run of mamf-finder for a comparison. The figures are in the statistic that most rows have; if a shape
-    has several rows, the highest figure counts.
+def convert_log(name: str, log: RunLog | FinderRun) -> ComparedRun:
+    """Convert a log of mamf or mamf-finder for a comparison. ``name``: what to call a log of mamf-finder.
+
+    The figures of mamf-finder are in the statistic that most rows have; if a shape has several rows, the highest figure
+    counts. Raises UsageError if a log of mamf has no matmuls.
     """
-    counts = {each: sum(each in row.tflops for row in run.rows) for each in _LOOP_STATISTICS}
-    statistic = max(counts, key=lambda each: counts[each])
-    figures: dict[str, float] = {}
-    for row in run.rows:
-        if row.shape is not None and statistic in row.tflops:
-            figures[str(row.shape)] = max(row.tflops[statistic], figures.get(str(row.shape), 0.0))
+    if isinstance(log, RunLog):
+        return _convert_run_log(log)
+    statistic = max(_LOOP_STATISTICS, key=lambda each: sum(each in row.tflops for row in log.rows))
+    measured = ((row.shape, row.tflops[statistic]) for row in log.rows if row.shape and statistic in row.tflops)
+    figures = {str(shape): max(rates) for shape, rates in group_pairs(measured).items()}
     headlines = {
-        name: Headline(row.tflops[name], str(row.shape)) for name, row in run.best.items() if name in _HEADLINE_REGIMES
+        key: Headline(row.tflops[key], str(row.shape)) for key, row in log.best.items() if key in _HEADLINE_REGIMES
     }
-    label = f"{name}: mamf-finder {run.version or ''} on {run.device or 'unknown device'}"
+    label = f"{name}: mamf-finder {log.version or ''} on {log.device or 'unknown device'}"
     return ComparedRun(label, statistic, figures, headlines)
 
 
-def convert_log(log: RunLog) -> ComparedRun:
+def _convert_run_log(log: RunLog) -> ComparedRun:
     """Convert the matmuls and ceilings of a log of mamf for a comparison. The figures are from regime classic, which is
     the loop of mamf-finder, or else from the first regime of the log.
     """
@@ -161,10 +163,8 @@ def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) 
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
         return "figures of mamf-finder have no samples, and it confirms its ceilings in another way"
-    is_other_loop = any(regime != CLASSIC for regime in regimes)
-    return "figures of mamf-finder have no samples" + (
-        ", and its loop loads the device in another way" if is_other_loop else ""
-    )
+    difference = "" if {CLASSIC}.issuperset(regimes) else ", and its loop loads the device in another way"
+    return f"figures of mamf-finder have no samples{difference}"
 
 
 def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
@@ -179,8 +179,7 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     by_place = sorted(place, key=place.__getitem__)
     lines = []
     for run in runs:
-        held = [(place[text], run.figures[text]) for text in by_place if text in run.figures]
-        if held:
+        if held := [(place[text], run.figures[text]) for text in by_place if text in run.figures]:
             lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in held)))
     axis = Axis("M", ticks=make_even_ticks([shape.m for shape in shapes.values()]))
     if not is_m:

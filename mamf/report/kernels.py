@@ -13,7 +13,7 @@ from typing import Any
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import OwnCeilings
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.report.document import (
     Answer,
@@ -22,14 +22,13 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    choose_unit,
     describe_counted_work,
     describe_end,
     describe_machine,
     format_count,
     format_percent,
-    format_significant,
     label_kernel,
+    make_rate_column,
     name_rate_column,
     split_shared_parts,
 )
@@ -91,13 +90,12 @@ class Winner:
 
 def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
     """Return the best kernel of each shape that several kernels tried to run."""
-    found = []
+    winners = []
     for same in group_rows(rows, by_shape=True).values():
-        best = {row.kernel: row for row in reversed(same) if row.ok}
+        best = rank_rows({row.kernel: row for row in reversed(same) if row.ok}.values())
         if best and len({row.kernel for row in same}) > 1:
-            first, *others = rank_rows(best.values())
-            found.append(Winner(first, others[0] if others else None))
-    return found
+            winners.append(Winner(best[0], best[1] if len(best) > 1 else None))
+    return winners
 
 
 def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
@@ -105,12 +103,11 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
     that people see, None for all.
     """
     names, shared = split_shared_parts([make_group_title(each.row) for each in winners])
-    own = dict(zip(map(id, winners), names, strict=True))
+    name_by_id = dict(zip(map(id, winners), names, strict=True))
     unit = winners[0].row.work.unit
-    shown, factor = choose_unit(unit, [each.row.best_rate for each in winners])
     columns: list[Column[Winner]] = [
         Column("problem", "", lambda each: make_group_title(each.row)),
-        Column("", "problem", lambda each: own[id(each)], left=True),
+        Column("", "problem", lambda each: name_by_id[id(each)], left=True),
         Column("shape", "shape", lambda each: str(each.row.shape), left=True),
         Column(
             "kernel",
@@ -119,12 +116,7 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
             lambda name: label_kernel(name, shares.header),
             left=True,
         ),
-        Column(
-            name_rate_column("rate", unit),
-            shown,
-            lambda each: each.row.best_rate,
-            lambda it: format_significant(it * factor),
-        ),
+        make_rate_column(name_rate_column("rate", unit), unit, lambda each: each.row.best_rate, winners),
         Column(
             "half_width_percent", "+-%", lambda each: get_half_width_percent(each.row), lambda value: f"{value:.2f}", 3
         ),
@@ -209,69 +201,53 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-@dataclass(frozen=True)
-class _StepPart:
-    """A part of a training step, such as the backward pass. Its time is that of the first phase in ``phases``, minus
-    that of the second phase if there is one. A phase is a measured beginning of a step: forward, forward-backward or
-    step.
+#: The parts of a training step. The time of a part is that of its first phase, minus that of its second phase if there
+#: is one. A phase is a measured beginning of a step: forward, forward-backward or step.
+_STEP_PARTS: Mapping[str, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "backward": ("forward-backward", "forward"),
+    "optimizer": ("step", "forward-backward"),
+}
+
+
+def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[Any, _RowsByPhase]]]:
+    """Return two columns for the time of a part of a step and for its uncertainty. The rows of the table are pairs of a
+    step and its measured phases.
     """
 
-    name: str
-    phases: tuple[str, ...]
+    def compute_milliseconds(pair: tuple[Any, _RowsByPhase]) -> float | None:
+        seconds = [pair[1][phase].seconds for phase in phases if phase in pair[1]]
+        return 1e3 * (seconds[0] - sum(seconds[1:])) if len(seconds) == len(phases) else None
 
-    def make_columns(self) -> list[Column[tuple[Any, _RowsByPhase]]]:
-        """Return two columns for the time of this part and its uncertainty, for rows of a step and its
-        measured phases.
-        """
-        return [
-            Column(
-                f"{self.name}_ms", f"{self.name} ms", lambda each: self.compute_milliseconds(each[1]), "{:.4g}".format
-            ),
-            Column(
-                f"{self.name}_half_width_ms",
-                "+-ms",
-                lambda each: self.compute_half_width_milliseconds(each[1]),
-                "{:.2g}".format,
-                2,
-            ),
-        ]
-
-    def compute_milliseconds(self, measured: _RowsByPhase) -> float | None:
-        seconds = [measured[name].seconds for name in self.phases if name in measured]
-        return 1e3 * (seconds[0] - sum(seconds[1:])) if len(seconds) == len(self.phases) else None
-
-    def compute_half_width_milliseconds(self, measured: _RowsByPhase) -> float | None:
-        """Return half the width of the interval of the part, or None if it is unknown. The half widths of the phases
-        add up in quadrature, because the phases are independent measurements.
-        """
-        rows = [measured[name] for name in self.phases if name in measured]
-        if len(rows) < len(self.phases) or not all(row.interval.is_known for row in rows):
+    def compute_half_width_milliseconds(pair: tuple[Any, _RowsByPhase]) -> float | None:
+        rows = [pair[1][phase] for phase in phases if phase in pair[1]]
+        if len(rows) < len(phases) or not all(row.interval.is_known for row in rows):
             return None
+        # The half widths of the phases add up in quadrature, because the phases are independent measurements.
         return 1e3 * math.hypot(*(row.seconds * row.relative_half_width for row in rows))
 
-
-_STEP_PARTS = (
-    _StepPart("forward", ("forward",)),
-    _StepPart("backward", ("forward-backward", "forward")),
-    _StepPart("optimizer", ("step", "forward-backward")),
-)
+    return [
+        Column(f"{name}_ms", f"{name} ms", compute_milliseconds, "{:.4g}".format),
+        Column(f"{name}_half_width_ms", "+-ms", compute_half_width_milliseconds, "{:.2g}".format, 2),
+    ]
 
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     """Yield a table of the times of forward pass, backward pass and optimizer, for training steps of which several
     phases were measured. Yield nothing if there is no such step.
     """
-    group_by_step: dict[Any, dict[str, Measurement]] = {}
-    for row in rows:
-        if row.ok and getattr(row.problem, "phase", None):
-            step = (row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step"))
-            group_by_step.setdefault(step, {})[row.problem.phase] = row
-    measured = [(step, phases) for step, phases in group_by_step.items() if len(phases) > 1]
+    steps = group_pairs(
+        ((row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step")), row)
+        for row in rows
+        if row.ok and getattr(row.problem, "phase", None)
+    )
+    by_phase = ((step, {row.problem.phase: row for row in same}) for step, same in steps.items())
+    measured = [each for each in by_phase if len(each[1]) > 1]
     columns: list[Column[tuple[Any, _RowsByPhase]]] = [
         Column("kernel", "kernel", lambda each: each[0][0], left=True),
         Column("shape", "shape", lambda each: each[0][1], left=True),
         Column("regime", "regime", lambda each: each[0][2], importance=3, left=True),
-        *(column for part in _STEP_PARTS for column in part.make_columns()),
+        *(column for part in _STEP_PARTS.items() for column in _make_part_columns(*part)),
     ]
     if measured:
         yield Table(columns, measured, key="parts")

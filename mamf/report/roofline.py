@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,9 +87,6 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     both limit a kernel alike.
     """
 
-    def read_balance_point(level: str) -> Callable[[NamedCeiling], float | None]:
-        return lambda roof: compute_balance_point(roofs, roof.ceiling, level)
-
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
     ceilings = [
         NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
@@ -104,7 +101,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
             Column(
                 f"balance_{level}_flop_per_byte",
                 f"FLOP/byte of {level}",
-                read_balance_point(level),
+                functools.partial(compute_balance_point, roofs=roofs, level=level),
                 format_significant,
                 importance=1,
             )
@@ -123,22 +120,22 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
 
 
-def compute_balance_point(roofs: Roofs, ceiling: Ceiling, level: str) -> float | None:
-    bandwidth = roofs.bandwidth.get((level, ceiling.regime))
+def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float | None:
+    bandwidth, ceiling = roofs.bandwidth.get((level, roof.ceiling.regime)), roof.ceiling
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("row", "row", lambda point: point.name, left=True, min_characters=40),
-    Column("kernel", "kernel", lambda point: point.kernel, left=True),
-    Column("regime", "regime", lambda point: point.regime, importance=3, left=True),
-    Column("dtype", "dtype", lambda point: point.dtype, importance=3, left=True),
+    Column("kernel", "kernel", lambda point: point.row.kernel, left=True),
+    Column("regime", "regime", lambda point: point.row.regime, importance=3, left=True),
+    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, left=True),
     Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_significant, importance=2),
-    Column("", "rate", lambda point: format_rate(point.rate, point.unit), importance=1),
-    Column("rate", "", lambda point: point.rate),
-    Column("unit", "", lambda point: point.unit),
+    Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
+    Column("rate", "", lambda point: point.row.comparable_rate),
+    Column("unit", "", lambda point: point.row.work.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
-    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.unit), importance=2),
+    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.row.work.unit), importance=2),
     Column("roof", "", lambda point: point.roof),
     Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
     Column("", "bound by", lambda point: point.bound_text, importance=1, left=True),
@@ -156,10 +153,10 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
         yield (
             f"near the limit ({100 * NEAR_LIMIT_SHARE:.0f} % of the roof and more): "
             f"{near} of {format_count(len(known), 'row')}; "
-            f"nearest: {most.name} by {most.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
+            f"nearest: {most.name} by {most.row.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
-        balance = compute_balance_point(roofs, ceiling, MEMORY)
+        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY)
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
@@ -179,14 +176,13 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
-    for dtype, regime in dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values()):
-        ceiling = find_rate(roofs.compute, dtype, regime)
-        if ceiling is None:  # the device has only a ceiling with another output dtype
-            continue
-        name = f"matrix_{DTYPES[dtype].peak_name}"
-        is_better = (regime == SUSTAINED, ceiling.rate) > (regimes.get(name) == SUSTAINED, tflops.get(name, 0.0))
-        if is_better:
-            tflops[name], regimes[name] = _round_rate(ceiling.rate), regime
+    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values())
+    # find_rate returns None if the device has only a ceiling with another output dtype.
+    ceilings = filter(None, (find_rate(roofs.compute, *key) for key in keys))
+    # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
+    for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
+        name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
+        tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
     found: dict[str, Any] = {"name": roofs.device}
     memory = roofs.bandwidth.get((MEMORY, SUSTAINED)) or roofs.bandwidth.get((MEMORY, BURST))
     if memory is not None:
@@ -209,7 +205,6 @@ _LEFT_FACTOR, _RIGHT_FACTOR, _VERTICAL_FACTOR = 3.0, 20.0, 2.0
 _MIN_LABEL_DIFFERENCE = 0.05
 #: With more series of joined marks than this, only the highest and the lowest series get a label.
 _MAX_LABELS = 3
-_HEIGHT_INCHES = 8.0
 _MARKER_POINTS = 9  # diameter of a mark in points
 _BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
 # As shares of the axes: height of a label, width of a letter, and distances from a label to its mark or line.
@@ -252,15 +247,11 @@ class RooflineChart(Picture):
     marks: tuple[RoofMark, ...]
     x_limits: DataPoint
 
-    @property
-    def inches(self) -> float:
-        return _HEIGHT_INCHES
+    inches = 8.0
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        return [
-            [DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH, _HEIGHT_INCHES))]
-        ]
+        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH, self.inches))]]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(mark.name for mark in self.marks)
@@ -273,9 +264,9 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
     marks = []
     for point in points:
         if point.tflops is not None and point.intensity is not None:
-            regime = ", sustained" if point.regime == SUSTAINED else ""
+            regime = ", sustained" if point.row.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""
-            marks.append(RoofMark(f"{point.name}{regime}", point.kernel, (point.intensity, point.tflops), series))
+            marks.append(RoofMark(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series))
     # FLOP per byte at which each flat ceiling meets each rising ceiling.
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges

@@ -4,8 +4,9 @@ highest measured matmul rate; MBU: share of the read bandwidth), and the roofs o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mamf.backend import DeviceInfo
@@ -20,7 +21,7 @@ from mamf.ceilings.ceiling import (
     find_row_ceiling,
     has_drifted,
 )
-from mamf.ceilings.roof import MEMORY, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY, Roofs, make_roof_point
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, Rates, find_rate
 from mamf.operations.unknown import get_operation, is_compute_roof
@@ -33,15 +34,14 @@ from mamf.report.document import (
     format_interval,
     format_percent,
     format_rate,
-    format_significant,
     format_whole_number,
     label_kernel,
     make_clock_columns,
     make_columns_from_mappings,
+    make_rate_column,
     name_rate_column,
     split_shared_parts,
 )
-from mamf.statistics import Interval
 
 #: What the ceilings of matmuls are called, by regime: maximum achievable and maximum sustained matmul FLOPS.
 HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
@@ -85,26 +85,19 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
     names, shared = split_shared_parts(
         [make_ceiling_title(each) if is_one else make_problem_title(each.regime, each.problem) for each in ceilings]
     )
-    own = dict(zip(map(id, ceilings), names, strict=True))
+    name_by_id = dict(zip(map(id, ceilings), names, strict=True))
     unit = ceilings[0].unit if ceilings else "TFLOPS"
-    shown, factor = choose_unit(unit, [each.rate for each in ceilings])
-
-    def rate(value: float) -> str:
-        return format_significant(value * factor)
-
-    def interval(of: Interval) -> str:
-        return format_interval(of, factor)
-
+    factor = choose_unit(unit, [each.rate for each in ceilings])[1]
     columns: list[Column[Ceiling]] = [
         Column("ceiling", "", make_ceiling_title),
-        Column("", "ceiling", lambda each: own[id(each)], left=True),
+        Column("", "ceiling", lambda each: name_by_id[id(each)], left=True),
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *make_columns_from_mappings(
             ceilings, lambda each: get_operation(each.problem.operation).problem_record(each.problem), titled=False
         ),
-        Column(name_rate_column("rate", unit), shown, lambda each: each.rate, rate),
-        Column("", "interval", lambda each: each.interval, interval, 1, True),
+        make_rate_column(name_rate_column("rate", unit), unit, lambda each: each.rate, ceilings),
+        Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
         Column(name_rate_column("rate_low", unit), "", lambda each: each.interval.low),
         Column(name_rate_column("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
@@ -199,20 +192,20 @@ class Shares:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
         return ceiling.tflops if ceiling and row.work.has_products else None
 
-    def make_row_point(self, row: Measurement) -> RoofPoint | None:
-        """Return the place of a row below its roof, or None without roofs or without a figure."""
-        return make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
-
     def make_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-        def make_reader(name: str) -> Callable[[Measurement], object]:
-            return lambda row: getattr(self.make_row_point(row), name, None)
+        def read_roof_point(row: Measurement, name: str) -> object:
+            point = make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
+            return getattr(point, name, None)
 
+        roof, share, bound, bound_text = (
+            partial(read_roof_point, name=name) for name in ("roof", "share", "bound", "bound_text")
+        )
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
-            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", make_reader("roof")),
-            Column("share_of_roof", "% of roof", make_reader("share"), format_percent, 1),
-            Column("bound_by", "", make_reader("bound")),
-            Column("", "bound by", make_reader("bound_text"), importance=3, left=True),
+            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
+            Column("share_of_roof", "% of roof", share, format_percent, 1),
+            Column("bound_by", "", bound),
+            Column("", "bound by", bound_text, importance=3, left=True),
         ]
         return [
             Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),

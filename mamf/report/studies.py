@@ -149,8 +149,7 @@ def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, 
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
     rate = compute_max_rate(info, row.problem.dtype, clock_hz)
-    parts = [f"{clock_hz / 1e6:.0f} MHz", cause]
-    return WaterfallStep(name, rate and rate / TERA, ": ".join(part for part in parts if part))
+    return WaterfallStep(name, rate and rate / TERA, f"{clock_hz / 1e6:.0f} MHz" + (f": {cause}" if cause else ""))
 
 
 def _get_true_clock(row: Measurement | None) -> float | None:
@@ -217,18 +216,17 @@ def make_explanation_document(
     tables.
     """
     normal, datasheet = find_row(rows, NORMAL, BURST), steps[0].tflops
-
-    def compute_datasheet_share(step: WaterfallStep) -> float | None:
-        return step.tflops / datasheet if step.tflops is not None and datasheet else None
-
-    def change_to_normal(row: Measurement) -> float | None:
-        return row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None
-
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, left=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_significant),
         Column("change", "change", lambda step: step.change, format_change),
-        Column("share_of_datasheet", "% of datasheet", compute_datasheet_share, format_percent, importance=1),
+        Column(
+            "share_of_datasheet",
+            "% of datasheet",
+            lambda step: step.tflops / datasheet if step.tflops is not None and datasheet else None,
+            format_percent,
+            importance=1,
+        ),
         *make_interval_columns(lambda step: step.interval, "rate_{}_tflops"),
         *make_sensor_columns(lambda step: step.row and step.row.conditions),
         Column("cause", "", lambda step: step.cause),
@@ -236,7 +234,12 @@ def make_explanation_document(
     data_columns: list[Column[Measurement]] = [
         Column("data", "data", lambda row: row.problem.data, left=True),
         Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, format_significant),
-        Column("change_to_normal", "to normal", change_to_normal, format_change),
+        Column(
+            "change_to_normal",
+            "to normal",
+            lambda row: row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None,
+            format_change,
+        ),
         *make_sensor_columns(lambda row: row.conditions),
     ]
     blocks: list[Block] = [
@@ -282,7 +285,14 @@ def make_waterfall_chart(
     bars = [_make_step_bar(step) for step in steps if step.tflops is not None]
     if not bars:
         raise UsageError("there is nothing to draw, because no step has a figure")
-    others = [_make_measured_bar(row.problem.data, "on other operands", row) for row in rank_bursts(rows)]
+    others = [
+        StackedBar(
+            row.problem.data,
+            (("on other operands", row.best_rate),),
+            interval=(row.rate_interval.low, row.rate_interval.high),
+        )
+        for row in rank_bursts(rows)
+    ]
     panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by what the operands hold", tuple(others))]
     return StackedChart(
         f"Where the FLOPS went: {rows[0].problem.dtype}, {rows[0].shape} by {rows[0].kernel}",
@@ -296,19 +306,12 @@ def make_waterfall_chart(
 
 
 def _make_step_bar(step: WaterfallStep) -> StackedBar:
-    tflops = step.tflops or 0.0
-    name = "from the datasheet" if step.row is None else "measured"
-    bar = (
-        StackedBar(step.name, ((name, tflops),)) if step.row is None else _make_measured_bar(step.name, name, step.row)
-    )
+    tflops, interval = step.tflops or 0.0, step.interval
     lost = max(0.0, (step.before or 0.0) - tflops)
+    parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_NAME, lost)]
     note = "" if step.change is None else format_change(step.change)
-    return replace(bar, parts=(*bar.parts, (_LOST_NAME, lost)) if lost else bar.parts, note=note)
-
-
-def _make_measured_bar(label: str, name: str, row: Measurement) -> StackedBar:
-    interval = row.rate_interval.low, row.rate_interval.high
-    return StackedBar(label, ((name, row.best_rate),), interval=interval)
+    ends = (interval.low, interval.high) if interval else None
+    return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)
 
 
 @dataclass(frozen=True)
@@ -474,15 +477,12 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
     pairs = find_complete_pairs(rows)
     if not pairs:
         raise UsageError("there is nothing to draw, because no pair has figures of both matmul and the other work")
-
-    def place(pair: OverlapPair) -> tuple[Any, ...]:
-        return *pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks
-
+    pairs.sort(key=lambda pair: (*pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks))
     return RangeChart(
         " ".join(describe_kept_ranges(rows)).capitalize(),
         describe_machine_briefly(header),
         "% of the rate alone",
-        tuple(row for pair in sorted(pairs, key=place) for row in _yield_chart_rows(pair)),
+        tuple(row for pair in pairs for row in _yield_chart_rows(pair)),
         is_bars=True,
         notes=("lines: 95 % intervals", *describe_row_failures(rows, {row.kernel for row in rows})),
     )

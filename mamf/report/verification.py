@@ -168,11 +168,12 @@ def make_reproduction_command(log: RunLog, row: Measurement) -> str:
 def make_verification_document(log: RunLog) -> Document:
     rows = log.measurements
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
+    wrong_first = sorted(groups, key=lambda key: (all(row.status != WRONG_STATUS for row in groups[key]), key))
     states = group_pairs((row.regime, row) for row in rows if row.ok)
     used = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
-        Table(_make_check_columns(log.header), sorted(groups.values(), key=_make_sort_key), key="checks"),
+        Table(_make_check_columns(log.header), [groups[key] for key in wrong_first], key="checks"),
         Table(_STATE_COLUMNS, list(states.values()), key="states"),
         Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
         Lines(describe_failures(row for row in rows if row.status != WRONG_STATUS), "without a verdict"),
@@ -188,14 +189,6 @@ def _describe_wrong_rows(log: RunLog) -> Iterator[str]:
         where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
         yield f"  again: {make_reproduction_command(log, row)}"
-
-
-def _make_sort_key(rows: MeasuredRows) -> tuple[bool, str, str, str]:
-    """Return the sort key of the rows of an operation, a kernel and a dtype, which puts kernels with wrong results
-    first.
-    """
-    row = rows[0]
-    return not any(each.status == WRONG_STATUS for each in rows), row.operation, row.kernel, row.problem.dtype
 
 
 def _describe_throttling(rows: MeasuredRows) -> str:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mamf.engine.launching import LaunchRequest, launch_in_profiler_window
+from mamf.engine.launching import launch_in_profiler_window
 from mamf.errors import DeviceError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
@@ -62,7 +62,7 @@ def test_a_wrong_result_is_refused(run, monkeypatch):
 def test_what_a_launch_throws_is_told_in_a_line(backend, error, told):
     backend.faults[SHAPE] = error
     with pytest.raises(DeviceError, match=told):
-        launch_in_profiler_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend, LaunchRequest())
+        launch_in_profiler_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
@@ -34,7 +33,6 @@ from mamf.cli.terminal import (
 from mamf.engine.runner import Setup
 from mamf.errors import UnknownNameError, require_known
 from mamf.kernel import AnyKernel
-from mamf.kinds.kind import ReportOptions
 from mamf.measurement import find_rate
 from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
@@ -65,14 +63,7 @@ def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("what")
     add_shared_options(group, "--operation", default_text="attention, or decode for a --preset of decode")
     add_shared_options(group, "--kernel")
-    add_ceiling_options(add_measuring_options(parser))
-    add_device_options(parser)
-    add_devices_options(parser)
-    add_run_options(parser)
-    add_output_options(parser)
-
-
-def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
+    group = add_measuring_options(parser)
     exclusive_group = group.add_mutually_exclusive_group()
     add_shared_options(exclusive_group, "--ceiling", default_text="find the ceilings first")
     exclusive_group.add_argument(
@@ -94,6 +85,10 @@ def add_ceiling_options(group: argparse._ArgumentGroup) -> None:
         metavar="KERNEL",
         help="kernel relative to which speedups are shown (default: eager, or the slowest kernel without eager)",
     )
+    add_device_options(parser)
+    add_devices_options(parser)
+    add_run_options(parser)
+    add_output_options(parser)
 
 
 def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
@@ -141,6 +136,7 @@ class _AttentionSession(Session):
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
             raise UnknownNameError("baseline", options.baseline, names)
+        self.baseline_kernel = options.baseline
 
     def make_plan(self) -> Plan:
         plan, options = super().make_plan(), self.options
@@ -191,6 +187,3 @@ class _AttentionSession(Session):
 
     def is_run_complete(self) -> bool:
         return super().is_run_complete() and not self._list_searches_for_missing_ceilings()
-
-    def make_report_options(self) -> ReportOptions:
-        return replace(super().make_report_options(), baseline=self.options.baseline)

@@ -185,7 +185,6 @@ class AutoprofileCommands:
         """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
         missing or has no ceiling of ``regime`` (burst or sustained).
         """
-
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
@@ -273,7 +272,6 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then
     the report's conclusion.
     """
-
     blocks = report.visible_blocks
     for table in [each for each in blocks if isinstance(each, Table)][:1]:
         yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))

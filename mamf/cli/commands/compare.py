@@ -80,13 +80,10 @@ def _print_side_by_side(
     ``finder_runs``: for each of ``paths``, the run that was read from it if it is a log of mamf-finder, otherwise None.
     """
     from mamf.cli.reading import read_log
-    from mamf.report.imported import convert_log, convert_run, make_side_by_side_document
+    from mamf.report.imported import convert_log, make_side_by_side_document
 
     if len(paths) != 2:
         raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
-    comparable_logs = [
-        convert_log(read_log(path)) if run is None else convert_run(path.name, run)
-        for path, run in zip(paths, finder_runs, strict=True)
-    ]
-    print_document(options, make_side_by_side_document(*comparable_logs))
+    compared = (convert_log(path.name, run or read_log(path)) for path, run in zip(paths, finder_runs, strict=True))
+    print_document(options, make_side_by_side_document(*compared))
     return 0

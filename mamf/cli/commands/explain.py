@@ -16,7 +16,7 @@ from typing import Any
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, require_usable_ceiling
-from mamf.cli.planning import make_default_operation
+from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -67,7 +67,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             raise make_exists_error(options.picture)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
-    return run_session(options, ExplainSession, Request(make_default_operation()))
+    return run_session(options, ExplainSession, Request(make_requested_operation()))
 
 
 class ExplainSession(Session):
@@ -122,12 +122,11 @@ class ExplainSession(Session):
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.kinds.kind import ChartOptions
         from mamf.kinds.registry import get_kind
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
-            chart = get_kind(log.plan).make_chart(log, ChartOptions())
+            chart = get_kind(log.plan).make_chart(log)
             save_figure(draw_figure(chart), self.options.picture, self.options.overwrite)
             print_line(f"figure: {self.options.picture}", choose_note_stream(self.options))
         return code
@@ -138,7 +137,6 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
 
     Raises UsageError if the log has no burst ceiling, or none of this dtype.
     """
-
     ceilings = read_run_log(path).all_ceilings
     dtypes = [name for name, regime in ceilings if regime == BURST]
     wanted_dtype = dtype or next(iter(dtypes), "")

@@ -88,7 +88,6 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     """Run one search for the matmul ceilings of each dtype of --dtype, and return the highest of their exit codes."""
-
     if options.begins and len(set(options.dtype or ())) > 1:
         raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
     # A resumed run continues with the dtype of its log, so ignore --dtype here.
@@ -164,7 +163,6 @@ class _MatmulSearchSession(Session):
         """Return the plan that the options describe, but with the grid of shapes from ``before``, the plan in the log:
         the grid depends on a measured speed, so a new grid would differ from it by chance.
         """
-
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
@@ -183,9 +181,6 @@ class _MatmulSearchSession(Session):
 
     def make_log_name_label(self) -> str:
         return str(self.plan.problem.dtype)
-
-    def count_remaining_measurements(self) -> None:
-        return None
 
     def print_report(self, log: RunLog) -> int:
         from mamf.contribution.known_ceilings import compare_with_known_ceilings
@@ -237,6 +232,3 @@ class _OperationFindSession(Session):
             "all default shapes that fit in the memory of this device fit in a cache too, so none can be a memory "
             f"ceiling: measure them with 'mamf sweep --operation {self.operation.name}'"
         )
-
-    def count_remaining_measurements(self) -> None:
-        return None

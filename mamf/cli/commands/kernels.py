@@ -57,7 +57,6 @@ def make_kernel_table(operation_name: str, backend: Backend) -> Block:
     """Return a table of the kernels of the operation called ``operation_name``, and of whether each can run on the
     device of ``backend``. If the operation cannot be imported, return a line with the reason.
     """
-
     try:
         operation = make_operation(operation_name)
         table_rows = [

@@ -100,7 +100,6 @@ def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
     """Return names of kernels such as ``torch[sdpa]``, a model that uses the attention kernel sdpa: one per attention
     kernel, and with --compile also ``compiled[...]``. Return None if the kernels are those of the resumed log.
     """
-
     if options.resume and not has_plan_options(options):
         return None
     kernel_prefixes = ("torch", "compiled") if options.compile else ("torch",)

@@ -117,7 +117,6 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     """Read one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation and
     the claim. Raises UsageError if ``text`` is not a claim.
     """
-
     parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if parts is None or not float(parts[1]):
         claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
@@ -142,7 +141,6 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
 
     Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
     """
-
     if word in _CLAIM_REGIMES:
         return "regime"
     return next(
@@ -156,7 +154,6 @@ def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
 
     Raises UsageError if no operation has such shapes, and UnknownNameError if none of those that do has the kernel.
     """
-
     operations, kernel_names = list[AnyOperation](), set[str]()
     for operation in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
         with suppress(UsageError):
@@ -225,7 +222,6 @@ class ReproduceSession(Session):
         A log may be from a stranger, so mamf imports no code only because a log names it as package.module:Class. Users
         who trust the code name it with --kernel.
         """
-
         if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"
             warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
@@ -263,9 +259,6 @@ class ReproduceSession(Session):
     def print_plan(self) -> None:
         judged = judge_claims(self.plan.options, self.measured_run.rows)
         print_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
-
-    def count_remaining_measurements(self) -> int | None:
-        return self.measured_run.kind.count_left(self.measured_run) or None
 
     def choose_exit_code(self, code: int) -> int:
         judged = judge_claims(self.plan.options, self.measured_run.rows)

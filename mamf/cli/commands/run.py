@@ -12,7 +12,7 @@ from typing import Any
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_launch_options, make_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
-from mamf.engine.launching import LaunchRequest, ProfiledLaunches, launch_in_profiler_window, time_kernel_parts
+from mamf.engine.launching import ProfiledLaunches, launch_in_profiler_window, time_kernel_parts
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA
@@ -77,10 +77,10 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.profiling.running import list_device_kernels
 
         watch_kernels = list_device_kernels
-    launch_request = LaunchRequest(
-        options.launches, not options.no_verify, watch_kernels, _DETERMINISM_LAUNCHES if options.determinism else 0
+    repeats = _DETERMINISM_LAUNCHES if options.determinism else 0
+    launched = launch_in_profiler_window(
+        kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
     )
-    launched = launch_in_profiler_window(kernel, problem, shape, backend, launch_request)
     words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
     title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
     lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
@@ -101,7 +101,6 @@ def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> A
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
-
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (flop, seconds) in parts.items():

@@ -25,7 +25,6 @@ from mamf.cli.terminal import (
 )
 from mamf.errors import UnsupportedError, parse_size
 from mamf.kernel import AnyKernel
-from mamf.kinds.kind import ReportOptions
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.plans import ORDERS, SHUFFLED_ORDER, Plan, SweepOptions
@@ -157,6 +156,3 @@ class _OneKernelSession(Session):
 
     def make_log_name_label(self) -> str:
         return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"
-
-    def make_report_options(self) -> ReportOptions:
-        return replace(super().make_report_options(), roofs=self.roofs)

@@ -8,7 +8,7 @@ import argparse
 import warnings
 from collections.abc import Sequence
 
-from mamf.cli.planning import make_default_operation
+from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_devices_options,
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     # Hide the many warnings of torch's scaled_dot_product_attention about random problems that it does not support.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return run_session(options, _VerifySession, Request(make_default_operation()))
+    return run_session(options, _VerifySession, Request(make_requested_operation()))
 
 
 class _VerifySession(Session):
@@ -93,9 +93,6 @@ class _VerifySession(Session):
 
     def make_log_name_label(self) -> str:
         return f"device{self.backend.index}"
-
-    def count_remaining_measurements(self) -> None:
-        return None
 
     def is_run_complete(self) -> bool:
         return self.options.budget is None

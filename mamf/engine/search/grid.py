@@ -153,9 +153,11 @@ def plan_search(
     """
     kernels = choose_working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
-        compiling = sum(not kernel.has_cheap_variants for kernel in kernels[1:])
-        quick = QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * compiling
-        budget_seconds = quick if is_quick else DEFAULT_BUDGET_SECONDS
+        budget_seconds = (
+            QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * sum(not kernel.has_cheap_variants for kernel in kernels[1:])
+            if is_quick
+            else DEFAULT_BUDGET_SECONDS
+        )
     scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchOptions.scouts)
     require_seconds("budget_seconds", budget_seconds)
     refinements = _QUICK_REFINEMENTS if is_quick else SearchOptions.refinements
@@ -188,9 +190,8 @@ def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
     be larger than the grid's largest one, and no operand may have more elements than the square of the largest M or N,
     because the grid was chosen so that operands of that size fit in memory.
     """
-    widest = max(*grid.m, *grid.n)
-    within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
-    return within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= widest**2
+    is_within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
+    return is_within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= max(*grid.m, *grid.n) ** 2
 
 
 def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:

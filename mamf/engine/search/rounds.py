@@ -164,8 +164,7 @@ class ConfirmationRounds:
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
-        chosen = [row for row in rows if best_first and (row.shape, row.kernel) == best_first[0]]
-        conditions = summarize_conditions(chosen) if chosen else Conditions()
+        conditions = summarize_conditions(row for row in rows if [(row.shape, row.kernel)] == best_first[:1])
         # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._confirm_by_visits(regime, conditions, candidate, counts.confirming, confirmed_by)

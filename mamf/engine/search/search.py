@@ -234,8 +234,7 @@ class Search:
         self.measured[candidate] = tflops
         if len(self.measured) < self._first_count or not any(each > 0 for each in self.measured.values()):
             return
-        is_early = len(self.measured) < _EARLY_MEASUREMENTS
-        often = _MEASUREMENTS_PER_EARLY_FIT if is_early else _MEASUREMENTS_PER_FIT
+        often = _MEASUREMENTS_PER_EARLY_FIT if len(self.measured) < _EARLY_MEASUREMENTS else _MEASUREMENTS_PER_FIT
         is_due = len(self.measured) % often == 0 or candidate in self._first_candidates[self._first_count :]
         if is_due or not self._surrogate.is_fitted:
             self._refit_surrogate()

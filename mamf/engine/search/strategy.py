@@ -169,7 +169,7 @@ class FindStrategy(PlanStrategy):
         self.runner.on_phase("burst: choosing the fastest algorithms of each shape")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
         end_time = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
-        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, self._ranked_kernels, end_time)
+        yield from self._measure_algorithms(regime, shapes, rule, self._ranked_kernels, end_time)
         for rows in group_pairs(
             (row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes
         ).values():
@@ -218,7 +218,7 @@ class FindStrategy(PlanStrategy):
             limit = self.max_trial_flop_share * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
         shapes = best_first[: self.trial_shape_count]
-        yield from self._measure_algorithms_of_kernels(regime, shapes, rule, kernels, self._deadline)
+        yield from self._measure_algorithms(regime, shapes, rule, kernels, self._deadline)
         tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked_kernels = kernels = self._choose_best_kernel(tried, shapes)
@@ -226,7 +226,7 @@ class FindStrategy(PlanStrategy):
             # chosen kernel also on shapes that were fastest before on devices of this model.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_prior_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
-            yield from self._measure_algorithms_of_kernels(regime, shapes, rule, cheap, self._deadline)
+            yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
             tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         for kernel in kernels:
             best = self._rank_algorithms(kernel, tried)
@@ -271,7 +271,7 @@ class FindStrategy(PlanStrategy):
             found.append(next(row.kernel for row in tried if row.kernel in self._algorithm_names[kernel.name]))
         return list(dict.fromkeys(found))
 
-    def _measure_algorithms_of_kernels(
+    def _measure_algorithms(
         self,
         regime: Regime,
         shapes: Sequence[MatmulShape],
@@ -284,37 +284,33 @@ class FindStrategy(PlanStrategy):
         """
         for kernel in kernels:
             begun = self.runner.now()
-            yield from self._measure_algorithms(regime, shapes, rule, kernel, end_time)
+            for shape, variant in self._iterate_algorithms(kernel, shapes):
+                if not self.runner.has_next_step(regime, ALGORITHM_PHASE, end_time):
+                    break
+                row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM_PHASE, 0)
+                if row is None:
+                    break
+                self._algorithm_rows.append(row)
             if not kernel.has_cheap_variants:
                 self._compiling_seconds += self.runner.now() - begun
 
-    def _measure_algorithms(
-        self, regime: Regime, shapes: Sequence[MatmulShape], rule: StoppingRule, kernel: MatmulKernel, end_time: float
-    ) -> Steps:
+    def _iterate_algorithms(
+        self, kernel: MatmulKernel, shapes: Sequence[MatmulShape]
+    ) -> Iterator[tuple[MatmulShape, MatmulKernel]]:
+        """Yield each of these shapes with each of the kernel's algorithms for it that was not measured on it yet."""
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
-            variants = self._list_algorithms(kernel, shape)
-            if self.options.is_quick and shape != shapes[0]:
+            try:
+                variants = kernel.variants(self.backend, self.plan.problem, shape)
+            except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
+                variants = (kernel,)
+            if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):
                 variants = variants[: self.max_quick_algorithms]
             for variant in variants:
                 self._kernels_by_name[variant.name] = variant
                 names.add(variant.name)
-                if any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
-                    continue
-                if not self.runner.has_next_step(regime, ALGORITHM_PHASE, end_time):
-                    return
-                row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM_PHASE, 0)
-                if row is None:
-                    return
-                self._algorithm_rows.append(row)
-
-    def _list_algorithms(self, kernel: MatmulKernel, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        try:
-            found = kernel.variants(self.backend, self.plan.problem, shape)
-            compiles = self.options.is_quick and not kernel.has_cheap_variants
-            return found[: self.max_quick_algorithms] if compiles else found
-        except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
-            return (kernel,)
+                if not any((row.shape, row.kernel) == (shape, variant.name) for row in self._algorithm_rows):
+                    yield shape, variant
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 

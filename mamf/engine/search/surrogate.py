@@ -122,18 +122,18 @@ def compute_distances(features: Features, rows: list[int], other_rows: list[int]
     own = features.pairs[rows]
     pairs = np.arange(len(features.waves)) if other_rows is None else features.pairs[other_rows]
     which = features.pairs if other_rows is None else np.arange(len(other_rows))
-    apart = Distances(
+    others = slice(None) if other_rows is None else other_rows
+    return Distances(
         compute_squared_distances(features.sizes, rows, other_rows),
         # The squared difference in each column (tile size): tile sizes x candidates x pairs.
         (features.waves[own].T[:, :, None] - features.waves[pairs].T[:, None, :]) ** 2,
         (features.log_aspect[own] - features.log_aspect[pairs].T) ** 2,
         np.equal.outer(own, pairs).astype(float),
         which,
+        None
+        if features.kernels is None
+        else np.equal.outer(features.kernels[rows], features.kernels[others]).astype(float),
     )
-    if features.kernels is None:
-        return apart
-    others = features.kernels if other_rows is None else features.kernels[other_rows]
-    return apart._replace(is_same_kernel=np.equal.outer(features.kernels[rows], others).astype(float))
 
 
 def compute_squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:

@@ -63,14 +63,16 @@ class GuardStrategy(RowsStrategy):
             regime = self.runner.start_regime(self.make_regime(name))
             steps = [step for step in self.plan.steps() if step.regime == name]
             yield from self._visit_steps(regime, [step for step in steps if step in left], "", 1)
-            later_regime = regime.make_confirmation_regime(summarize_conditions(self._select_measured(name)), math.inf)
+            rows = [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == name]
+            later_regime = regime.make_confirmation_regime(summarize_conditions(rows), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
                 doubtful = [step for step in steps if self._is_in_doubt(step)]
                 if not doubtful:
                     break
-                due = add_second_step(doubtful, steps)
-                random.Random(f"{name} {number}").shuffle(due)
-                yield from self._visit_steps(later_regime, due, CONFIRM_PHASE, number)
+                if len(doubtful) == 1:  # Measure another step too, so that no row is measured twice in a row.
+                    doubtful += [step for step in steps if step not in doubtful][-1:]
+                random.Random(f"{name} {number}").shuffle(doubtful)
+                yield from self._visit_steps(later_regime, doubtful, CONFIRM_PHASE, number)
 
     def _visit_steps(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
         for step in steps:
@@ -79,30 +81,17 @@ class GuardStrategy(RowsStrategy):
             self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
             if row is not None:
-                self._rows_by_step.setdefault(self._replace_kernel_name(step), []).append(row)
-
-    def _select_measured(self, regime: str) -> list[Measurement]:
-        return [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == regime]
+                # Rows have the kernel's own name, in place of the name that was requested.
+                self._rows_by_step.setdefault(step._replace(kernel=self.kernels[kernel].name), []).append(row)
 
     def _is_in_doubt(self, step: StepKey) -> bool:
-        visits = self._rows_by_step.get(self._replace_kernel_name(step))
+        visits = self._rows_by_step.get(step._replace(kernel=self.kernels[step.kernel].name))
         if not visits:
             return False
         if self.baseline is None:
             return visits[-1].ok
         before = self.baseline.get(combine_visits(visits).key)
         return before is not None and is_in_doubt(before, visits, self.tolerance)
-
-    def _replace_kernel_name(self, step: StepKey) -> StepKey:
-        """Return the step with the kernel's own name, which rows have, in place of the name that was requested."""
-        regime, problem, shape, kernel = step
-        return StepKey(regime, problem, shape, self.kernels[kernel].name)
-
-
-def add_second_step(due: Sequence[StepKey], steps: Sequence[StepKey]) -> list[StepKey]:
-    """Return the ``due`` steps, plus one of ``steps`` if only one is due, so that no row is measured twice in a row."""
-    others = [step for step in steps if step not in due]
-    return [*due, *(others[-1:] if len(due) == 1 else ())]
 
 
 #: The maximum number of times that ``mamf reproduce`` measures the row of a claimed rate.
@@ -113,25 +102,23 @@ class ReproduceStrategy(RowsStrategy):
     """The strategy of ``mamf reproduce``: it measures claimed rates again until each is reproduced or refuted."""
 
     def yield_steps(self) -> Steps:
-        self._rows, self._measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
-        for name in self.plan.regimes:
-            yield from self._visit_claims(self.runner.start_regime(self.make_regime(name)))
-
-    def _visit_claims(self, regime: Regime) -> Steps:
-        # From the second turn on, measure after a rest if the power controller would otherwise stay in one state.
+        rows, measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
-        for visit in range(1, _MAX_VISITS + 1):
-            judged = judge_claims(self.plan.options, self._rows)
+        for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS + 1)):
+            if visit == 1:
+                regime = self.runner.start_regime(self.make_regime(regime_name))
+            elif visit == 2:  # From now on, rest before each visit if the power controller would stay in one state.
+                seen = [row for row in rows if row.ok and row.regime == regime_name]
+                regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf)
+            judged = judge_claims(self.plan.options, rows)
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
-                if step.regime == regime.name and (step, visit) not in self._measured_visits:
+                if step.regime == regime_name and (step, visit) not in measured_visits:
                     _, problem, shape, name = step
-                    self.setup.on_phase(f"{regime.name} {shape} {name} {CONFIRM_PHASE} {visit}")
+                    self.setup.on_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
                         by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
                     )
-                    self._rows += [row] if row is not None else []
-            seen = [row for row in self._rows if row.ok and row.regime == regime.name]
-            regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf) if visit == 1 else regime
+                    rows += [row] if row is not None else []
 
 
 # The maximum number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If
@@ -202,9 +189,16 @@ def make_verify_plan(
     problems = tuple(problem_for(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
-    options = VerifyOptions(number, tuple(own))
-    of = get_operation(problems[0].operation)
-    return make_operation_plan(of, kernels, problems, [shape], regimes, VERIFY, budget_seconds=budget, options=options)
+    return make_operation_plan(
+        get_operation(problems[0].operation),
+        kernels,
+        problems,
+        [shape],
+        regimes,
+        VERIFY,
+        budget_seconds=budget,
+        options=VerifyOptions(number, tuple(own)),
+    )
 
 
 class VerifyStrategy(PlanStrategy):

@@ -8,7 +8,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import KernelLibrary, LibraryAttention, extract_output, get_window_size
+from mamf.operations.attention.torch_attention import KernelLibrary, LibraryAttention, get_window_size
 
 _ARCHITECTURES = ("gfx942", "gfx950")
 
@@ -33,14 +33,10 @@ class AiterLibrary(KernelLibrary):
 
 class Aiter(AiterLibrary, LibraryAttention):
     name = "aiter"
+    function_name = "flash_attn_func"
     layout = "bshd"
     has_window = True
     has_unequal_head_dims = True
-
-    def import_library(self) -> Any:
-        from aiter import flash_attn_func
-
-        return flash_attn_func
 
     def launch_forward(
         self,
@@ -50,8 +46,8 @@ class Aiter(AiterLibrary, LibraryAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
-        result = function(
+    ) -> Any:
+        return function(
             q,
             k,
             v,
@@ -63,4 +59,3 @@ class Aiter(AiterLibrary, LibraryAttention):
             # AITER requires that return_lse is True if a gradient is needed.
             return_lse=problem.has_backward,
         )
-        return extract_output(result)

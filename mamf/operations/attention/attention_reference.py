@@ -242,8 +242,7 @@ def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice
     ``batch``: the index of the sequence. The result has the shape [kv heads, heads per kv head, sequence, head
     dimension]. For keys and values, its second dimension is 1.
     """
-    found: torch.Tensor = tensor[batch].unflatten(0, (shape.kv_heads, -1))[kv_slice]
-    return found
+    return tensor[batch].view(shape.kv_heads, -1, *tensor.shape[2:])[kv_slice]
 
 
 def compute_reference_attention(

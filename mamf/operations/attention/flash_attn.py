@@ -12,7 +12,6 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     KernelLibrary,
     LibraryAttention,
-    extract_output,
     get_window_size,
 )
 
@@ -33,11 +32,10 @@ class _FlashAttentionKernel(LibraryAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Any:
         # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
-        return extract_output(
-            function.flash_attn_func(q, k, v, causal=shape.causal, window_size=get_window_size(shape, self.no_window))
-        )
+        window = get_window_size(shape, self.no_window)
+        return function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window)
 
 
 class FlashAttention2Library(KernelLibrary):
@@ -50,7 +48,7 @@ class FlashAttention2Library(KernelLibrary):
     supported_cards = "compute capability 8.0 and above"
 
     def import_library(self) -> Any:
-        module = importlib.import_module(self.module_name)
+        module = super().import_library()
         # flash-attn-4 also installs a package flash_attn, which contains only ``cute``.
         if not hasattr(module, "flash_attn_func"):
             text = "the installed flash_attn contains only FlashAttention 4 (cute), no flash_attn_func"
@@ -115,4 +113,4 @@ class FlashAttention4(_FlashAttentionKernel):
         # does not tell whether it is this copy, so ask for the installed package.
         if get_package_version(self.distribution_name) is None:
             raise ModuleNotFoundError(f"no {self.distribution_name}", name=self.module_name)
-        return importlib.import_module(self.module_name)
+        return super().import_library()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import LibraryAttention, extract_output
+from mamf.operations.attention.torch_attention import LibraryAttention
 
 
 class FusedSdpa(LibraryAttention):
@@ -19,17 +19,13 @@ class FusedSdpa(LibraryAttention):
     name = "fused-sdpa"
     library_name = "FusedSDPA"
     module_name = "habana_frameworks.torch.hpex.kernels"
+    function_name = "FusedSDPA.apply"
     distribution_name = "habana-torch-plugin"
     install_command = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
     # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
     has_unequal_lengths = False
-
-    def import_library(self) -> Any:
-        from habana_frameworks.torch.hpex.kernels import FusedSDPA
-
-        return FusedSDPA.apply
 
     def launch_forward(
         self,
@@ -39,6 +35,6 @@ class FusedSdpa(LibraryAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Any:
         mask, dropout, scale, softmax_mode, recompute = None, 0.0, None, "None", True
-        return extract_output(function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute))
+        return function(q, k, v, mask, dropout, shape.causal, scale, softmax_mode, recompute)

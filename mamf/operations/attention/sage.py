@@ -5,7 +5,6 @@ They quantize the operands in every launch, and have no backward pass.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,7 +15,6 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
     ComputeCapability,
     QuantizedAttention,
-    extract_output,
 )
 
 _INT8_AND_FLOAT16, _INT8_AND_FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
@@ -34,19 +32,17 @@ _MATMUL_DTYPES: Mapping[ComputeCapability, tuple[str, str]] = {
 
 class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
+    function_name = "sageattn"
     distribution_name = "sageattention"
     # SageAttention's causal mask is right only if there are as many queries as keys.
     has_unequal_lengths = False
     release: ClassVar[int]
 
     def import_library(self) -> Any:
-        module = importlib.import_module(self.module_name)
-        # Releases 1 and 2 have a function ``sageattn``, but only release 2 also has a function for each of its kernels.
-        release = 2 if hasattr(module, "sageattn_qk_int8_pv_fp16_triton") else 1
-        if release != self.release:
-            found = get_package_version(self.distribution_name) or f"{release}.x"
-            raise ModuleNotFoundError(f"the installed sageattention is {found}", name=self.module_name)
-        return module.sageattn
+        version = get_package_version(self.distribution_name)
+        if version and not version.startswith(f"{self.release}."):
+            raise ModuleNotFoundError(f"the installed sageattention is {version}", name=self.module_name)
+        return super().import_library()
 
     def launch_forward(
         self,
@@ -56,9 +52,9 @@ class _SageAttention(QuantizedAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Any:
         k = k.clone() if self.release == 1 else k
-        return extract_output(function(q, k, v, tensor_layout="HND", is_causal=shape.causal))
+        return function(q, k, v, tensor_layout="HND", is_causal=shape.causal)
 
 
 class Sage1(_SageAttention):

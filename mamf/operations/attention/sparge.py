@@ -8,15 +8,14 @@ that a kernel skipped.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from mamf.operations.attention.attention_reference import compute_attended_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import QuantizedAttention, extract_output
+from mamf.operations.attention.torch_attention import QuantizedAttention
 
 #: The number of keys in a block of SpargeAttention, which has blocks of two sizes: this is the larger one.
 _KEYS_PER_BLOCK = 128
@@ -30,19 +29,16 @@ class _SpargeAttention(QuantizedAttention):
     head_dims = (64, 128)
     has_gqa = False
     has_unequal_lengths = False
-    function_name: ClassVar[str]
 
-    def import_library(self) -> Any:
-        return getattr(importlib.import_module(self.module_name), self.function_name)
-
-    def make_skip_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the library's keyword arguments that decide which blocks are skipped; empty for its defaults."""
+    def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        """Return the keyword arguments of the library's function; for ``topk`` with the share of blocks to keep."""
+        options = {"is_causal": shape.causal, "tensor_layout": "HND"}
         if "topk" not in self.function_name:
-            return {}
+            return options
         share = compute_attended_share(problem.sparsity, shape.seqlen_k)
         # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
         # rounding error does not lose a block.
-        return {"topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
+        return {**options, "topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
 
     def launch_forward(
         self,
@@ -52,10 +48,8 @@ class _SpargeAttention(QuantizedAttention):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-    ) -> torch.Tensor:
-        return extract_output(
-            function(q, k, v, is_causal=shape.causal, tensor_layout="HND", **self.make_skip_options(problem, shape))
-        )
+    ) -> Any:
+        return function(q, k, v, **self.make_options(problem, shape))
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -65,11 +59,11 @@ class _SpargeAttention(QuantizedAttention):
         A launch that is not timed measures this share, because reading it synchronizes the device.
         """
         details = super().details(problem, shape, operands)
-        options = {"is_causal": shape.causal, "tensor_layout": "HND", **self.make_skip_options(problem, shape)}
-        result = self.import_library_quietly()(*operands, **options, return_sparsity=True)
+        options = self.make_options(problem, shape)
+        _, sparsity = self.import_library_quietly()(*operands, **options, return_sparsity=True)
         # For causal masks, the library assumes lengths of whole blocks of 128 x 64. At other lengths its share can be
         # negative.
-        return {**details, "sparsity": max(0.0, float(result[1]))}
+        return {**details, "sparsity": max(0.0, float(sparsity))}
 
 
 class _SpargeFp16(_SpargeAttention):

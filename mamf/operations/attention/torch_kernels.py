@@ -57,9 +57,8 @@ class _SdpaWithBackend(Sdpa):
             return Unavailable(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
         return None
 
-    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
-        manager: AbstractContextManager[object] = sdpa_kernel(self.forced_backend)
-        return manager
+    def settings(self, backend: Backend, problem: AttentionProblem) -> Any:
+        return sdpa_kernel(self.forced_backend)
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
-from mamf.operations.attention.torch_attention import extract_output
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
@@ -16,19 +12,17 @@ from mamf.torch_backend import TorchBackend
 
 class AiterKvcache(AiterLibrary, LibraryDecode):
     name = "aiter-kvcache"
+    function_name = "mha_batch_prefill_func"
     has_contiguous = False
     head_dims = (64, 128, 256)
-
-    def import_library(self) -> Any:
-        return importlib.import_module("aiter").mha_batch_prefill_func
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         function = self.import_library_quietly()
 
-        def attend(operands: DecodeOperands) -> torch.Tensor:
-            result = function(
+        def attend(operands: DecodeOperands) -> object:
+            return function(
                 operands.q,
                 view_as_pages(shape, operands.k),
                 view_as_pages(shape, operands.v),
@@ -41,7 +35,6 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 causal=shape.queries > 1,
                 kv_last_page_lens=tables.last_page_lengths,
             )
-            return extract_output(result)
 
         return BoundKernel(attend)
 
@@ -50,12 +43,11 @@ class AiterMla(AiterLibrary, LibraryDecode):
     """AITER's kernel for decode with a latent (MLA). It writes to an output tensor, which each launch allocates."""
 
     name = "aiter-mla"
+    module_name = "aiter.mla"
+    function_name = "mla_decode_fwd"
     has_contiguous = False
     has_latent = True
-    has_separate_kv = False
-
-    def import_library(self) -> Any:
-        return importlib.import_module("aiter.mla").mla_decode_fwd
+    head_dims = ()
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables

@@ -6,9 +6,8 @@ layers of a model, so a launch does not include planning, and mamf reports the t
 
 from __future__ import annotations
 
-import importlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -36,10 +35,7 @@ class _FlashInferKernel(LibraryDecode):
     supported_cards = "compute capability 7.5 and above"
     alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
-    head_dims = (64, 128, 256)
-
-    def import_library(self) -> Any:
-        return importlib.import_module(self.module_name)
+    head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 
     @abstractmethod
     def make_planner(
@@ -51,12 +47,9 @@ class _FlashInferKernel(LibraryDecode):
         ``tables``.
         """
 
-    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> object:
         """Launch the attention that ``planner`` has planned, and return its output."""
-        output: torch.Tensor = planner.run(
-            operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v))
-        )
-        return output
+        return planner.run(operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v)))
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
@@ -145,7 +138,7 @@ class FlashInferPrefill(_FlashInferKernel):
 class FlashInferMla(_FlashInferKernel):
     name = "flashinfer-mla"
     has_latent = True
-    has_separate_kv = False
+    head_dims = ()
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):
@@ -169,8 +162,6 @@ class FlashInferMla(_FlashInferKernel):
         how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
         return planner, partial(planner.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> torch.Tensor:
+    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> object:
         width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
-        parts = operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:]
-        output: torch.Tensor = planner.run(*parts)
-        return output
+        return planner.run(operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:])

@@ -59,15 +59,6 @@ class SdpaKvcache(TorchDecode):
 _MIN_BLOCK_KEYS = 128
 
 
-def _check_block_masks() -> Unavailable | None:
-    """Return why FlexAttention of the installed torch cannot make a block mask from pages, or None."""
-    from torch.nn.attention.flex_attention import BlockMask
-
-    if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
-        return None
-    return Unavailable(f"torch {torch.__version__} cannot make block masks from pages", "pip install --upgrade torch")
-
-
 class FlexKvcache(TorchDecode):
     """The kernel FlexAttention over a paged cache. Its block mask contains the page table.
 
@@ -83,10 +74,14 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        return (
-            check_flex_attention(backend, backend.is_accelerator)
-            or _check_block_masks()
-            or super().unavailable(backend)
+        if reason := check_flex_attention(backend, backend.is_accelerator) or super().unavailable(backend):
+            return reason
+        from torch.nn.attention.flex_attention import BlockMask
+
+        if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
+            return None
+        return Unavailable(
+            f"torch {torch.__version__} cannot make block masks from pages", "pip install --upgrade torch"
         )
 
     def bind(
@@ -101,11 +96,10 @@ class FlexKvcache(TorchDecode):
 
         compiled = compile_for_shape(attention) if backend.is_accelerator else attention
 
-        def attend(operands: DecodeOperands) -> torch.Tensor:
+        def attend(operands: DecodeOperands) -> object:
             q = operands.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
             k, v = (each.transpose(0, 1)[None] for each in (operands.k, operands.v))
-            output: torch.Tensor = compiled(q, k, v).transpose(1, 2)
-            return output
+            return compiled(q, k, v).transpose(1, 2)
 
         return BoundKernel(attend)
 

@@ -28,7 +28,7 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_HEIGHT_INCHES, _MARGIN_MHZ, _MARGIN_PERCENT, _MARKER_POINTS = 6.5, 25.0, 6.0, 10
+_MARGIN_MHZ, _MARGIN_PERCENT, _MARKER_POINTS = 25.0, 6.0, 10
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
@@ -55,9 +55,7 @@ class ClockChart(Picture):
     marks: tuple[ClockMark, ...]
     tflops_per_mhz: float
 
-    @property
-    def inches(self) -> float:
-        return _HEIGHT_INCHES
+    inches = 6.5
 
     def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
         kernels = ", ".join(dict.fromkeys(mark.kernel for mark in self.marks))
@@ -83,8 +81,9 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
-    named = [[str(each[name]) for name in varying] for each in fields]
-    marks = tuple(map(_make_mark, rows, named))
+    marks = tuple(
+        _make_mark(row, [str(each[name]) for name in varying]) for row, each in zip(rows, fields, strict=True)
+    )
     first = marks[0]
     return ClockChart(
         f"Cycles used and the clock that they leave, {dtypes.pop()}",
@@ -101,14 +100,10 @@ def _make_mark(row: Measurement, words: Sequence[str]) -> ClockMark:
     assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, (
         "make_clock_chart selects rows with a measured clock"
     )
-    label = " ".join([_format_size(row), *words])
+    # The head dimension identifies the shape of attention.
+    size = f"d{row.shape.head_dim}" if hasattr(row.shape, "head_dim") else str(row.shape)
+    label = " ".join([size, *words])
     return ClockMark(row.kernel, label, conditions.true_clock_hz / 1e6, 100 * conditions.cycles_used, row.best_rate)
-
-
-def _format_size(row: Measurement) -> str:
-    """Return the head dimension of an attention shape, such as ``d128``, or any other shape unchanged."""
-    width = getattr(row.shape, "head_dim", None)
-    return f"d{width}" if width else str(row.shape)
 
 
 def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:

@@ -26,7 +26,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.report.comparison import describe_guard_verdict
 from mamf.statistics import Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
-from mamf.testing.physics import Scatter
+from mamf.testing.simulated import Scatter
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 FILE = """

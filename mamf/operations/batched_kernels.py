@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -28,6 +28,9 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
     has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
+    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+        return partial(getattr(torch, self.function), a, b, out=c)
+
     def operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
@@ -36,7 +39,7 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
         c = view_as(flat["c"], shape.batch, shape.m, shape.n)
         return make_matmul_operand_set(
             problem,
-            partial(getattr(torch, self.function), a, b, out=c),
+            self.bind(a, b, c),
             c,
             lambda output: [MatmulPart(a, b.mT, output)],
             choose_operand_to_change(a, b.mT),

@@ -56,7 +56,9 @@ class TorchDistributed(CollectiveKernel):
     ) -> Prepared:
         buffers, error = None, None
         try:
-            buffers = take_transfer_buffers(problem, shape, pool)
+            needed = problem.buffers(shape)
+            sent = pool.take(f"sent by {torch.distributed.get_rank()}", *needed["sent"])  # different data on each rank
+            buffers = sent, pool.take("received", *needed["received"])
         except Exception as failed:  # Tell the other ranks, because they would wait for this rank forever.
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
@@ -75,15 +77,6 @@ class TorchDistributed(CollectiveKernel):
             changed_operands=collective.changed_operands,
             rewrite_output=collective.poison if rewrite else None,
         )
-
-
-def take_transfer_buffers(
-    problem: CollectiveProblem, shape: CollectiveShape, pool: OperandPool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take the send buffer and the receive buffer from the pool. The data to send differ between ranks."""
-    buffers = problem.buffers(shape)
-    sent = pool.take(f"sent by {torch.distributed.get_rank()}", *buffers["sent"])
-    return sent, pool.take("received", *buffers["received"])
 
 
 @cache

@@ -149,17 +149,12 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
 
     Raises UnsupportedError if no kernel does.
     """
-    reasons = []
-    for point in find_entry_points(operation.kernel_group):
-        if not point.value.startswith("mamf."):
-            continue
-        kernel = make_kernel(operation, point.name)
+    own_points = (point for point in find_entry_points(operation.kernel_group) if point.value.startswith("mamf."))
+    for kernel in (make_kernel(operation, point.name) for point in own_points):
         reason = kernel.unavailable(cpu) or kernel.unsupported(cpu, problem)
-        reason = reason or kernel.unsupported_shape(problem, shape)
-        if not reason:
+        if not (reason or kernel.unsupported_shape(problem, shape)):
             return kernel
-        reasons.append(f"{point.name}: {reason}")
-    raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU ({'; '.join(reasons[:1])})")
+    raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU")
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention_fakes import pretend_versions
 from decode_fakes import LIBRARIES
 from verdicts import verified
 
@@ -120,18 +119,6 @@ def test_what_a_library_lacks_is_said_in_a_line(name, shape, library):
     reason = kernel.unsupported_shape(DecodeProblem(), shape_of(shape))
     assert REFUSALS[name][shape] in reason
     assert "\n" not in reason
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_a_missing_library_says_how_to_install_it(name, request, monkeypatch):
-    vendor, capability, _ = LIBRARIES[name]
-    device = request.getfixturevalue(vendor)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    kernel = decode_kernel(name)
-    pretend_versions(monkeypatch, **{kernel.distribution_name.replace("-", "_"): None})
-    reason = kernel.unavailable(device.kind(0))
-    assert "is not installed" in reason.reason
-    assert reason.remedy.startswith(("pip install", "git clone"))
 
 
 def test_a_build_without_pages_is_unsupported(library, monkeypatch):

@@ -119,8 +119,8 @@ def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(proble
         losses, *gradients = step.launches[0]()
     assert products.found == {torch.bfloat16}
     assert {losses.dtype, *(each.dtype for each in gradients)} == {torch.float32}
-    assert step.held_bytes == 4 * problem.count_parameters(SHAPE)
-    assert problem.nbytes(SHAPE) == 2 * step.held_bytes
+    assert step.prepared.held_bytes == 4 * problem.count_parameters(SHAPE)
+    assert problem.nbytes(SHAPE) == 2 * step.prepared.held_bytes
 
 
 def test_autocast_to_what_parameters_are_is_unsupported():

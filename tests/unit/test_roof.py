@@ -66,7 +66,7 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
 
 def test_what_counts_bytes_runs_into_bandwidth_alone():
     copy = make_roof_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
-    assert (copy.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
+    assert (copy.row.work.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
     triad = make_roof_point(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
     assert triad.intensity == pytest.approx(2 / 12)
 

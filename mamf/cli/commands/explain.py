@@ -120,12 +120,11 @@ class ExplainSession(Session):
         return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.kinds.kind import ChartOptions
         from mamf.kinds.registry import get_kind
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
-            chart = get_kind(log.plan).make_chart(log, ChartOptions())
+            chart = get_kind(log.plan).make_chart(log)
             save_figure(draw_figure(chart), self.options.picture, self.options.overwrite)
             print_line(f"figure: {self.options.picture}", choose_note_stream(self.options))
         return code

@@ -6,7 +6,8 @@ function does not support that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
@@ -26,48 +27,40 @@ class _FlashKvcacheKernel(LibraryDecode):
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         module, is_paged = self.import_library_quietly(), shape.page_size is not None
-        in_cache = shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache))
-        return BoundKernel((self.bind_with_kvcache if in_cache else self.bind_varlen)(module, shape, tables))
-
-    def bind_with_kvcache(
-        self, module: Any, shape: DecodeShape, tables: CacheTables
-    ) -> Callable[[DecodeOperands], object]:
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
-        if shape.page_size is not None:
-            options |= {"cache_seqlens": tables.lengths, self.page_table_keyword: tables.table}
-        if not shape.has_equal_queries:
-            options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
-
-        def attend(operands: DecodeOperands) -> object:
-            q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
-            k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
-            if not shape.is_latent:
-                return module.flash_attn_with_kvcache(q, k, v, **options)
-            # For a latent, the library takes the position part of each cached token as the key and the rest as the
-            # value, and the same parts of the queries as q and qv.
-            q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
-            return module.flash_attn_with_kvcache(q, k, v, qv=qv, **options)
-
-        return attend
-
-    def bind_varlen(self, module: Any, shape: DecodeShape, tables: CacheTables) -> Callable[[DecodeOperands], object]:
-        options: dict[str, Any] = {
+        if is_paged:
+            options[self.page_table_keyword] = tables.table
+        if shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache)):
+            if is_paged:
+                options["cache_seqlens"] = tables.lengths
+            if not shape.has_equal_queries:
+                options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
+            return BoundKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
+        options |= {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
             "max_seqlen_q": shape.queries,
             "max_seqlen_k": shape.cache_len,
-            "causal": shape.queries > 1,
-            "softmax_scale": shape.score_scale,
         }
-        is_paged = shape.page_size is not None
-        if is_paged:
-            options[self.page_table_keyword] = tables.table
+        return BoundKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
 
-        def attend(operands: DecodeOperands) -> object:
-            k, v = (view_as_pages(shape, each) if is_paged else each for each in (operands.k, operands.v))
-            return module.flash_attn_varlen_func(operands.q, k, v, **options)
 
-        return attend
+def _attend_with_kvcache(
+    function: Any, options: Mapping[str, Any], shape: DecodeShape, operands: DecodeOperands
+) -> object:
+    q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
+    k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
+    if not shape.is_latent:
+        return function(q, k, v, **options)
+    # For a latent, the library takes the position part of each cached token as the key and the rest as the value, and
+    # the same parts of the queries as q and qv.
+    q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
+    return function(q, k, v, qv=qv, **options)
+
+
+def _attend_varlen(function: Any, options: Mapping[str, Any], shape: DecodeShape, operands: DecodeOperands) -> object:
+    k, v = (each if shape.page_size is None else view_as_pages(shape, each) for each in (operands.k, operands.v))
+    return function(operands.q, k, v, **options)
 
 
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):

@@ -6,9 +6,8 @@ layers of a model, so a launch does not include planning, and mamf reports the t
 
 from __future__ import annotations
 
-import importlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -36,10 +35,7 @@ class _FlashInferKernel(LibraryDecode):
     supported_cards = "compute capability 7.5 and above"
     alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
-    head_dims = (64, 128, 256)
-
-    def import_library(self) -> Any:
-        return importlib.import_module(self.module_name)
+    head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 
     @abstractmethod
     def make_planner(
@@ -142,7 +138,7 @@ class FlashInferPrefill(_FlashInferKernel):
 class FlashInferMla(_FlashInferKernel):
     name = "flashinfer-mla"
     has_latent = True
-    has_separate_kv = False
+    head_dims = ()
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):

@@ -162,8 +162,8 @@ def problem_for(
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
     """
-    asked = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
-    return Matmul().problem_for(backend, {**asked, "fast_accumulation": fast_accumulation})
+    operands = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
+    return Matmul().problem_for(backend, operands | {"fast_accumulation": fast_accumulation})
 
 
 def make_matmul_kernel(name: str) -> MatmulKernel:
@@ -182,7 +182,7 @@ def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "
     """
     if name != "auto":
         return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
-    return _choose_default_kernel(backend, _find_available_kernels(backend, problem, lambda each: each.is_default))
+    return _find_usable_kernels(backend, problem, lambda each: each.is_default)[0]
 
 
 def choose_search_kernels(
@@ -194,13 +194,7 @@ def choose_search_kernels(
     UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
     if names is None:
-        kernels_with_reasons = _find_available_kernels(
-            backend, problem, lambda each: each.is_default or each.is_tried_unasked
-        )
-        others = [each for each, reason in kernels_with_reasons if reason is None and each.is_tried_unasked]
-        has_default = any(each.is_default and reason is None for each, reason in kernels_with_reasons)
-        default = others[0] if others and not has_default else _choose_default_kernel(backend, kernels_with_reasons)
-        return [default, *(other for other in others if other.name != default.name)]
+        return _find_usable_kernels(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
     require_values("kernels", names, str)
     chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
@@ -210,36 +204,26 @@ def choose_search_kernels(
     return chosen
 
 
-def _find_available_kernels(
+def _find_usable_kernels(
     backend: Backend, problem: MatmulProblem, is_wanted: Callable[[MatmulKernel], bool]
-) -> list[tuple[MatmulKernel, str | None]]:
-    """Return the kernels that run on this backend, each with the reason why it does not support this problem, or None.
+) -> list[MatmulKernel]:
+    """Return the kernels that run on this backend and support this problem, default kernels first.
 
-    ``is_wanted``: returns whether to consider a kernel. Broken kernels are omitted.
+    ``is_wanted``: returns whether to consider a kernel. Broken kernels are omitted. Raises UnavailableError if no
+    kernel remains.
     """
-    found: list[tuple[MatmulKernel, str | None]] = []
+    reasons: dict[MatmulKernel, str | None] = {}
     kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
         with warn_if_plugin_broken():
             if is_wanted(each) and each.unavailable(backend) is None:
-                found.append((each, each.unsupported(backend, problem)))
-    return found
-
-
-def _choose_default_kernel(
-    backend: Backend, kernels_with_reasons: Sequence[tuple[MatmulKernel, str | None]]
-) -> MatmulKernel:
-    reasons = []
-    for each, reason in kernels_with_reasons:
-        if each.is_default:
-            if reason is None:
-                return each
-            reasons.append(reason)
-    # No kernel supports the problem. Prefer the reason of a kernel that supports the dtype, because it is more
-    # specific.
-    specific = [reason for reason in reasons if "; it takes" not in reason]
-    none = f"no default matmul kernel runs on {backend.name}: name one"
-    raise UnavailableError((specific or reasons or [none])[0])
+                reasons[each] = each.unsupported(backend, problem)
+    if usable := [each for each, reason in reasons.items() if reason is None]:
+        return sorted(usable, key=lambda each: not each.is_default)
+    # Prefer the reason of a kernel that supports the dtype, because it is more specific.
+    by_default_kernels = [reason for each, reason in reasons.items() if each.is_default and reason]
+    by_default_kernels.sort(key=lambda reason: "; it takes" in reason)
+    raise UnavailableError([*by_default_kernels, f"no default matmul kernel runs on {backend.name}: name one"][0])
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:

@@ -44,8 +44,7 @@ class Network(nn.Module):
         x = self.embedding(tokens)
         for block in self.stack:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
-        losses: torch.Tensor = self.head(x, targets)
-        return losses
+        return self.head(x, targets)  # type: ignore[no-any-return]
 
 
 class Embedding(nn.Module):
@@ -57,8 +56,8 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(shape.context, problem.d_model) if problem.style == "gpt2" else None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x: torch.Tensor = self.tokens(tokens)
-        return x if self.positions is None else x + self.positions.weight
+        x = self.tokens(tokens)
+        return x if self.positions is None else x + self.positions.weight  # type: ignore[no-any-return]
 
 
 class LossHead(nn.Module):
@@ -79,12 +78,11 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.mlp_norm = make_norm(problem), make_norm(problem)
         self.attention = SelfAttention(problem, shape, attend)
-        self.mlp = {"gpt2": GeluMlp, "llama": SwiGluMlp, "moe": ExpertsMlp}[problem.style](problem)
+        self.mlp = ExpertsMlp(problem) if problem.style == "moe" else Mlp(problem)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
-        mixed: torch.Tensor = x + self.mlp(self.mlp_norm(x))
-        return mixed
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
 class SelfAttention(nn.Module):
@@ -97,14 +95,18 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.attend, self.head_dim = attend, problem.head_dim
         self.heads, self.kv_heads = problem.heads, problem.kv_heads
-        self.is_rotary, has_bias = problem.style != "gpt2", problem.style == "gpt2"
+        self.is_rotary = problem.style != "gpt2"
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv = nn.Linear(problem.d_model, width, bias=has_bias)
-        self.out = nn.Linear(problem.d_model, problem.d_model, bias=has_bias)
+        self.qkv = nn.Linear(problem.d_model, width, bias=not self.is_rotary)
+        self.out = nn.Linear(problem.d_model, problem.d_model, bias=not self.is_rotary)
         if self.is_rotary:
-            cosine, sine = make_rotary_tables(shape.context, self.head_dim, self.qkv.weight.device)
-            self.register_buffer("cosine", cosine, persistent=False)
-            self.register_buffer("sine", sine, persistent=False)
+            # The tables of rotary position embeddings have the shape [context, 1, head dimension / 2].
+            device = self.qkv.weight.device
+            pairs = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32)
+            positions = torch.arange(shape.context, device=device, dtype=torch.float32)
+            angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / self.head_dim))[:, None, :]
+            self.register_buffer("cosine", angles.cos(), persistent=False)
+            self.register_buffer("sine", angles.sin(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, context, d_model = x.shape
@@ -112,31 +114,23 @@ class SelfAttention(nn.Module):
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         if self.is_rotary:
             q, k = (apply_rotary(each, self.cosine, self.sine) for each in (q, k))
-        mixed: torch.Tensor = self.out(self.attend(q, k, v).reshape(batch, context, d_model))
-        return mixed
+        return self.out(self.attend(q, k, v).reshape(batch, context, d_model))  # type: ignore[no-any-return]
 
 
-class GeluMlp(nn.Module):
+class Mlp(nn.Module):
+    """The MLP of a block with GELU and biases (GPT-2), or with a gate, SwiGLU, and no biases (Llama)."""
+
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
-        self.up = nn.Linear(problem.d_model, problem.d_ff)
-        self.down = nn.Linear(problem.d_ff, problem.d_model)
+        d, d_ff, has_bias = problem.d_model, problem.d_ff, problem.style == "gpt2"
+        self.gate = None if has_bias else nn.Linear(d, d_ff, bias=False)
+        self.up = nn.Linear(d, d_ff, bias=has_bias)
+        self.down = nn.Linear(d_ff, d, bias=has_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = self.down(functional.gelu(self.up(x), approximate="tanh"))
-        return mixed
-
-
-class SwiGluMlp(nn.Module):
-    def __init__(self, problem: ModelProblem) -> None:
-        super().__init__()
-        self.gate = nn.Linear(problem.d_model, problem.d_ff, bias=False)
-        self.up = nn.Linear(problem.d_model, problem.d_ff, bias=False)
-        self.down = nn.Linear(problem.d_ff, problem.d_model, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mixed: torch.Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
-        return mixed
+        if self.gate is None:
+            return self.down(functional.gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
+        return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 class ExpertsMlp(nn.Module):
@@ -176,14 +170,6 @@ class ExpertsMlp(nn.Module):
 
 def make_norm(problem: ModelProblem) -> nn.Module:
     return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
-
-
-def make_rotary_tables(context: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and the sines for rotary position embeddings, each [context, 1, head dimension / 2]."""
-    pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
-    positions = torch.arange(context, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / head_dim))[:, None, :]
-    return angles.cos(), angles.sin()
 
 
 def apply_rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

@@ -106,7 +106,8 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run = self.make_forward_function(network)
         if problem.autocast:
-            run = wrap_in_autocast(run, backend.device, problem)
+            # As in training code, the backward pass runs in the dtypes that autocast chose in the forward pass.
+            run = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run)
         return PreparedModel(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepare()
 
 
@@ -121,23 +122,7 @@ class CompiledModel(TorchModel):
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
         # Dynamo compiles a code object at most 8 times. Reset its count, or else later networks would run uncompiled.
         torch.compiler.reset()
-        compiled: Callable[..., torch.Tensor] = torch.compile(network, dynamic=False)
-        return compiled
-
-
-def wrap_in_autocast(
-    run: Callable[..., torch.Tensor], device: torch.device, problem: ModelProblem
-) -> Callable[..., torch.Tensor]:
-    """Return a function that runs a forward pass under torch.autocast, as training code does.
-
-    The backward pass runs in the dtypes that autocast chose in the forward pass.
-    """
-
-    def call(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(device.type, to_torch_dtype(problem.dtype)):
-            return run(tokens, targets)
-
-    return call
+        return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]
 
 
 def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
@@ -199,8 +184,7 @@ def use_eager_attention(network: Network) -> Iterator[None]:
 def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     """Return the output of a module for ``inputs``, computed with its parameters and buffers converted to float32."""
     named = (*module.named_parameters(), *module.named_buffers())
-    output: torch.Tensor = functional_call(module, {name: each.float() for name, each in named}, inputs)
-    return output
+    return functional_call(module, {name: each.float() for name, each in named}, inputs)  # type: ignore[no-any-return]
 
 
 def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -283,8 +283,7 @@ def find_devices(name: str) -> list[NamedDevice]:
         raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
-    hint = f" (near: {near})" if near else ""
-    raise UsageError(f"unknown device {shorten(name)!r}{hint}")
+    raise UsageError(f"unknown device {shorten(name)!r}" + (f" (near: {near})" if near else ""))
 
 
 def _normalize_device_name(name: str) -> str:
@@ -348,5 +347,8 @@ def find_contributed_rates(device: str, compute_units: int | None, dtype: str) -
     """Return the contributed ceilings of devices with the name ``device`` and this number of compute units. ``dtype``:
     the dtype as ``label_dtype`` writes it.
     """
-    wanted = device, compute_units, dtype
-    return [each for each in read_contributed_rates() if (each.device, each.compute_units, each.dtype) == wanted]
+    return [
+        each
+        for each in read_contributed_rates()
+        if (each.device, each.compute_units, each.dtype) == (device, compute_units, dtype)
+    ]

@@ -242,10 +242,9 @@ def compute_run_error(
     seconds per launch, and the standard error of the visits. All rows of a run share half of the relative variance
     between runs.
     """
-    count = len(figures)
     # Use the median error of the visits, because other work on the device may disturb a single visit.
     inside = 0.0 if known.ignores_within else _stdlib.median(error**2 for error in visit_errors)
-    of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / count
+    of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / len(figures)
     shared = known.run**2 / 2
     own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
     return FigureError(math.sqrt(shared), own, _NORMAL_DEGREES)

@@ -83,14 +83,14 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
     if width is None or len(line) <= width:
         return line
     indentation = line[: len(line) - len(line.lstrip())]
-    parts = textwrap.wrap(
+    wrapped = textwrap.wrap(
         line.strip(),
         max(width - len(indentation), _MIN_WRAP_COLUMNS),
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(indentation + part for part in parts)
+    return "\n".join(indentation + part for part in wrapped)
 
 
 def convert_to_csv_cell(value: object) -> object:

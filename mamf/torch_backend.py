@@ -83,7 +83,10 @@ class TorchOperandPool(OperandPool):
         for chunk in buffer.split(_ELEMENTS_PER_DRAW):
             values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
             fill_random(values, self._data, generator)
-            chunk.copy_(scale_to_int8(values, self._data) if buffer.dtype == torch.int8 else values)
+            if buffer.dtype == torch.int8:
+                # 4 standard deviations of normal data and 1 of uniform data become 127.
+                values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
+            chunk.copy_(values)
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
@@ -110,14 +113,6 @@ def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> 
         values.random_(0, 5, generator=generator).sub_(2)
     else:
         values.zero_()
-
-
-def scale_to_int8(values: torch.Tensor, data: str) -> torch.Tensor:
-    """Scale ``values`` in place to the range of int8, round them, and return them. 4 standard deviations of normal data
-    and 1 of uniform data become 127. Data of the other distributions are not scaled.
-    """
-    scale = {"normal": 127 / 4, "uniform": 127.0}.get(data, 1.0)
-    return values.mul_(scale).round_().clamp_(-127, 127)
 
 
 class TorchBackend(Backend):

@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
@@ -51,7 +51,6 @@ from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
 from mamf.report.document import format_count
 
 _Value = TypeVar("_Value")
-_Parameters = ParamSpec("_Parameters")
 #: The type of an argument that takes one value or several.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: A function that a call of this API calls with each row as soon as it is measured.
@@ -63,7 +62,7 @@ class Rows:
     ``close`` ends the run.
     """
 
-    def __init__(self, what: str, rows: Iterator[Measurement]) -> None:
+    def __init__(self, what: str, rows: Generator[Measurement, None, None]) -> None:
         self._what, self._rows = what, rows
 
     def __iter__(self) -> Iterator[Measurement]:
@@ -73,24 +72,10 @@ class Rows:
         return next(self._rows)
 
     def close(self) -> None:
-        if isinstance(self._rows, Generator):
-            self._rows.close()
+        self._rows.close()
 
     def __repr__(self) -> str:
         return f"<{self._what}: iterate over it to measure>"
-
-
-def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
-    """Wrap a function so that its error for an unknown keyword suggests the nearest known one."""
-    known = inspect.signature(call).parameters
-
-    @functools.wraps(call)
-    def checked(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
-        for name in keywords.keys() - known.keys():
-            raise _make_unknown_keyword_error(call.__name__, name, known)
-        return call(*arguments, **keywords)
-
-    return checked
 
 
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
@@ -99,7 +84,6 @@ def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> T
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
-@_suggest_nearest_keyword
 def find(
     dtype: str | None = None,
     *,
@@ -145,7 +129,6 @@ def find(
     return running.ceiling
 
 
-@_suggest_nearest_keyword
 def search(
     dtype: str | None = None,
     *,

@@ -141,7 +141,8 @@ class Session:
             command=quote_command_line(),
             notes=options.notes,
             advice=advice,
-            signals=interruption,
+            shield_from_signals=interruption.shield_from_signals,
+            check_signals=interruption.check,
             on_lost=partial(exit_after_device_loss, self.backend),
         )
         # Raise a signal again here, because a library may have swallowed the exception while Python imported it.

@@ -15,13 +15,6 @@ from mamf.profiling.flops import count_matmul_flop
 
 #: Matmuls without a formula in torch, and the index of the first operand among the arguments of each.
 _FIRST_OPERAND_INDEX = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
-_FUSED_ATTENTION_OPERATIONS = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
 
 
 def count_flops(step: Callable[[], object]) -> float:
@@ -62,8 +55,7 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
             (register_optimizer_step_pre_hook, 1),
             (register_optimizer_step_post_hook, -1),
         ):
-            hook = register(lambda *_, change=change: self._change_optimizer_count(change))
-            self._stack.callback(hook.remove)
+            self._stack.callback(register(lambda *_, change=change: self._change_optimizer_count(change)).remove)
         self._stack.enter_context(self)
 
     def stop(self) -> float:
@@ -114,7 +106,13 @@ def _make_missing_formulas() -> dict[Any, Callable[..., int]]:
     formulas: dict[str, Callable[..., int]] = {
         name: _make_matmul_formula(first) for name, first in _FIRST_OPERAND_INDEX.items()
     }
-    for name in _FUSED_ATTENTION_OPERATIONS:
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_fused_attention_overrideable",
+    ):
         formulas |= {name: _count_attention_forward_flop, f"{name}_backward": _count_attention_backward_flop}
     formulas["convolution_backward"] = _count_convolution_backward_flop
     return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
@@ -153,8 +151,7 @@ def _count_convolution_backward_flop(
     torch's own formula is not used, because it counts the channels of a grouped convolution as dense.
     """
     is_transposed, wanted = others[4], others[7]
-    positions = math.prod(inputs if is_transposed else gradient)
-    return 2 * positions * math.prod(weight[1:]) * int(sum(wanted[:2]))
+    return 2 * math.prod(inputs if is_transposed else gradient) * math.prod(weight[1:]) * int(sum(wanted[:2]))
 
 
 def _count_query_key_pairs(query: Sequence[int], key: Sequence[int]) -> int:

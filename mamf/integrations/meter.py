@@ -26,12 +26,6 @@ from mamf.measurement import TERA, Rate
 
 #: A number of FLOP in one dtype, or numbers of FLOP by dtype.
 Flops = float | Mapping[str, float]
-#: A ceiling, as a number in FLOP/s or as a Rate.
-CeilingOrRate = float | Rate
-_NAN = math.nan
-#: Smallest and largest accepted ceiling in FLOP/s. No device is slower or faster, so a number outside these limits is
-#: in another unit.
-_MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
 _MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
 
@@ -69,7 +63,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
             raise UsageError("this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
-    if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
+    if not 1e9 <= ceiling <= 1e18:  # No device is slower or faster, so the number is in another unit.
         raise UsageError(f"ceiling {shorten(ceiling)} must be in FLOP/s: write 700 TFLOPS as 700e12")
     return float(ceiling)
 
@@ -100,7 +94,7 @@ class StepFigures:
     tflops: float
     mfu_percent: float
     mamfu_percent: float
-    samples_per_second: float = _NAN
+    samples_per_second: float = math.nan
 
 
 class Meter:
@@ -144,7 +138,7 @@ class Meter:
         model: Any = None,
         sequence_length: int | None = None,
         dtype: str | None = None,
-        ceiling: CeilingOrRate | None = None,
+        ceiling: float | Rate | None = None,
         world_size: int = 1,
         model_parallel: int = 1,
         accumulation: int = 1,
@@ -212,8 +206,11 @@ class Meter:
             if start is not None and self._step_number > self.warmup_steps:
                 if tokens is None and self._tokens_per_pass is not None:
                     tokens = self._tokens_per_pass * self.accumulation
-                work = functools.partial(self._compute_work, tokens, samples, flops, self.accumulation)
-                self._unread_step = self._step_number, (start, self._begin_mark, end), work
+                self._unread_step = (
+                    self._step_number,
+                    (start, self._begin_mark, end),
+                    functools.partial(self._compute_work, tokens, samples, flops, self.accumulation),
+                )
             self._end_mark, self._begin_mark = end, None
             return figures
 
@@ -226,7 +223,7 @@ class Meter:
             number, (start, begun, end), compute_work = step
             if self._has_events:
                 self.backend.wait(end)
-            between = _NAN if begun is None else self._measure_seconds(start, begun)
+            between = math.nan if begun is None else self._measure_seconds(start, begun)
             sums = (self._measure_seconds(start, end), between, *compute_work())
             self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]
             self._read_step_count += 1
@@ -315,7 +312,7 @@ class Meter:
         self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float
     ) -> StepFigures:
         if seconds <= 0:
-            return StepFigures(number, seconds, between, _NAN, _NAN, _NAN, _NAN)
+            return StepFigures(number, seconds, between, math.nan, math.nan, math.nan, math.nan)
         return StepFigures(
             step=number,
             seconds=seconds / steps,
@@ -337,10 +334,10 @@ class Meter:
                 try:
                     ceiling = find_measured_peak(self.backend, dtype).flops
                 except MamfError as error:
-                    ceiling = _NAN
+                    ceiling = math.nan
                     if not self._given_warnings:
                         self._warn_once(f"MAMFU is NaN: {error}")
-            self._peaks_and_ceilings[dtype] = (listed.flops if listed else _NAN, ceiling)
+            self._peaks_and_ceilings[dtype] = (listed.flops if listed else math.nan, ceiling)
         return self._peaks_and_ceilings[dtype]
 
 
@@ -348,5 +345,5 @@ def _convert_to_amount(count: Any) -> float:
     try:
         number = float(count)
     except (TypeError, ValueError):
-        return _NAN
-    return number if number >= 0 else _NAN
+        return math.nan
+    return number if number >= 0 else math.nan

@@ -28,12 +28,6 @@ from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible_characters
 
-_LOGGED_FIGURES = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
-#: Options of Meter that users cannot give to a callback, because the callback finds their values itself.
-_OPTIONS_FOUND_BY_CALLBACK = {"model", "sequence_length", "tokens_per_step", "accumulation"}
-#: Maximum number of steps whose FLOP torch counts, and the relative difference up to which two lengths count as equal.
-_MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
-
 
 def warn(line: str) -> None:
     """Give the warning ``line``. Raises nothing, even if the program turns warnings into errors."""
@@ -71,7 +65,13 @@ class MeteredCallback:
     start_method = ""
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
-        known = inspect.signature(Meter).parameters.keys() - _OPTIONS_FOUND_BY_CALLBACK
+        # The callback finds the values of these options of Meter itself.
+        known = inspect.signature(Meter).parameters.keys() - {
+            "model",
+            "sequence_length",
+            "tokens_per_step",
+            "accumulation",
+        }
         for name in options.keys() - known:
             raise UnknownNameError("option", name, known | {"tokens", "samples"})
         check_meter_options(options)
@@ -175,12 +175,10 @@ class MeteredTraining:
         """Return whether torch must count a step with this mean length, because the counted lengths do not cover it.
 
         FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between
-        them.
+        them. Lengths that differ by up to 1 % count as equal, and torch counts at most eight steps.
         """
         known = self._counted_flop
-        if not known or len(known) >= _MAX_COUNTED_STEPS:
-            return not known
-        return not min(known) * (1 - _LENGTH_TOLERANCE) <= length <= max(known) * (1 + _LENGTH_TOLERANCE)
+        return not known or (len(known) < 8 and not min(known) * 0.99 <= length <= max(known) * 1.01)
 
     def _find_fixed_length(self, batch_pass: BatchPass) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
@@ -250,7 +248,8 @@ class MeteredTraining:
         self.meter.reset()
         if mean is None:
             return {}
-        figures = {name: getattr(mean, name) for name in _LOGGED_FIGURES} | {"step_seconds": mean.seconds}
+        names = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
+        figures = {name: getattr(mean, name) for name in names} | {"step_seconds": mean.seconds}
         return {name: each for name, each in figures.items() if not math.isnan(each)}
 
 
@@ -327,9 +326,6 @@ def get_matmul_dtype(dtype: str) -> str:
 _TOKEN_NAMES, _EMBEDDING_NAME = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
 #: Names of tensors that contain tokens only if they have two dimensions and an integer dtype.
 _INPUT_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
-_TARGET_NAMES = ("decoder_input_ids", "labels")
-#: Names of tensors with 0 and then the end of each of the documents that are packed into one sequence.
-_DOCUMENT_BOUNDS_NAMES = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
 
 
 class BatchPass(NamedTuple):
@@ -392,7 +388,7 @@ def read_batch_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Batc
     if type(count) is int and number and count % number == 0:
         sequences = [(number, count // number)]
     fields = _list_batch_items(batch)
-    labels: list[Any] = [fields.get(name) for name in _TARGET_NAMES]
+    labels: list[Any] = [fields.get(name) for name in ("decoder_input_ids", "labels")]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
     total = count if type(count) is int else sum(each * length for each, length in sequences)
     elements = max((math.prod(each.shape) for each in tensors), default=0)
@@ -412,7 +408,9 @@ def read_batch_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Batc
 
 def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
     """Return the bounds of packed documents, or the positions in them, as tensors whose copy to the host may run."""
-    bounds = next((fields[name] for name in _DOCUMENT_BOUNDS_NAMES if _is_tensor(fields.get(name))), None)
+    # A tensor of one of these names has 0 and then the end of each document that is packed into one sequence.
+    names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
+    bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)
     if bounds is not None:
         return _copy_to_host(bounds), None
     positions: Any = fields.get("position_ids")

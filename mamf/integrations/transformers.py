@@ -10,9 +10,6 @@ from transformers import TrainerCallback
 from mamf.errors import UnsupportedError
 from mamf.integrations.metered import MeteredCallback, get_matmul_dtype, stop_metering_on_error, warn
 
-#: Attributes of TRL's trainers with models that run only forward passes. The FLOP of these models are not counted.
-_UNCOUNTED_MODEL_ATTRIBUTES = ("ref_model", "teacher_model", "reward_model")
-
 
 class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     """A callback that logs how close the training steps of transformers' Trainer come to what the device can do.
@@ -37,7 +34,9 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
-        if others := [name for name in _UNCOUNTED_MODEL_ATTRIBUTES if getattr(trainer, name, None) is not None]:
+        # TRL's trainers have models that run only forward passes.
+        names = ("ref_model", "teacher_model", "reward_model")
+        if others := [name for name in names if getattr(trainer, name, None) is not None]:
             warn(
                 f"mamf does not count the FLOP of {' and '.join(others)}: pass flops_per_step= if you want them counted"
             )

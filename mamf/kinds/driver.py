@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mamf.backend import Advice
 from mamf.engine.runner import Setup, Strategy
@@ -41,26 +41,6 @@ class ResumedLog(NamedTuple):
     writer: RunLogWriter
 
 
-class Signals(Protocol):
-    """An object that decides when a signal, such as Ctrl-C, may end the run."""
-
-    def shield_from_signals(self) -> AbstractContextManager[None]:
-        """Return a context manager inside which no signal raises an exception."""
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt if a signal has arrived since the run started."""
-
-
-class PythonSignals:
-    """The default of ``Run.signals``: a signal may end the run at any line of code, as Python itself handles it."""
-
-    def shield_from_signals(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def check(self) -> None:
-        pass
-
-
 @dataclass
 class Run(Setup):
     """One run of a plan on an open device. Its method ``measurements`` measures the plan and writes the log.
@@ -73,7 +53,9 @@ class Run(Setup):
     - ``known``: ceilings that the run need not confirm and that its report compares rows with.
     - ``command``, ``notes``: texts that are written to the header of the log.
     - ``advice``: advice to the user from opening the device.
-    - ``signals``: decides when a signal may end the run.
+    - ``shield_from_signals``: makes a context inside which no signal, such as Ctrl-C, raises an exception; the default
+      lets a signal end the run at any line of code, as Python does.
+    - ``check_signals``: raises KeyboardInterrupt if a signal has arrived since the run started.
     - ``on_lost``: a function that is called with the failed row if its launch made the device unusable.
     """
 
@@ -85,7 +67,8 @@ class Run(Setup):
     command: str = "from Python"
     notes: str = ""
     advice: Sequence[Advice] = ()
-    signals: Signals = field(default_factory=PythonSignals)
+    shield_from_signals: Callable[[], AbstractContextManager[None]] = nullcontext
+    check_signals: Callable[[], object] = lambda: None
     on_lost: Callable[[Measurement], None] = lambda row: None
 
     def __post_init__(self) -> None:
@@ -128,18 +111,18 @@ class Run(Setup):
     def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
         """Open the log and yield None, then measure, write and yield the rows, and at last write the summary."""
         with ExitStack() as opened:
-            with self.signals.shield_from_signals():
+            with self.shield_from_signals():
                 self.writer = opened.enter_context(self._open_log())
             yield None
             begun, is_idle = read_clock_seconds(self.backend), False
             status, reason = "interrupted", "by the caller"
             try:
                 for found in strategy.yield_results():
-                    with self.signals.shield_from_signals():
+                    with self.shield_from_signals():
                         self._write_record(found)
                     if isinstance(found, Measurement):
                         yield found
-                    self.signals.check()
+                    self.check_signals()
                 is_cut, is_idle = self.kind.is_cut_short(self, strategy.skipped_count), True
                 status = "interrupted" if is_cut else "complete"
                 reason = "; ".join([*(["the budget ended"] if is_cut else []), *self.failures])
@@ -153,7 +136,7 @@ class Run(Setup):
                     self._write_record(error.row)
                 raise
             finally:
-                with self.signals.shield_from_signals():
+                with self.shield_from_signals():
                     seconds = max(0.0, read_clock_seconds(self.backend) - begun)
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 

@@ -7,7 +7,6 @@ for confirmed ceilings (``Find``).
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -48,23 +47,10 @@ class ReportOptions:
     baseline: str | None = None
 
 
-@dataclass(frozen=True)
-class ChartOptions:
-    """The options that the user gives to the chart of a log. If a field is None, the kind of the run chooses.
-
-    - ``regime``: the regime whose rows are drawn. ``directions``: the directions to draw, such as forward.
-    """
-
-    regime: str | None = None
-    directions: Sequence[str] | None = None
-
-    def require_no_direction(self, log: RunLog) -> None:
-        if self.directions:
-            raise UsageError(f"{log.path} is a log of {log.plan.operation}, which has no direction: omit it")
-
-
-class Kind(ABC):
+class Kind:
     """A kind of run, such as a sweep: how mamf measures it, and how it reports, draws and summarizes its logs.
+
+    By default its logs have rows of several kernels of one operation, which reports rank together.
 
     - ``name``: the name of the kind in plans and logs.
     - ``noun``: what such a run is called in a sentence, with an article.
@@ -81,11 +67,13 @@ class Kind(ABC):
         """Return the mamf command, without options, that starts a run with this plan."""
         return self.name
 
-    @abstractmethod
     def make_strategy(self, setup: Setup) -> Strategy:
         """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
         another.
         """
+        from mamf.engine.strategies.rows import RowsStrategy
+
+        return RowsStrategy(setup)
 
     def count_left(self, setup: Setup) -> int:
         """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
@@ -99,34 +87,8 @@ class Kind(ABC):
         """
         return bool(skipped_count)
 
-    @abstractmethod
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
-
-    @abstractmethod
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
-        """Make the chart of a log. Raises UsageError if the log lacks the regime or direction that the options name."""
-
-    @abstractmethod
-    def make_summary(
-        self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
-    ) -> dict[str, Any]:
-        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
-
-        ``ceilings``: the ceilings that the rows confirm or, if this kind of run confirms none, the ceilings that
-        reports compare the rows with.
-        """
-
-
-class KernelRows(Kind):
-    """A kind of run whose log has rows of several kernels of one operation, which reports rank together."""
-
-    def make_strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.rows import RowsStrategy
-
-        return RowsStrategy(setup)
-
-    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         shares = Shares(
             log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
@@ -134,19 +96,26 @@ class KernelRows(Kind):
         rows, end, baseline = log.measurements, log.summary, report_options.baseline
         return make_kernels_document(rows, shares, end, top=report_options.top, confirmed=own, baseline=baseline)
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
+        """Make the chart of a log. ``regime``: the regime to draw; None: the kind of the run chooses. ``directions``:
+        the directions to draw, only for logs of attention; None: all. Raises UsageError if the log lacks the regime.
+        """
         from mamf.report.charts.logs import make_kernels_chart
 
-        chart_options.require_no_direction(log)
-        return make_kernels_chart(log.measurements, log.header, chart_options.regime)
+        return make_kernels_chart(log.measurements, log.header, regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
+        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
+
+        ``ceilings``: the ceilings that the rows confirm, by problem and regime, or, if this kind of run confirms none,
+        the ceilings that reports compare the rows with.
+        """
         return make_kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
 
 
-class Sweep(KernelRows):
+class Sweep(Kind):
     """A kind of run that measures every kernel of one operation on given shapes."""
 
     name = SWEEP
@@ -161,22 +130,21 @@ class Sweep(KernelRows):
     def format_command(self, plan: Plan) -> str:
         return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         from mamf.report.charts.decode import make_decode_chart
         from mamf.report.charts.logs import make_attention_chart, make_model_chart, make_sweep_chart
 
         rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
         if of.chart == "lengths":
-            return make_attention_chart(rows, log.all_ceilings, header, chart_options.regime, chart_options.directions)
-        chart_options.require_no_direction(log)
+            return make_attention_chart(rows, log.all_ceilings, header, regime, directions)
         if of.chart == "caches":
             own = [row for row in rows if row.operation == of.name]
-            return make_decode_chart(own, _build_confirmed_roofs(log), header, chart_options.regime)
+            return make_decode_chart(own, _build_confirmed_roofs(log), header, regime)
         if of.chart == "phases":
-            return make_model_chart(rows, log.known_ceilings, header, chart_options.regime)
+            return make_model_chart(rows, log.known_ceilings, header, regime)
         if of.chart == "shapes":
-            return make_sweep_chart(rows, header, chart_options.regime)
-        return super().make_chart(log, chart_options)
+            return make_sweep_chart(rows, header, regime)
+        return super().make_chart(log, regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
@@ -189,7 +157,7 @@ class Sweep(KernelRows):
         )
 
 
-class Find(KernelRows):
+class Find(Kind):
     """A kind of run that confirms ceilings, either with a search on a grid of shapes or from the best of
     given shapes.
     """
@@ -225,23 +193,18 @@ class Find(KernelRows):
             return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().make_document(log, report_options)
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         if log.parts:
             raise UsageError(f"{log.path} has a separate search for each device: draw the log of one device")
         if not log.plan.is_search:
-            return super().make_chart(log, chart_options)
+            return super().make_chart(log, regime)
         from mamf.report.charts.logs import make_find_chart
 
-        chart_options.require_no_direction(log)
-        return make_find_chart(log.measurements, log.ceilings, log.header, chart_options.regime)
+        return make_find_chart(log.measurements, log.ceilings, log.header, regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        """Make the summary, which is the last record of a log, from the rows and from how the run ended.
-
-        ``ceilings``: the confirmed ceilings by problem and regime.
-        """
         if plan.is_search:
             return make_find_summary_record(rows, {regime: ceiling for (_, regime), ceiling in ceilings.items()}, end)
         return super().make_summary(plan, rows, ceilings, end)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.errors import require_known
-from mamf.kinds.kind import ChartOptions, Find, Kind, Sweep
+from mamf.errors import UsageError, require_known
+from mamf.kinds.kind import Find, Kind, Sweep
 from mamf.logs.run_log import RunLog
+from mamf.operations.unknown import get_operation
 from mamf.plans import SWEEP, Plan
 
 if TYPE_CHECKING:
@@ -53,7 +54,10 @@ def make_log_chart(
 
     for name in directions or ():
         require_known(("direction", name, DIRECTIONS))
-    chart = get_kind(log.plan).make_chart(log, ChartOptions(regime, directions))
+    kind = get_kind(log.plan)
+    if directions and not (kind.name == SWEEP and get_operation(log.plan.operation).chart == "lengths"):
+        raise UsageError(f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: omit it")
+    chart = kind.make_chart(log, regime, directions)
     if log.tier == "interrupted":
         return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
     return chart

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.kinds.kind import AnyCeilings, ChartOptions, Find, KernelRows, Kind, ReportOptions
+from mamf.kinds.kind import AnyCeilings, Find, Kind, ReportOptions
 from mamf.logs.compare import Difference, build_log_roofs
 from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
 
 
-class Explain(KernelRows):
+class Explain(Kind):
     """A kind of run that measures one matmul with several kinds of data, to show why it is slower than the datasheet
     says.
     """
@@ -68,28 +68,22 @@ class Explain(KernelRows):
             make_waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [describe_end(log.summary)]
         )
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
-        chart_options.require_no_direction(log)
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         steps = make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
         return make_waterfall_chart(steps, log.measurements, log.header)
 
 
-class Guard(KernelRows):
+class Guard(Kind):
     """A kind of run that compares kernels with an earlier log, the baseline, or measures the baseline."""
 
     name = GUARD
     noun = "a guard"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.studies import GuardStrategy
-
-        return GuardStrategy(setup)
-
     def format_command(self, plan: Plan) -> str:
         return f"{GUARD} FILE.toml"
 
 
-class Overlap(KernelRows):
+class Overlap(Kind):
     """A kind of run that measures a matmul at the same time as other work, and how much each of them slows down."""
 
     name = OVERLAP
@@ -108,8 +102,7 @@ class Overlap(KernelRows):
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         return make_overlap_document(log.measurements, log.header, log.summary, report_options.top)
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
-        chart_options.require_no_direction(log)
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         return make_overlap_chart(log.measurements, log.header)
 
 
@@ -124,7 +117,7 @@ class Roofline(Find):
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), report_options.top)
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         return make_roofline_chart(build_log_roofs([log]), [], log.header)
 
 
@@ -146,7 +139,7 @@ class Verify(Kind):
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         return make_verification_document(log)
 
-    def make_chart(self, log: RunLog, chart_options: ChartOptions) -> Picture:
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
 
     def make_summary(
@@ -155,7 +148,7 @@ class Verify(Kind):
         return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_checked(rows)}
 
 
-class Reproduce(KernelRows):
+class Reproduce(Kind):
     """A kind of run that measures claims (rates from another log or text) again on this device, and compares the two
     setups.
     """

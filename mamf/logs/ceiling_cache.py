@@ -68,7 +68,6 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         return
     torch = log.header["environment"]["packages"].get("torch")
     make_folder(get_cache_folder(), f"; set {CACHE_VARIABLE} to another folder")
-    content = path.read_bytes()
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
         own, kept = _add_origin(ceiling, log, target), None
@@ -77,7 +76,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         if kept is None or _rank_for_cache(own) >= _rank_for_cache(kept):
             if target.is_symlink():
                 target.unlink()
-            write_file_atomically(target, content)
+            write_file_atomically(target, path.read_bytes())
         else:
             reasons = ("its interval is unknown", "its search was interrupted", "it is older")
             differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
@@ -119,9 +118,17 @@ def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling 
 
 
 def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime: str) -> Path:
-    # Host name and index identify a device without a UUID, because several machines may share a home folder.
-    card = info.uuid_hash or [platform.node(), info.index]
-    key = [info.backend, info.name, card, info.compute_units, info.power_limit_watts, info.driver, torch]
-    key += [label_dtype(problem), problem.out_dtype]
+    key = [
+        info.backend,
+        info.name,
+        # Host name and index identify a device without a UUID, because several machines may share a home folder.
+        info.uuid_hash or [platform.node(), info.index],
+        info.compute_units,
+        info.power_limit_watts,
+        info.driver,
+        torch,
+        label_dtype(problem),
+        problem.out_dtype,
+    ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     return get_cache_folder() / f"{digest}-{regime}.jsonl"

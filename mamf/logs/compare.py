@@ -92,10 +92,15 @@ class RowPair:
         """The change from A to B as input for ``pool_rows``, which tests all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
-        common, own, degrees = max(a.common, b.common), math.hypot(a.own, b.own), min(a.degrees, b.degrees)
-        ratio = min(max(self.ratio, 1e-300), 1e300)  # A manipulated log may have any ratio.
-        rates = self.a.rates, self.b.rates
-        return RowChange(math.log(ratio), common, own, degrees, self.a.seconds, rates, self.by_temperature)
+        return RowChange(
+            logarithm=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
+            common=max(a.common, b.common),
+            own=math.hypot(a.own, b.own),
+            degrees=min(a.degrees, b.degrees),
+            seconds=self.a.seconds,
+            rates=(self.a.rates, self.b.rates),
+            by_temperature=self.by_temperature,
+        )
 
     @property
     def by_temperature(self) -> float:
@@ -373,8 +378,7 @@ def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[D
 
 def find_value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
     """Find the values that differ between two mappings by name. A missing value counts as ``unknown``."""
-    names = dict.fromkeys([*a, *b])
-    found = (Difference(name, a.get(name, "unknown"), b.get(name, "unknown")) for name in names)
+    found = (Difference(name, a.get(name, "unknown"), b.get(name, "unknown")) for name in dict.fromkeys([*a, *b]))
     return [each for each in found if each.a != each.b]
 
 
@@ -458,8 +462,10 @@ def require_device_of_log(log: RunLog, logged_device: DeviceInfo, open_device: D
 
     ``logged_device``: the device in the log. ``open_device``: the open device.
     """
-    names = ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
-    values = [(f"device {name}", getattr(logged_device, name), getattr(open_device, name)) for name in names]
+    values = [
+        (f"device {name}", getattr(logged_device, name), getattr(open_device, name))
+        for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
+    ]
     torch = log.header["environment"].get("packages", {}).get("torch")
     for what, before, after in [*values, ("torch", torch, describe_environment()["packages"].get("torch"))]:
         if before != after:

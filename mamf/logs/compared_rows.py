@@ -74,9 +74,11 @@ def compute_decision_error(error: FigureError, regime: str, visit_count: int) ->
     """
     is_sustained = regime == SUSTAINED
     smallest = _POWER_STATE_ERROR / math.sqrt(visit_count) if is_sustained else 1e-6
-    own = min(max(error.own, smallest), 10.0)  # A manipulated log may state any error.
-    common = max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common
-    return FigureError(common, own, _ROW_DEGREES_OF_FREEDOM[is_sustained])
+    return FigureError(
+        common=max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common,
+        own=min(max(error.own, smallest), 10.0),  # A manipulated log may state any error.
+        degrees=_ROW_DEGREES_OF_FREEDOM[is_sustained],
+    )
 
 
 class RunDesign(NamedTuple):
@@ -137,11 +139,10 @@ class PooledRows(NamedTuple):
     @property
     def interval(self) -> Interval:
         """The interval of the ratio B/A. The true ratio is beyond each end with probability ``chance``."""
-        half_width = (
-            compute_student_t_quantile(self.degrees, 1 - 2 * self.chance) * self.deviation + self.by_temperature
-        )
+        coverage = 1 - 2 * self.chance
+        half_width = compute_student_t_quantile(self.degrees, coverage) * self.deviation + self.by_temperature
         factor = math.exp(min(half_width, MAX_EXPONENT))
-        return Interval(self.ratio / factor, self.ratio * factor, 1 - 2 * self.chance)
+        return Interval(self.ratio / factor, self.ratio * factor, coverage)
 
     def is_regression(self, tolerance: float) -> bool:
         """Return whether the rows in B are certainly slower than in A, by more than POOLED_TOLERANCE_SHARE of the
@@ -195,7 +196,6 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     """
     total = math.fsum(each.own**-2 for each in changes)
     weights = [each.own**-2 / total for each in changes]
-    mean = math.fsum(weight * each.logarithm for weight, each in zip(weights, changes, strict=True))
     timer = math.fsum(
         weight * _TIMER_DEVIATION_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True)
     )
@@ -208,10 +208,14 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
         )
     prior = 0 if seen > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
     shift = design.shift_factor * math.sqrt((prior * common**2 + seen) / (prior + design.extra_run_count))
-    deviation = math.hypot(shift, total**-0.5)
-    by_temperature = max(each.by_temperature for each in changes)
     return PooledRows(
-        regime, len(changes), math.exp(mean), deviation, prior + design.extra_run_count, chance, by_temperature
+        regime,
+        rows=len(changes),
+        ratio=math.exp(math.fsum(weight * each.logarithm for weight, each in zip(weights, changes, strict=True))),
+        deviation=math.hypot(shift, total**-0.5),
+        degrees=prior + design.extra_run_count,
+        chance=chance,
+        by_temperature=max(each.by_temperature for each in changes),
     )
 
 
@@ -279,12 +283,11 @@ class ComparedRow:
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
         percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
-        interval = Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE)
         return replace(
             self,
             tflops=percent,
             unit=CYCLES_UNIT,
-            interval=interval,
+            interval=Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE),
             error=self.cycles_error,
             rates=(),
             per_degree=0.0,
@@ -305,10 +308,13 @@ class ComparedRow:
             return replace(self, tflops=None, status="its device did not measure the reference")
         assert self.interval is not None and self.error is not None, "a figure has both"
         factor = other.device_speed / self.device_speed
-        interval = replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor)
         half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
-        error = replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95))
-        return replace(self, tflops=self.tflops * factor, interval=interval, error=error)
+        return replace(
+            self,
+            tflops=self.tflops * factor,
+            interval=replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor),
+            error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95)),
+        )
 
 
 def is_find(log: RunLog) -> bool:
@@ -335,8 +341,8 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
         return [_make_row_of_ceiling(ceiling) for ceiling in log.own_ceilings.values()]
     if not as_ceilings:
         return list(_yield_confirmed_candidates(rows))
-    by_regime, device = group_pairs((row.regime, row) for row in rows), log.header["device"]["name"]
-    ceilings = (confirm_ceiling(same, device) for same in by_regime.values())
+    by_regime = group_pairs((row.regime, row) for row in rows)
+    ceilings = (confirm_ceiling(same, log.header["device"]["name"]) for same in by_regime.values())
     return [_make_row_of_ceiling(ceiling) for ceiling in ceilings if ceiling is not None]
 
 
@@ -347,28 +353,25 @@ def get_problem_fields(problem: Any) -> PairingFields:
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
-    fields = get_operation(problem.operation).problem_record(problem)
-    return {name: value for name, value in fields.items() if name != "seed"}
+    record = get_operation(problem.operation).problem_record(problem)
+    return {name: value for name, value in record.items() if name != "seed"}
 
 
 def make_pairing_fields(step: StepKey) -> PairingFields:
     """Return the fields by which a row of this step (regime, problem, shape and kernel) is paired with a row of another
     log.
     """
-    return {
-        "regime": step.regime,
-        **get_problem_fields(step.problem),
-        "shape": str(step.shape),
-        "kernel": step.kernel,
-    }
+    return {"regime": step.regime, **get_problem_fields(step.problem), "shape": str(step.shape), "kernel": step.kernel}
 
 
 def _make_compared_row(row: Measurement) -> ComparedRow:
     fields = make_pairing_fields(row.step)
     if row.summary is None:
         return ComparedRow(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
-    entry = ComparedRow(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit)
-    return _add_error_and_conditions(entry, [row])
+    return _add_error_and_conditions(
+        ComparedRow(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit),
+        [row],
+    )
 
 
 def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement]) -> ComparedRow:
@@ -390,8 +393,7 @@ def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
     """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
     if regime not in COMMON_REGIMES:
         return None
-    known = find_calibration("", f"{regime} cycles", problem)
-    return compute_run_error([1.0], 1.0, [0.0], known)
+    return compute_run_error([1.0], 1.0, [0.0], find_calibration("", f"{regime} cycles", problem))
 
 
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
@@ -401,8 +403,6 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
     speed of that device.
     """
     found = [_make_compared_row(row) for row in rows]
-    if not log.devices:
-        return found
     own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)
     cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
     for number, row in enumerate(rows):
@@ -447,22 +447,23 @@ def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[Compare
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
             rate, interval = combine_rounds(visits)
-            yield _add_error_and_conditions(
-                replace(_make_compared_row(visits[0]), tflops=rate, interval=interval), visits
-            )
+            row = replace(_make_compared_row(visits[0]), tflops=rate, interval=interval)
+            yield _add_error_and_conditions(row, visits)
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
-    fields = {"regime": ceiling.regime, **get_problem_fields(ceiling.problem)}
-    entry = ComparedRow(fields, str(ceiling.shape), ceiling.kernel, ceiling.rate, ceiling.interval, unit=ceiling.unit)
-    known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
-    seconds, celsius = ceiling.seconds, ceiling.conditions.celsius
-    error = compute_decision_error(compute_run_error([seconds], seconds, [0.0], known), ceiling.regime, ceiling.rounds)
-    return replace(
-        entry,
-        error=error,
+    known, seconds = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem), ceiling.seconds
+    error = compute_run_error([seconds], seconds, [0.0], known)
+    return ComparedRow(
+        {"regime": ceiling.regime, **get_problem_fields(ceiling.problem)},
+        str(ceiling.shape),
+        ceiling.kernel,
+        ceiling.rate,
+        ceiling.interval,
+        unit=ceiling.unit,
+        error=compute_decision_error(error, ceiling.regime, ceiling.rounds),
         seconds=seconds,
-        celsius=celsius,
+        celsius=ceiling.conditions.celsius,
         per_degree=known.per_degree,
         cycles_used=ceiling.conditions.cycles_used,
         cycles_error=_compute_cycles_error(ceiling.regime, ceiling.problem),
@@ -473,25 +474,26 @@ def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[Compare
     """Average the rows of several equal runs, row by row: the geometric mean of their rates."""
     if len(runs) == 1:
         return list(runs[0])
-    found = group_pairs((row.key, row) for row in itertools.chain(*runs))
-    return [_average_compared_row(rows, len(runs)) for rows in found.values()]
+    rows_by_key = group_pairs((row.key, row) for row in itertools.chain(*runs))
+    return [_average_compared_row(rows, len(runs)) for rows in rows_by_key.values()]
 
 
 def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRow:
     """Average one row over ``count`` runs. The result has no rate if the row has no rate in one of the runs."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:
-        statuses = [row.status for row in rows if row.tflops is None]
-        return replace(rows[0], tflops=None, interval=None, status=(statuses or ["missing in a run"])[0])
+        status = next((row.status for row in rows if row.tflops is None), "missing in a run")
+        return replace(rows[0], tflops=None, interval=None, status=status)
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
-    low, high = geometric_mean(each.low for each in intervals), geometric_mean(each.high for each in intervals)
-    interval = Interval(low, high, min(each.coverage for each in intervals))
-    error = replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count)
     return replace(
         rows[0],
         tflops=geometric_mean(rates),
-        interval=interval,
-        error=error,
+        interval=Interval(
+            geometric_mean(each.low for each in intervals),
+            geometric_mean(each.high for each in intervals),
+            min(each.coverage for each in intervals),
+        ),
+        error=replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count),
         rates=rates,
         celsius=compute_known_median(row.celsius for row in rows),
         cycles_used=compute_known_median(row.cycles_used for row in rows),

@@ -13,7 +13,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,7 @@ def _make_scrubber(text: str) -> Callable[[str], str]:
 
     ``text`` is the whole log.
     """
-    hosts = _UNAME_LINE.findall(text)
-    names = dict.fromkeys((name for host in hosts for name in (host, host.split(".")[0])), "<host>")
+    names = dict.fromkeys((name for host in _UNAME_LINE.findall(text) for name in (host, host.split(".")[0])), "<host>")
     names |= dict.fromkeys(_HOME_PATH.findall(text), "<user>")
     if len(names) > _MAX_PRIVATE_NAMES:
         raise RunLogError(f"names more than {_MAX_PRIVATE_NAMES} hosts and users, so it is not the log of one machine")
@@ -171,25 +170,22 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
     }
     return FinderRun(
         version="v4-node",
-        rows=tuple(row for gpu in gpus for row in _parse_gpu_rows(gpu)),
+        rows=tuple(
+            Reported(
+                {name: float(gpu[name])},
+                gpu[f"{name}_shape"],
+                "confirm",
+                f"GPU {int(gpu['gpu'])}",
+                # Power, clock and temperature in this table are those of the sustained measurement.
+                **_parse_sensor_readings(gpu if name == "MSMF" else None),
+            )
+            for gpu in gpus
+            for name in ("MAMF", "MSMF")
+            if gpu[name]
+        ),
         best=best,
         is_complete=len(best) == 2 and all(gpu["MSMF"] for gpu in gpus),
     )
-
-
-def _parse_gpu_rows(gpu: re.Match[str]) -> Iterator[Reported]:
-    label = f"GPU {int(gpu['gpu'])}"
-    if gpu["MAMF"]:
-        yield Reported({"MAMF": float(gpu["MAMF"])}, gpu["MAMF_shape"], "confirm", label)
-    if gpu["MSMF"]:
-        # Power, clock and temperature in this table are those of the sustained measurement, so the burst row has none.
-        yield Reported(
-            {"MSMF": float(gpu["MSMF"])},
-            gpu["MSMF_shape"],
-            "confirm",
-            label,
-            **_parse_sensor_readings(gpu),
-        )
 
 
 # -- parsing the lines of one run of mamf-finder -----------------------------------------------------------------------
@@ -277,7 +273,6 @@ class _RunParser:
         self._headline = ""  # MAMF or MSMF: the ceiling that the current table confirms.
         self._locked_shape = ""
         self._is_reduction_second = False
-        self._is_platform_known = False
         self._header_and_summary: dict[str, Any] = {"device_properties": {}, "software": {}}
         self._rows: list[tuple[str, Reported]] = []
         self._best: dict[str, tuple[str, Reported]] = {}
@@ -294,8 +289,9 @@ class _RunParser:
                 and not self._read_result_line(line)
                 and not self._read_header_line(line)
             ):
-                is_expected = self._headline == _CROSS_CHECK or _EXPECTED_LINE.search(line)
-                self._unmatched_count += bool(_FIGURE_LIKE.search(line) and not is_expected)
+                self._unmatched_count += bool(
+                    _FIGURE_LIKE.search(line) and self._headline != _CROSS_CHECK and not _EXPECTED_LINE.search(line)
+                )
         stages = {row.stage for _, row in self._rows}
         is_staged, has_headline = bool(stages - {""}), bool({"MAMF", "MSMF"} & set(self._best))
         why = self._explain_interruption(is_staged, has_headline)
@@ -361,17 +357,16 @@ class _RunParser:
         Return whether the line was such a row; rows of version 1 are not read.
         """
         printed = _NAMED_FIGURE.findall(found["figures"])
-        figures = {
-            _STATISTIC_BY_LABEL[name]: value for text, name in printed if (value := _parse_number(text)) is not None
-        }
         if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.
             return False
         self._is_reduction_second |= printed[0][1] == "max"
         tag = (found["tag"] or "").strip()
-        remarks = tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in found["rest"] else "") if remark)
         telemetry = _SENSOR_READINGS.search(found["rest"])
         row = Reported(
-            figures, stage="scout" if tag or telemetry else "", remarks=remarks, **_parse_sensor_readings(telemetry)
+            {_STATISTIC_BY_LABEL[name]: value for text, name in printed if (value := _parse_number(text)) is not None},
+            stage="scout" if tag or telemetry else "",
+            remarks=tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in found["rest"] else "") if remark),
+            **_parse_sensor_readings(telemetry),
         )
         self._rows.append((found["shape"], row))
         return True
@@ -457,10 +452,10 @@ class _RunParser:
         value, known = line.removeprefix("- "), self._header_and_summary
         if self._section == "Command line":
             known.setdefault("command", self._scrub(line))
-        elif self._section == "Platform/Device info" and self._is_platform_known:
-            self._read_device_line(value)
         elif self._section == "Platform/Device info":
-            self._is_platform_known = True
+            self._section = "Device"  # The first line describes the platform, the next lines describe the device.
+        elif self._section == "Device":
+            self._read_device_line(value)
         elif self._section == "Critical software versions":
             known["software"] |= {
                 name: self._scrub(text) for name, text in _NAME_AND_VERSION.findall(value) if text != "None"

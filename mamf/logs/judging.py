@@ -236,8 +236,12 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
     best = tuple(claim for same in groups.values() for claim in same[:top])
-    recorded = tuple(_list_device_and_settings(log.header).items())
-    return ReproduceOptions(best, log.path.name, recorded, 1 if ceilings else len(claims))
+    return ReproduceOptions(
+        best,
+        source=log.path.name,
+        recorded=tuple(_list_device_and_settings(log.header).items()),
+        chosen_from=1 if ceilings else len(claims),
+    )
 
 
 def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
@@ -299,13 +303,20 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measu
         return judged
     assert here.error is not None, "a figure has an error"
     scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95)
-    error = claim.error or replace(here.error, own=scatter)
-    there = replace(here, kernel=claim.step[3], tflops=claim.rate, interval=claim.interval, error=error)
+    there = replace(
+        here,
+        kernel=claim.step.kernel,
+        tflops=claim.rate,
+        interval=claim.interval,
+        error=claim.error or replace(here.error, own=scatter),
+    )
     if claim.cycles_used and here.cycles_used and here.cycles_error:
         there, here = (each.convert_to_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
-    pair = RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims)))
-    clock_hz = summarize_conditions([row for row in visits if row.ok]).clock_hz
-    return replace(judged, pair=pair, clock_hz=clock_hz)
+    return replace(
+        judged,
+        pair=RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
+        clock_hz=summarize_conditions([row for row in visits if row.ok]).clock_hz,
+    )
 
 
 def find_setup_differences(

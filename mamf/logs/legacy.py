@@ -113,12 +113,11 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
     }
     for row in run.rows:
         yield {"record": "reported", **_make_reported_record(row)}
-    best = {name: _make_reported_record(each) for name, each in run.best.items()}
     yield {
         "record": "summary",
         "status": "complete" if run.is_complete else "interrupted",
         **{name: getattr(run, name) for name in SUMMARY_FIELDS},
-        "best": best,
+        "best": {name: _make_reported_record(each) for name, each in run.best.items()},
     }
 
 

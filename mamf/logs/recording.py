@@ -168,11 +168,13 @@ def make_traits_record(backend: Backend) -> dict[str, Any]:
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
         return {}
-    plain = {
-        regime: {name: value for name, value in vars(traits).items() if isinstance(value, (float, int, str))}
-        for regime, traits in (("burst", burst), ("sustained", sustained))
+    return {
+        **{
+            regime: {name: value for name, value in vars(traits).items() if isinstance(value, (float, int, str))}
+            for regime, traits in (("burst", burst), ("sustained", sustained))
+        },
+        "cache_bytes": backend.info.cache_bytes,
     }
-    return {**plain, "cache_bytes": backend.info.cache_bytes}
 
 
 def apply_logged_traits(backend: Backend, record: Mapping[str, Any]) -> None:

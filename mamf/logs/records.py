@@ -351,20 +351,21 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     if of.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
         rate_fields = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
-    record = CeilingRecord(
-        regime=ceiling.regime,
-        problem=of.problem_record(ceiling.problem),
-        shape=str(ceiling.shape),
-        kernel=ceiling.kernel,
-        interval_coverage=logged.interval.coverage,
-        rounds=ceiling.rounds,
-        tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
-        gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
-        repeatability=ceiling.repeatability,
-        **rate_fields,
-        **_make_conditions_fields(ceiling.conditions),
+    return make_json_values(
+        CeilingRecord(
+            regime=ceiling.regime,
+            problem=of.problem_record(ceiling.problem),
+            shape=str(ceiling.shape),
+            kernel=ceiling.kernel,
+            interval_coverage=logged.interval.coverage,
+            rounds=ceiling.rounds,
+            tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
+            gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
+            repeatability=ceiling.repeatability,
+            **rate_fields,
+            **_make_conditions_fields(ceiling.conditions),
+        )
     )
-    return make_json_values(record)
 
 
 def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:

@@ -259,17 +259,15 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
     Raises RunLogError that names the invalid line and says what is wrong with it.
     """
     numbered = iter(records)
-    header = _check_header(path, next(numbered)[1])
-    log = RunLog(path, header)
+    log = RunLog(path, _check_header(path, next(numbered)[1]))
     for number, record in numbered:
         try:
             add_record(log, record)
         except MALFORMED_ERRORS as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
     log.header = add_sharing_to_header(log.header, log.summary)
-    every_row = log.measurements
-    log.every_row = add_device_speeds(every_row)
-    log.measurements = add_device_speeds(keep_latest_rows(every_row))
+    log.every_row = add_device_speeds(log.measurements)
+    log.measurements = add_device_speeds(keep_latest_rows(log.measurements))
     return log
 
 
@@ -438,8 +436,11 @@ def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, De
     found = {}
     for device, own in ceilings.items():
         half_widths = (0.0, 0.0) if own is first else (each.interval.half_width / each.rate for each in (own, first))
-        work = float(own.problem.work(own.shape).amount)
-        found[device] = DeviceSpeed(own.rate / first.rate, math.hypot(*half_widths), work)
+        found[device] = DeviceSpeed(
+            factor=own.rate / first.rate,
+            half_width=math.hypot(*half_widths),
+            reference_work=float(own.problem.work(own.shape).amount),
+        )
     return found
 
 

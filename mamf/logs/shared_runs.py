@@ -66,19 +66,23 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
     first = min(by_start, key=lambda log: indices[log.path])
     plan = _join_plans(logs, first)
-    command = str(first.header.get("command", "")).partition(" --share ")[0]
     infos = {indices[log.path]: DeviceInfo(**log.header["device"]) for log in logs}
-    devices = [asdict(replace(infos[index], index=index)) for index in sorted(infos)]
-    every_row = [replace(row, device=indices[log.path]) for log in by_start for row in log.every_row]
     rows = [replace(row, device=indices[log.path]) for log in by_start for row in log.measurements]
     if plan.kind == SWEEP:
         rows = keep_latest_rows(rows)
     return replace(
         first,
         path=path,
-        header=first.header | {"plan": make_plan_record(plan), "devices": devices, "command": command},
+        header={
+            **first.header,
+            "plan": make_plan_record(plan),
+            "devices": [asdict(replace(infos[index], index=index)) for index in sorted(infos)],
+            "command": str(first.header.get("command", "")).partition(" --share ")[0],
+        },
         measurements=add_device_speeds(rows),
-        every_row=add_device_speeds(every_row),
+        every_row=add_device_speeds(
+            [replace(row, device=indices[log.path]) for log in by_start for row in log.every_row]
+        ),
         summary=_summarize_run(logs, plan, rows),
         is_truncated=any(log.is_truncated for log in logs),
         parts=list(logs),
@@ -116,9 +120,11 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
         raise UsageError("the logs are not parts of one run: to compare separate runs, use 'mamf compare'")
     layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
     shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
-    options = replace(first.plan.options, rank=0, ranks=0)
     return replace(
-        first.plan, shapes=shapes, layers=tuple(layers.get(each, "") for each in shapes if layers), options=options
+        first.plan,
+        shapes=shapes,
+        layers=tuple(layers.get(each, "") for each in shapes if layers),
+        options=replace(first.plan.options, rank=0, ranks=0),
     )
 
 

@@ -131,13 +131,10 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     def _is_changed(self) -> bool:
         """Return whether another program has changed or replaced the file since the writer wrote its last line."""
         try:
-            state, is_same = (
-                self._absolute_path.stat(),
-                os.path.samestat(os.fstat(self._descriptor), self._absolute_path.stat()),
-            )
+            now, written = self._absolute_path.stat(), os.fstat(self._descriptor)
         except OSError:
             return True
-        return not is_same or state.st_size != self._copy.seek(0, os.SEEK_END)
+        return not os.path.samestat(now, written) or now.st_size != self._copy.seek(0, os.SEEK_END)
 
     def _write_again(self) -> str:
         """Write the whole log to a new file and append there from now on. Return one line that says what happened.
@@ -145,13 +142,11 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         Raises RunLogWriteError if no new file can be written.
         """
         change = f"{self.path} was changed by another program"
-        self._copy.seek(0)
-        whole = self._copy.read()
         for folder in (self._absolute_path.parent, Path(tempfile.gettempdir())):
             try:
                 make_folder(folder)
                 self.path = self._absolute_path = create_file_atomically(
-                    folder / self._absolute_path.name, whole, is_numbered=True
+                    folder / self._absolute_path.name, self._copy.getvalue(), is_numbered=True
                 )
                 self._open_and_lock()
                 return f"{change}: the whole log is now {self.path}"
@@ -178,10 +173,9 @@ def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
     have, such as NaN.
     """
     try:
-        text = json.dumps({"record": record, **scrub_record(dict(fields))}, allow_nan=False)
+        return f"{json.dumps({'record': record, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
     except (TypeError, ValueError) as error:
         raise RunLogWriteError(f"a {record} cannot be written as JSON: {error}") from None
-    return f"{text}\n".encode()
 
 
 def lock_log(descriptor: int, path: Path) -> None:

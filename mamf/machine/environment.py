@@ -27,14 +27,17 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
 
     ``backend_variables``: the names of environment variables to record in addition to those of torch.
     """
-    names = [*_TORCH_ENVIRONMENT_VARIABLES, *backend_variables]
     return {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {
             name: installed for name in ("torch", "numpy", "triton") if (installed := get_package_version(name))
         },
-        "variables": {name: os.environ[name] for name in sorted(set(names)) if name in os.environ},
+        "variables": {
+            name: os.environ[name]
+            for name in sorted({*_TORCH_ENVIRONMENT_VARIABLES, *backend_variables})
+            if name in os.environ
+        },
     }
 
 
@@ -104,9 +107,12 @@ def _check_host_load() -> Advice:
     busy = psutil.cpu_percent(interval=0.1)
     if busy < _MIN_BUSY_HOST_PERCENT:
         return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")
-    cost = "launches may be late, so the figures of small shapes are noisy"
     return Advice(
-        "host load", "warning", f"the host's CPU is {busy:.0f} % busy", cost, "top -o %CPU   # shows what runs"
+        "host load",
+        "warning",
+        f"the host's CPU is {busy:.0f} % busy",
+        cost="launches may be late, so the figures of small shapes are noisy",
+        command="top -o %CPU   # shows what runs",
     )
 
 

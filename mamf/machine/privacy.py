@@ -162,10 +162,7 @@ _PATH_PATTERN = re.compile(
 _QUOTED_PATH_PATTERN = re.compile(
     rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_PATH_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.IGNORECASE
 )
-_SAMPLE_TYPES = frozenset({int, float})
 _PATH_SEPARATOR = re.compile(r"/|\\+(?! )")
-_USER_FOLDERS = ("home", "users")
-_MIN_PRIVATE_NAME_LENGTH = 2
 # Names of accounts and hosts that do not identify anyone.
 _ANONYMOUS_NAMES = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
 # Two-letter words that are common in messages. A host or user with such a name is not replaced.
@@ -213,21 +210,19 @@ def scrub_record(value: Any) -> Any:
     if isinstance(value, str):
         return scrub_text(value)
     if isinstance(value, dict):
-        return {scrub_text(str(name)): _scrub_field_value(str(name), item) for name, item in value.items()}
-    if not isinstance(value, (list, tuple)) or _SAMPLE_TYPES.issuperset(
-        map(type, value)
-    ):  # skip lists of samples, because they are long and contain only numbers
+        return {
+            scrub_text(str(name)): (_find_field_replacement(str(name)) if item and isinstance(item, str) else "")
+            or scrub_record(item)
+            for name, item in value.items()
+        }
+    # Skip lists of samples, because they are long and contain only numbers.
+    if not isinstance(value, (list, tuple)) or set(map(type, value)) <= {int, float}:
         return value
     options = [False, *(isinstance(item, str) and bool(_SECRET_OPTION_PATTERN.fullmatch(item)) for item in value)]
     return [
         "<secret>" if is_secret_value and isinstance(item, str) and not item.startswith("-") else scrub_record(item)
         for is_secret_value, item in zip(options, value, strict=False)
     ]
-
-
-def _scrub_field_value(name: str, value: Any) -> Any:
-    is_text = isinstance(value, str) and value
-    return (_find_field_replacement(name) or scrub_text(value)) if is_text else scrub_record(value)
 
 
 @functools.lru_cache(4096)  # cached, because the rows of a log have the same fields
@@ -247,7 +242,7 @@ def _shorten_path(path: str) -> str:
     ``/home/name`` to ``<path>/<user>``.
     """
     *folders, last = _PATH_SEPARATOR.split(path)
-    is_home_folder = bool(folders) and folders[-1].lower() in _USER_FOLDERS
+    is_home_folder = bool(folders) and folders[-1].lower() in ("home", "users")
     return f"<path>/{'<user>' if is_home_folder else last}"
 
 
@@ -263,7 +258,5 @@ def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple(
         (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE), replacement)
         for name, replacement in names.items()
-        if len(name) >= _MIN_PRIVATE_NAME_LENGTH
-        and not name.isdigit()
-        and name.lower() not in _ANONYMOUS_NAMES | _COMMON_WORDS
+        if len(name) >= 2 and not name.isdigit() and name.lower() not in _ANONYMOUS_NAMES | _COMMON_WORDS
     )

@@ -26,10 +26,6 @@ PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
 WARNING_KEY = "warning"
 #: Phases of a child process: it waits until all other children wait too, or it measures at the same time as they do.
 WAITING_PHASE, TOGETHER_PHASE = "waits for the others", "together"
-# Maximum time to wait for the next message before looking for hanging children.
-_POLL_SECONDS = 0.5
-# Maximum time after SIGTERM in which a child may close its log. Then it is killed.
-_MAX_CLOSING_SECONDS = 15.0
 #: Exit codes of a child process that are not failures: 0 (success) and 130 (interrupted by Ctrl-C).
 SUCCESS_EXIT_CODES = (0, 130)
 
@@ -98,10 +94,6 @@ class ChildWatch:
                     f"its process ended early (phase: {self.phases.get(rank, 'start')}): {explanation}"
                 )
 
-    def are_all_waiting(self) -> bool:
-        """Return whether every child that is still running has reported that it waits for the other children."""
-        return all(self.phases.get(rank) == WAITING_PHASE for rank in self.running_ranks)
-
     def mark_all_resumed(self) -> None:
         """Record that all running children now measure at the same time, and restart the timeout of each of them."""
         for rank in self.running_ranks:
@@ -150,8 +142,8 @@ def watch_children_until_end(
     - ``on_event``: called with each event, after ``watch`` has recorded it.
     """
     while watch.running_ranks:
-        event = wait_for_event(_POLL_SECONDS)
-        if event is not None:
+        # Wait for a short time only, to look for hanging children.
+        if (event := wait_for_event(0.5)) is not None:
             watch.record_event(event)
             on_event(event)
         for rank in watch.mark_hanging_as_failed():
@@ -159,7 +151,7 @@ def watch_children_until_end(
             watch.running_ranks.discard(
                 rank
             )  # do not wait for its end: a process that is blocked in a driver survives the kill
-        if watch.running_ranks and watch.are_all_waiting():
+        if watch.running_ranks and all(watch.phases.get(rank) == WAITING_PHASE for rank in watch.running_ranks):
             watch.mark_all_resumed()
             resume_children()
 
@@ -254,7 +246,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
         """Ask all children by SIGTERM to close their logs and end, then kill each child that still runs after 15 s."""
         for process in self.processes.values():
             process.terminate()
-        deadline = time.monotonic() + _MAX_CLOSING_SECONDS
+        deadline = time.monotonic() + 15.0
         for process in self.processes.values():
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))

@@ -25,16 +25,6 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import choose_kernels, make_operation
 
-# Time for which one bandwidth pattern or one direction of copies is measured.
-_SECONDS_PER_ROW = 0.3
-#: A function that is called with a text that says what the device does now. Call it at least once per measured row,
-#: because ``mamf node`` assumes that a device hangs if it reports nothing.
-ProgressCallback = Callable[[str], None]
-# The share of the time budget for the search for the fastest matmul, and the minimum share for each later part. A later
-# part gets all of the time that the earlier parts left over.
-_FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
-
-
 #: The fields of the problems that a part of bandwidth or copies measures.
 _PROBLEM_FIELDS_BY_PART = {
     "bandwidth": [{"pattern": "copy"}, {"pattern": "read"}],
@@ -52,7 +42,8 @@ class DeviceRun:
       device.
     - ``budget_seconds``: the time for all parts together, except verification and copies between devices.
     - ``verify_budget_seconds``: the time for verifying results, or None to skip verification.
-    - ``on_progress``: called with a text that says what the device does now.
+    - ``on_progress``: called with a text that says what the device does now, at least once per measured row, because
+      ``mamf node`` assumes that a device hangs if it reports nothing.
     """
 
     backend: Backend
@@ -61,7 +52,7 @@ class DeviceRun:
     kernels: Sequence[str] | None = None
     budget_seconds: float = NODE_BUDGET_SECONDS
     verify_budget_seconds: float | None = None
-    on_progress: ProgressCallback = lambda text: None
+    on_progress: Callable[[str], None] = lambda text: None
     #: A function that blocks until all devices of the machine have called it, and returns whether to continue.
     wait_for_others: Callable[[], bool] = lambda: True
 
@@ -104,8 +95,8 @@ class DeviceRun:
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
         """Return the plan and the kernels of a part."""
         if part == "find":
-            problem, seconds = problem_for(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
-            plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
+            problem, half = problem_for(self.backend, self.dtype), self.budget_seconds / 2
+            plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=half, is_quick=True)
             return plan, list(zip(plan.kernels, found, strict=True))
         if part == VERIFY_PART:
             verified = choose_kernels_to_verify(self.backend, None)
@@ -123,8 +114,9 @@ class DeviceRun:
             dict(chosen),
             [operation.problem_for(self.backend, fields) for fields in _PROBLEM_FIELDS_BY_PART[part]],
             shapes,
-            seconds=_SECONDS_PER_ROW,
-            budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds * _MIN_BUDGET_SHARE)
+            seconds=0.3,
+            # The part gets all of the time that the earlier parts left over, but at least 1/16 of the budget.
+            budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds / 16)
             if part in SINGLE_DEVICE_PARTS
             else None,
             flush=part == "bandwidth",

@@ -32,8 +32,6 @@ MULTI_DEVICE_PARTS = ("peers",)
 VERIFY_PART = "verify"
 #: The name of the file with what the parent process knows about the run.
 RUN_FILE_NAME = "run.json"
-# The version of the format of run.json, which the file states.
-_RUN_FILE_SCHEMA = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
 #: Beginnings of the failure reasons for which the device is not at fault.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
@@ -59,7 +57,7 @@ class NodeRun:
 
     def write(self, folder: Path) -> None:
         record = {
-            "schema": _RUN_FILE_SCHEMA,
+            "schema": 2,
             "devices": list(self.devices),
             "is_over": self.was_watched_to_end,
             "not_together": scrub_text(self.why_not_together),
@@ -170,11 +168,10 @@ def add_logs_to_device(
     failures, lacks = list[str](), list[str]()
     if reason:
         (lacks if is_faultless else failures).append(reason)
-    requested_parts = (VERIFY_PART,) if VERIFY_PART in logs else ()
     for part in (
-        SINGLE_DEVICE_PARTS
-        + requested_parts
-        + (MULTI_DEVICE_PARTS if device_count > 1 and not run.why_not_together else ())
+        *SINGLE_DEVICE_PARTS,
+        *((VERIFY_PART,) if VERIFY_PART in logs else ()),
+        *(MULTI_DEVICE_PARTS if device_count > 1 and not run.why_not_together else ()),
     ):
         log = logs.get(part)
         if isinstance(log, str):
@@ -208,14 +205,12 @@ def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice
         name = find_figure_name(row) if row.ok else ""
         if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
             fastest[name] = row
-    best_rates = {name: row.best_rate for name, row in fastest.items()}
-    half_widths = {name: row.relative_half_width for name, row in fastest.items()}
     shares = merge_throttle_shares(log.measurements)
     merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
-        figures={**device.figures, **best_rates},
-        half_widths={**device.half_widths, **half_widths},
+        figures={**device.figures, **{name: row.best_rate for name, row in fastest.items()}},
+        half_widths={**device.half_widths, **{name: row.relative_half_width for name, row in fastest.items()}},
         throttled={**device.throttled, **merged},
     )
 

@@ -36,9 +36,6 @@ from mamf.report.document import (
     merge_remarks,
 )
 
-# Fields of a device that say which device it is. Each has a column in the machine-readable formats only.
-_IDENTITY_FIELDS = ("node", "index", "name", "uuid_hash", "address")
-
 
 def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_not_together: str = "") -> Document:
     """Make the report that ``mamf node`` prints, with the verdict and the figures of all devices.
@@ -83,7 +80,7 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
     places = {device.label: place for place, device in enumerate(order, start=1)}
     return [
         Column("", "device", lambda device: device.full_label, left=True),
-        *(Column(name, "", attrgetter(name)) for name in _IDENTITY_FIELDS),
+        *(Column(name, "", attrgetter(name)) for name in ("node", "index", "name", "uuid_hash", "address")),
         *(column for name in FIGURE_UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), importance=2),
         *make_sensor_columns(lambda device: device.conditions),
@@ -123,10 +120,6 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
 
 # Maximum number of devices with a separate label on the axis or in the legend of the chart.
 _MAX_DEVICE_LABELS = 12
-# Maximum number of findings whose texts are notes below the chart.
-_MAX_CHART_FINDINGS = 4
-# Maximum number of panels that are drawn next to one another.
-_MAX_PANELS_PER_ROW = 4
 
 
 def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Chart:
@@ -137,10 +130,9 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     if not figures:
         raise UsageError("there is nothing to draw: no device has a figure")
     panels = [_draw_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
+    rows = -(-len(panels) // 4)
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
-    notes = [describe_slowest(devices), *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS])]
     ticks = tuple(
         (float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_DEVICE_LABELS
     )
@@ -149,7 +141,11 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
         Axis("device", ticks=ticks),
         tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
-        notes=(*notes, "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale"),
+        notes=(
+            describe_slowest(devices),
+            *(finding.text for finding in verdict.findings[:4]),
+            "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale",
+        ),
         is_connected=False,
         has_intervals=True,
         has_own_scales=True,

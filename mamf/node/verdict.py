@@ -105,8 +105,6 @@ SHORTFALL_LIMITS = {
     TO_DEVICE: 0.4,
     TO_HOST: 0.4,
 }
-#: A shortfall (how far a figure is below its reference) of more than this multiple of its limit is CRITICAL.
-CRITICAL_LIMIT_MULTIPLE = 2.0
 #: Maximum relative standard deviation of a figure among the other devices at which a shortfall can be CRITICAL. If the
 #: other devices differ more, the shortfall may be normal.
 MAX_SPREAD_FOR_CRITICAL = 0.015
@@ -116,16 +114,6 @@ MAX_SPREAD_FOR_CRITICAL = 0.015
 # the fastest of many, so its limits are wider.
 _SAME_CARD_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
 _OTHER_CARD_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
-
-_LEVELS_BY_SEVERITY = (OK, UNKNOWN, WARN, CRITICAL)
-# Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
-_EXPECTED_THROTTLE_REASONS = ("power cap",)
-_MIN_THROTTLED_SHARE = 0.1
-# A figure whose confidence interval has a larger half-width (as a share of the figure) is a finding and is not
-# compared. On healthy cards it is below 3 %. Copies to and from the host are exempt, because the copies of several
-# devices slow one another down.
-_MAX_COMPARABLE_HALF_WIDTH = 0.1
-_HOST_COPIES = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -203,7 +191,7 @@ def judge_devices(
     if not is_compared:
         message = "cannot tell whether a device is slow: there is no second device of its model and no baseline"
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
-    findings.sort(key=lambda finding: -_LEVELS_BY_SEVERITY.index(finding.level))
+    findings.sort(key=lambda finding: (CRITICAL, WARN, UNKNOWN).index(finding.level))
     level = findings[0].level if findings else OK
     return NodeVerdict(level, f"{level}: {_summarize_reason(devices, findings)}", tuple(findings))
 
@@ -226,18 +214,21 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
         yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {lacking}")
     for figure, value in device.figures.items():
         if not _is_comparable_figure(device, figure):
-            noise = (
-                f"{figure} {format_figure(figure, value)} is too noisy to compare (+-{device.half_widths[figure]:.0%})"
+            text = (
+                f"{device.full_label}: {figure} {format_figure(figure, value)} is too noisy to compare "
+                f"(+-{device.half_widths[figure]:.0%}): another process uses the device, or something slows it from "
+                "time to time"
             )
-            cause = "another process uses the device, or something slows it from time to time"
-            yield NodeFinding(WARN, device.label, f"{device.full_label}: {noise}: {cause}")
+            yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():
-        if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
+        if reason != "power cap" and share >= 0.1:  # Devices reach their power cap under load.
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
-    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
+    # The half-width of an interval is below 3 % of the figure on healthy cards. Copies to and from the host are exempt,
+    # because the copies of several devices slow one another down.
+    return figure in (TO_DEVICE, TO_HOST) or device.half_widths.get(figure, 0.0) <= 0.1
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
@@ -311,7 +302,7 @@ def _yield_slow_findings(peers: Sequence[NodeDevice], baseline: Baseline | None)
         cards, is_same = baseline.select_cards(device)
         if shortfall := find_worst_shortfall(device, cards, _SAME_CARD_FACTORS if is_same else _OTHER_CARD_FACTORS):
             reference_name = f"the same card in {baseline.source}" if is_same else baseline.source
-            spread = None if is_same else _compute_relative_spread(shortfall.figure, healthy)
+            spread = 0.0 if is_same else _compute_relative_spread(shortfall.figure, healthy)
             yield _make_shortfall_finding(device, shortfall, reference_name, spread or 0.0)
 
 
@@ -331,11 +322,7 @@ def _make_shortfall_finding(
     - ``reference_name``: the name of what the device is compared with, such as the baseline.
     - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are too few.
     """
-    is_critical = (
-        shortfall.share > CRITICAL_LIMIT_MULTIPLE * shortfall.limit
-        and spread is not None
-        and spread <= MAX_SPREAD_FOR_CRITICAL
-    )
+    is_critical = shortfall.share > 2 * shortfall.limit and spread is not None and spread <= MAX_SPREAD_FOR_CRITICAL
     value = (
         f" {format_figure(shortfall.figure, device.figures[shortfall.figure])}"
         if shortfall.figure in FIGURE_UNITS
@@ -363,9 +350,8 @@ def describe_slowest(devices: Sequence[NodeDevice]) -> str:
     if len(measured) == 1:
         return f"{figure} {format_figure(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])
-    rate = f"{format_figure(figure, slowest.figures[figure])} {figure}"
     return (
-        f"the slowest is {slowest.label} with {rate}: "
+        f"the slowest is {slowest.label} with {format_figure(figure, slowest.figures[figure])} {figure}: "
         f"a synchronous job loses {compute_lost_speed_share(devices):.1%} to it"
     )
 

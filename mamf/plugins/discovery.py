@@ -10,7 +10,6 @@ PluginError with its name.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 import sys
 import warnings
@@ -138,9 +137,8 @@ def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[Contra
         raise PluginError(f"{plugin_kind} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         raise PluginError(f"{entry_point.value} is not a subclass of mamf's {contract.__name__}")
-    if inspect.isabstract(loaded):
-        missing = ", ".join(sorted(loaded.__abstractmethods__))  # type: ignore[attr-defined]
-        raise PluginError(f"{entry_point.value} is abstract: define {missing}")
+    if missing := getattr(loaded, "__abstractmethods__", ()):
+        raise PluginError(f"{entry_point.value} is abstract: define {', '.join(sorted(missing))}")
     return loaded
 
 
@@ -241,7 +239,7 @@ def list_kernel_names(operation: Operation[Any, Any]) -> list[str]:
 
 def list_backend_statuses() -> list[BackendStatus]:
     """Return the status of all registered backends, those of accelerators first."""
-    statuses = [_read_backend_status(name) for name in sorted(find_entry_points_by_name(BACKEND_GROUP))]
+    statuses = map(_read_backend_status, sorted(find_entry_points_by_name(BACKEND_GROUP)))
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 
 

@@ -104,8 +104,7 @@ def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: S
     computes the gradients of input, weight and bias. The gradient of the bias counts no FLOP.
     """
     gradient, size, weight = shapes[:3]
-    transposed = argument_values[7] == "True"
-    flop_per_gradient = 2 * math.prod(size if transposed else gradient) * math.prod(weight[1:])
+    flop_per_gradient = 2 * math.prod(size if argument_values[7] == "True" else gradient) * math.prod(weight[1:])
     return flop_per_gradient * argument_values[10].count("True", 0, argument_values[10].rfind(","))
 
 
@@ -133,11 +132,15 @@ def _make_attention_formula(
 
 
 _ATTENTION_BACKWARD_RATIO = BACKWARD_FLOP_FACTORS["hardware"]
-_SCALED_AND_GROUPED_MATMULS = ("_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
-_MATMULS_WITH_BIAS = ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
 _FLOP_FORMULAS: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = {
-    **{f"aten::{name}": _make_matmul_formula(0) for name in ("mm", "bmm", "_int_mm", *_SCALED_AND_GROUPED_MATMULS)},
-    **{f"aten::{name}": _make_matmul_formula(1) for name in _MATMULS_WITH_BIAS},
+    **{
+        f"aten::{name}": _make_matmul_formula(0)
+        for name in ("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
+    },
+    **{
+        f"aten::{name}": _make_matmul_formula(1)
+        for name in ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
+    },
     **dict.fromkeys(("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise"), _count_linear_flop),
     "mkl::_mkl_linear": lambda shapes, argument_values: _count_linear_flop([shapes[0], shapes[2]], argument_values),
     "aten::convolution": _count_convolution_flop,

@@ -29,9 +29,6 @@ from mamf.profiling.traces import (
 OUTSIDE_MODULES = "outside of any module"
 #: Name of the memory row with the peak of allocated memory. The other memory rows are parts of this peak.
 PEAK_MEMORY = "peak"
-#: Largest share of FLOP in dtypes without a known ceiling with which MAMFU is still computed, without these FLOP. An
-#: example is float32 rotary tables next to bfloat16 matmuls.
-_MAX_SHARE_WITHOUT_CEILING = 0.01
 #: Parts of a module's path that fold_module_name replaces: the number of a layer, and the attribute in which a wrapper
 #: of torch keeps the module that it wraps.
 _FOLDED_NAME_PARTS = re.compile(
@@ -201,7 +198,7 @@ def make_profile(
     ``find_ceiling``: returns the ceiling of a dtype, for MAMFU. ``unprofiled_step_seconds``: see Profile.
     """
     busy_intervals = find_busy_intervals(trace)
-    gaps = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
+    gap_count = len(find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end))
     rows = list(_make_class_rows(busy_intervals, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
@@ -209,7 +206,7 @@ def make_profile(
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, len(gaps))),
+        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, gap_count)),
         kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
@@ -337,6 +334,7 @@ def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: FindCe
     """
     known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := find_ceiling(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
-    if not seconds or not flop or unknown > _MAX_SHARE_WITHOUT_CEILING * sum(flop.values()):
+    # Leave out up to 1 % of FLOP without a ceiling, such as those of float32 rotary tables next to bfloat16 matmuls.
+    if not seconds or not flop or unknown > 0.01 * sum(flop.values()):
         return None
     return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds

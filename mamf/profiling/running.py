@@ -34,10 +34,8 @@ from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
-Watch = MemoryWatch | DtypeWatch | ModuleRanges
-
-#: Suffixes of run logs and of traces, which other commands of mamf read. They cannot be run as scripts.
-_LOG_SUFFIXES, _TRACE_SUFFIXES = (".jsonl",), (".json", ".gz", ".csv")
+#: The command that reads a run log or a trace, by the file's suffix. These files cannot be run as scripts.
+_READER_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
 _MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
@@ -54,10 +52,9 @@ class Program:
 
     def check_exists(self) -> None:
         """Raise UsageError if the script or module does not exist, or if the file is a run log or a trace."""
-        kind = "" if self.is_module else Path(self.name).suffix
-        if kind in (*_LOG_SUFFIXES, *_TRACE_SUFFIXES):
-            read = f"mamf show {self.name}" if kind in _LOG_SUFFIXES else f"mamf profile --from {self.name}"
-            raise UsageError(f"{self.name} is not a script: read it with '{read}'")
+        suffix = Path(self.name).suffix
+        if not self.is_module and suffix in _READER_BY_SUFFIX:
+            raise UsageError(f"{self.name} is not a script: read it with '{_READER_BY_SUFFIX[suffix]} {self.name}'")
         with self.prepare_interpreter():
             if not (find_spec(self.name.partition(".")[0]) if self.is_module else Path(self.name).is_file()):
                 raise UsageError(f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}")
@@ -152,7 +149,7 @@ class StepProfiler:
         steps: int,
         warmup: int,
         folder: Path,
-        watches: Sequence[Watch] = (),
+        watches: Sequence[MemoryWatch | DtypeWatch | ModuleRanges] = (),
         *,
         stop: bool = False,
     ) -> None:
@@ -245,10 +242,14 @@ class StepProfiler:
         elif self._is_running:
             self._profiled_steps += 1
             if self.is_complete:
-                self.finish()
-                self.on_profiled()
+                self._finish_and_report()
             else:
                 mark_end_of_step()
+
+    def _finish_and_report(self) -> None:
+        with self._record_errors():
+            self.finish()
+            self.on_profiled()
 
     def stop_for_profiler_of_script(self) -> None:
         """Keep the steps profiled so far and stop, because the script starts a profiler and torch can run only one."""
@@ -263,9 +264,7 @@ class StepProfiler:
             self._remark = (
                 f"{self._profiled_steps} of {self._steps} steps, because the script started a profiler{advice}"
             )
-            with self._record_errors():
-                self.finish()
-                self.on_profiled()
+            self._finish_and_report()
         else:
             self.failure = f"the script starts torch.profiler itself: read its trace with 'mamf profile --from'{advice}"
             with suppress(RuntimeError):
@@ -280,9 +279,7 @@ class StepProfiler:
         if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again.
             return
         if not (self._is_unprofiled_process or self.is_complete or self._remark):
-            with self._record_errors():
-                self.finish()
-                self.on_profiled()
+            self._finish_and_report()
             if self.failure:
                 sys.stderr.write(f"mamf: {self.failure}\n")
         sys.stdout.flush()
@@ -449,8 +446,7 @@ def make_torch_profiler(**options: Any) -> Any:
     # At level 6, Kineto, the library of torch.profiler, prints nothing when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
-    activities = torch.profiler.supported_activities()
-    return torch.profiler.profile(activities=activities, acc_events=True, **options)
+    return torch.profiler.profile(activities=torch.profiler.supported_activities(), acc_events=True, **options)
 
 
 def mark_end_of_step() -> None:

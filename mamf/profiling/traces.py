@@ -19,16 +19,10 @@ from mamf.errors import UsageError
 EventKind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
 #: Kinds of events that run on the device. Events of all other kinds run on the host.
 DEVICE_EVENT_KINDS = ("kernel", "copy")
-#: Prefix of the annotations of Gloo, which communicates on the host, in separate threads. The time of such an
-#: annotation includes waiting for other ranks.
-_HOST_COMMUNICATION_PREFIX = "gloo:"
 #: Disjoint intervals in order of time, as (begin, end) in seconds.
 Intervals = list[tuple[float, float]]
 #: Name of the annotation that ``mamf profile`` puts in a trace at the end of each training step.
 STEP_MARK = "mamf: step"
-_PROFILER_STEP_PREFIX = "ProfilerStep#"
-_OPTIMIZER_STEP_PREFIX = "Optimizer.step#"
-_DEVICE_ANNOTATION_CATEGORY = "gpu_user_annotation"
 _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
     "kernel": "kernel",
     **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
@@ -36,23 +30,17 @@ _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
     **{f"{vendor}_{call}": "runtime" for vendor in ("cuda", "xpu", "privateuse1") for call in ("runtime", "driver")},
     "user_annotation": "annotation",
 }
-_GRAPH_LAUNCH_NAME = "GraphLaunch"
 _BACKWARD_NODE_PREFIX = "autograd::engine::evaluate_function"
 # Tolerance for the order of two times: the trace rounds times to nanoseconds, so a call may seem to end after its
 # caller.
 _ROUNDING_SECONDS = 2e-9
-_MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 #: Size of the largest trace to read, in bytes after decompression. The Python objects that json makes from a trace take
 #: about ten times as much memory as its text.
 _MAX_TRACE_BYTES = 1 << 30
-# Largest accepted ratio of the size of a trace to the size of its gzip file, and the size in bytes of the gzip files
-# from which the ratio is limited. Real ratios are 10 to 30. Without a limit, a small forged file could fill the memory.
-_MAX_GZIP_RATIO, _MIN_LIMITED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
 #: Names of the columns of a table that are read: the kernel's name, its begin in ns, and its duration (nsys) or its end
 #: (rocprofv3) in ns.
-_NSYS_COLUMNS = "Name", "Start (ns)", "Duration (ns)"
-_ROCPROF_COLUMNS = "Kernel_Name", "Start_Timestamp", "End_Timestamp"
+_TABLE_COLUMNS = (("Name", "Start (ns)", "Duration (ns)"), ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -156,8 +144,12 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
         intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
     else:
         intervals = list(_yield_self_intervals([event for event in trace.events if event.kind == "operation"]))
-    on_host = (event for event in trace.events if event.name.startswith(_HOST_COMMUNICATION_PREFIX))
-    intervals += [BusyInterval(event, event.start, event.end) for event in on_host if event.kind == "annotation"]
+    # Gloo communicates on the host, in separate threads. Its annotations include the time of waiting for other ranks.
+    intervals += [
+        BusyInterval(event, event.start, event.end)
+        for event in trace.events
+        if event.kind == "annotation" and event.name.startswith("gloo:")
+    ]
     clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in intervals)
     return [each for each in clipped if each.end > each.start]
 
@@ -197,11 +189,10 @@ def _read_and_unpack_file(path: Path) -> bytes:
             if not stat.S_ISREG(state.st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            max_bytes = (
-                min(_MAX_TRACE_BYTES, _MAX_GZIP_RATIO * max(state.st_size, _MIN_LIMITED_GZIP_BYTES))
-                if is_packed
-                else _MAX_TRACE_BYTES
-            )
+            max_bytes = _MAX_TRACE_BYTES
+            if is_packed:
+                # Traces are 10 to 30 times as large as their gzip files. A small forged file could fill the memory.
+                max_bytes = min(max_bytes, 64 * max(state.st_size, 1 << 18))
             data = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
@@ -220,16 +211,16 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
         [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
     )
     device = [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
-    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH_NAME in event.name}
+    replays = {key for key, event in launches.items() if "GraphLaunch" in event.name}
     events = [*host, *(_make_device_event(each, origin, launches, replays) for each in device)]
     annotations = [
         (str(each.get("name")), *_convert_to_seconds(each, origin))
         for each in timed
-        if each.get("cat") == _DEVICE_ANNOTATION_CATEGORY
+        if each.get("cat") == "gpu_user_annotation"
     ]
     start, end, count, ends = _find_step_bounds(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
-    used = sorted({str(each.get("args", {}).get("device")) for each in device})
+    used = min((str(each.get("args", {}).get("device")) for each in device), default="")
     replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
     note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs, so only their names are known"
     return Trace(
@@ -237,7 +228,7 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
         start,
         end,
         count,
-        names.get(used[0], "") if used else "",
+        names.get(used, ""),
         (*((note,) if replayed else ()), *((f"a step ends with {ends}",) if ends else ())),
     )
 
@@ -296,8 +287,8 @@ def _make_device_event(
 
 
 def _convert_to_seconds(raw: _RawEvent, origin: float) -> tuple[float, float]:
-    start = (raw["ts"] - origin) * _MICROSECOND
-    return start, start + max(raw["dur"], 0) * _MICROSECOND
+    start = (raw["ts"] - origin) * 1e-6
+    return start, start + max(raw["dur"], 0) * 1e-6
 
 
 def _find_step_bounds(
@@ -316,14 +307,13 @@ def _find_step_bounds(
         return marks[0], marks[-1], len(marks) - 1, ""
     on_host = [(event.name, event.start, event.end) for event in events]
     for ranges in (device_annotations, on_host):
-        steps = [each for each in ranges if each[0].startswith(_PROFILER_STEP_PREFIX)]
-        if steps:
+        if steps := [each for each in ranges if each[0].startswith("ProfilerStep#")]:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
     # Leave out optimizers that step in hooks of the backward pass: they step several times per training step.
     optimizers = [
         event.name
         for event in events
-        if event.name.startswith(_OPTIMIZER_STEP_PREFIX)
+        if event.name.startswith("Optimizer.step#")
         and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_callers())
     ]
     for ranges in (device_annotations, on_host):
@@ -337,9 +327,9 @@ def _parse_kernel_table(text: str) -> Trace:
     """Make a trace from a table of kernels. Skip the lines before its header, such as the progress of nsys."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
-        names = set(next(csv.reader([line]), []))
-        for columns in (_NSYS_COLUMNS, _ROCPROF_COLUMNS):
-            if names.issuperset(columns):
+        names = next(csv.reader([line]), [])
+        for columns in _TABLE_COLUMNS:
+            if set(columns) <= set(names):
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
                 events = tuple(_parse_kernel_row(row, *columns) for row in rows)
                 return Trace(events, *_find_start_and_end(events))
@@ -347,7 +337,7 @@ def _parse_kernel_table(text: str) -> Trace:
 
 
 def _parse_kernel_row(row: Mapping[str, str], name: str, start_column: str, end_column: str) -> Event:
-    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (start_column, end_column))
+    start, end = (float(row[column].replace(",", "")) * 1e-9 for column in (start_column, end_column))
     return Event(row[name], "kernel", start, start + end if end_column == "Duration (ns)" else end)
 
 

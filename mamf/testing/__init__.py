@@ -14,8 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mamf.testing.physics import Physics
-from mamf.testing.simulated import SimulatedBackend
+from mamf.testing.simulated import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import (
     SimulatedAttention,
     SimulatedBandwidth,

@@ -16,8 +16,7 @@ from mamf.operations.collective import CollectiveKernel, CollectiveProblem, Coll
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
-from mamf.testing.physics import Physics
-from mamf.testing.simulated import SimulatedBackend
+from mamf.testing.simulated import Physics, SimulatedBackend
 
 # Maximum relative error of a correct result, for a problem that defines no tolerance.
 _DEFAULT_TOLERANCE = 1e-2

@@ -8,7 +8,7 @@ import pytest
 from mamf.contribution import review as reviews
 from mamf.contribution.rules import Finding
 from mamf.kinds import registry
-from mamf.kinds.kind import KernelRows, ReportOptions
+from mamf.kinds.kind import Kind, ReportOptions
 from mamf.logs.run_log import read_run_log
 from mamf.operations.unknown import get_operation
 from mamf.report import formats
@@ -50,7 +50,7 @@ def test_a_new_check_is_one_function(monkeypatch):
     assert [each.rule for each in reviews.review_log(LOG).findings if not each.is_warning] == ["no-torch-mm"]
 
 
-class Soak(KernelRows):
+class Soak(Kind):
     """A kind of run in a file of a third party."""
 
     name, noun = "soak", "a soak"

@@ -29,7 +29,7 @@ from mamf.statistics import (
     summarize,
 )
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
-from mamf.testing.physics import Scatter
+from mamf.testing.simulated import Scatter
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 SHAPE = MatmulShape(3072, 2816, 19328)

@@ -33,14 +33,10 @@ class AiterLibrary(KernelLibrary):
 
 class Aiter(AiterLibrary, LibraryAttention):
     name = "aiter"
+    function_name = "flash_attn_func"
     layout = "bshd"
     has_window = True
     has_unequal_head_dims = True
-
-    def import_library(self) -> Any:
-        from aiter import flash_attn_func
-
-        return flash_attn_func
 
     def launch_forward(
         self,

@@ -48,7 +48,7 @@ class FlashAttention2Library(KernelLibrary):
     supported_cards = "compute capability 8.0 and above"
 
     def import_library(self) -> Any:
-        module = importlib.import_module(self.module_name)
+        module = super().import_library()
         # flash-attn-4 also installs a package flash_attn, which contains only ``cute``.
         if not hasattr(module, "flash_attn_func"):
             text = "the installed flash_attn contains only FlashAttention 4 (cute), no flash_attn_func"
@@ -113,4 +113,4 @@ class FlashAttention4(_FlashAttentionKernel):
         # does not tell whether it is this copy, so ask for the installed package.
         if get_package_version(self.distribution_name) is None:
             raise ModuleNotFoundError(f"no {self.distribution_name}", name=self.module_name)
-        return importlib.import_module(self.module_name)
+        return super().import_library()

@@ -19,17 +19,13 @@ class FusedSdpa(LibraryAttention):
     name = "fused-sdpa"
     library_name = "FusedSDPA"
     module_name = "habana_frameworks.torch.hpex.kernels"
+    function_name = "FusedSDPA.apply"
     distribution_name = "habana-torch-plugin"
     install_command = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
     # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
     has_unequal_lengths = False
-
-    def import_library(self) -> Any:
-        from habana_frameworks.torch.hpex.kernels import FusedSDPA
-
-        return FusedSDPA.apply
 
     def launch_forward(
         self,

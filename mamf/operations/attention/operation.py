@@ -164,19 +164,19 @@ class AttentionShape:
 
     @property
     def dimensions(self) -> dict[str, tuple[int, int, int]]:
-        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and the output
-        ``o``.
+        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``, the
+        gradient of the output, whose sizes are those of the output.
         """
         return {
             "q": (self.heads, self.seqlen_q, self.head_dim),
             "k": (self.kv_heads, self.seqlen_k, self.head_dim),
             "v": (self.kv_heads, self.seqlen_k, self.head_dim_v),
-            "o": (self.heads, self.seqlen_q, self.head_dim_v),
+            "do": (self.heads, self.seqlen_q, self.head_dim_v),
         }
 
     @property
     def elements(self) -> dict[str, int]:
-        """The number of elements of ``q``, ``k``, ``v`` and the output ``o``."""
+        """The number of elements of ``q``, ``k``, ``v`` and ``do``."""
         return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
 
 
@@ -253,7 +253,7 @@ class AttentionProblem(DeclaredProblem):
     def traffic(self, shape: AttentionShape) -> int:
         """Return the minimum bytes that a launch moves: each operand is read once and each result is written once."""
         elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
-        forward = sum(elements.values())
+        forward = sum(elements.values())  # The output is as large as its gradient.
         # A backward pass reads q, k, v, o and do, and writes dq, dk and dv.
         backward = 2 * forward
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
@@ -262,9 +262,8 @@ class AttentionProblem(DeclaredProblem):
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k``, ``v`` and, for a backward pass,
         ``do``, the gradient of the output.
         """
-        elements = {"do" if name == "o" else name: count for name, count in shape.elements.items()}
         names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
-        return {name: Buffer(aligned(elements[name]) * sets, self.dtype) for name in names}
+        return {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
 
     def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""

@@ -5,7 +5,6 @@ They quantize the operands in every launch, and have no backward pass.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -33,6 +32,7 @@ _MATMUL_DTYPES: Mapping[ComputeCapability, tuple[str, str]] = {
 
 class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
+    function_name = "sageattn"
     distribution_name = "sageattention"
     # SageAttention's causal mask is right only if there are as many queries as keys.
     has_unequal_lengths = False
@@ -42,7 +42,7 @@ class _SageAttention(QuantizedAttention):
         version = get_package_version(self.distribution_name)
         if version and not version.startswith(f"{self.release}."):
             raise ModuleNotFoundError(f"the installed sageattention is {version}", name=self.module_name)
-        return importlib.import_module(self.module_name).sageattn
+        return super().import_library()
 
     def launch_forward(
         self,

@@ -8,9 +8,8 @@ that a kernel skipped.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -30,10 +29,6 @@ class _SpargeAttention(QuantizedAttention):
     head_dims = (64, 128)
     has_gqa = False
     has_unequal_lengths = False
-    function_name: ClassVar[str]
-
-    def import_library(self) -> Any:
-        return getattr(importlib.import_module(self.module_name), self.function_name)
 
     def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         """Return the keyword arguments of the library's function; for ``topk`` with the share of blocks to keep."""

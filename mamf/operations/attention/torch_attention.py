@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
+import operator
 import re
 import sys
 from abc import abstractmethod
@@ -164,7 +166,7 @@ class TorchAttention(AttentionKernel):
         """
         views = {}
         for name, tensor in flat.items():
-            heads, length, width = shape.dimensions[name.replace("do", "o")]
+            heads, length, width = shape.dimensions[name]
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
             views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
@@ -314,14 +316,16 @@ _REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuil
 
 
 class KernelLibrary:
-    """A library of a vendor or a third party that has kernels. Derived classes implement ``import_library``.
+    """A library of a vendor or a third party that has kernels.
 
     mamf imports the library only when it needs it. The library may be absent, half installed, or built for another card
     or CUDA version, so the import may raise any exception. mamf turns it into a reason, with the command that fixes it.
     Text that the library prints during import goes to stderr, because stdout is for results.
 
-    - ``library_name``: its name in messages. ``module_name``: its Python module. ``distribution_name``: its name in
-      pip. ``install_command``: the command that installs it.
+    - ``library_name``: its name in messages. ``distribution_name``: its name in pip. ``install_command``: the command
+      that installs it.
+    - ``module_name``: its Python module. ``function_name``: the function of this module that the kernel calls; empty
+      if the kernel calls several.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
       ``supported_cards``: these cards in words. ``alternative_kernel``: the kernel that mamf
@@ -330,6 +334,7 @@ class KernelLibrary:
 
     library_name: ClassVar[str]
     module_name: ClassVar[str]
+    function_name: ClassVar[str] = ""
     distribution_name: ClassVar[str]
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
@@ -338,13 +343,14 @@ class KernelLibrary:
     alternative_kernel: ClassVar[str] = "sdpa"
     portable_command: ClassVar[str] = PORTABLE_COMMAND
 
-    @abstractmethod
     def import_library(self) -> Any:
-        """Import the library, and return the function or module that the kernel calls.
+        """Import the library, and return the function that the kernel calls, or the module if it calls several.
 
-        May raise any exception. If the module of that name belongs to another library, raise ModuleNotFoundError with
-        that name, and a message that says so.
+        May raise any exception. If the module of that name belongs to another library, derived classes raise
+        ModuleNotFoundError with that name, and a message that says so.
         """
+        module = importlib.import_module(self.module_name)
+        return operator.attrgetter(self.function_name)(module) if self.function_name else module
 
     def make_version_details(self) -> dict[str, Any]:
         """Return the name and version of the installed package as a detail of a launch; empty if it is missing."""
@@ -399,7 +405,7 @@ class KernelLibrary:
 
 
 class LibraryAttention(KernelLibrary, TorchAttention):
-    """An attention kernel from a library. Derived classes implement ``import_library`` and ``launch_forward``."""
+    """An attention kernel from a library. Derived classes implement ``launch_forward``."""
 
     has_unequal_head_dims = False
 

@@ -30,9 +30,6 @@ class XFormers(LibraryAttention):
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
-    def import_library(self) -> Any:
-        return importlib.import_module(self.module_name)
-
     def make_repair_command(self, error: Exception) -> str:
         if "flash_attn" in str(error):
             # xFormers takes flash_attn, the namespace package of flash-attn-4, for FlashAttention 2 and fails.

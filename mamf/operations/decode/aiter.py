@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
@@ -15,11 +12,9 @@ from mamf.torch_backend import TorchBackend
 
 class AiterKvcache(AiterLibrary, LibraryDecode):
     name = "aiter-kvcache"
+    function_name = "mha_batch_prefill_func"
     has_contiguous = False
     head_dims = (64, 128, 256)
-
-    def import_library(self) -> Any:
-        return importlib.import_module("aiter").mha_batch_prefill_func
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
@@ -48,12 +43,11 @@ class AiterMla(AiterLibrary, LibraryDecode):
     """AITER's kernel for decode with a latent (MLA). It writes to an output tensor, which each launch allocates."""
 
     name = "aiter-mla"
+    module_name = "aiter.mla"
+    function_name = "mla_decode_fwd"
     has_contiguous = False
     has_latent = True
     head_dims = ()
-
-    def import_library(self) -> Any:
-        return importlib.import_module("aiter.mla").mla_decode_fwd
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables

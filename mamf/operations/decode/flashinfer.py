@@ -6,7 +6,6 @@ layers of a model, so a launch does not include planning, and mamf reports the t
 
 from __future__ import annotations
 
-import importlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,9 +36,6 @@ class _FlashInferKernel(LibraryDecode):
     alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
     head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
-
-    def import_library(self) -> Any:
-        return importlib.import_module(self.module_name)
 
     @abstractmethod
     def make_planner(

@@ -178,13 +178,17 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class SequenceSizes:
-    """The random sizes of the sequences of a launch: for each sequence the number of tokens (``lengths``), of new
-    tokens (``queries``) and of pages.
+    """The random sizes of the sequences of a launch.
+
+    - ``lengths``, ``queries``, ``pages``: for each sequence the number of tokens, of new tokens and of pages.
+    - ``cache_slots``: the number of tokens for which the cache has room. A page has room for all of its tokens, even if
+      it is only partly filled.
     """
 
     lengths: tuple[int, ...]
     queries: tuple[int, ...]
     pages: tuple[int, ...]
+    cache_slots: int
 
     @property
     def pairs(self) -> int:
@@ -203,7 +207,8 @@ def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
     lengths = tuple(max(1, math.ceil(share * shape.cache_len)) for share in shares)
     pages = tuple(-(-length // (shape.page_size or length)) for length in lengths)
-    return SequenceSizes(lengths, tuple(min(shape.queries, length) for length in lengths), pages)
+    slots = sum(lengths) if shape.page_size is None else sum(pages) * shape.page_size
+    return SequenceSizes(lengths, tuple(min(shape.queries, length) for length in lengths), pages, slots)
 
 
 @dataclass(frozen=True)
@@ -261,21 +266,17 @@ class DecodeProblem(DeclaredProblem):
         entries = is_paged * sum(sizes.pages) + shape.batch * tables_of_sequences
         return cache + rows + _INDEX_BYTES * entries
 
-    def count_cache_slots(self, shape: DecodeShape) -> int:
-        """Return the number of tokens for which the cache has room. A page has room for all of its tokens, even if it
-        is only partly filled.
-        """
-        sequence_sizes = draw_sequence_sizes(shape, self.seed)
-        return sum(sequence_sizes.lengths) if shape.page_size is None else sum(sequence_sizes.pages) * shape.page_size
-
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
-        count, slots = sets * self.count_launches(shape), self.count_cache_slots(shape)
-        queries = sum(draw_sequence_sizes(shape, self.seed).queries) * shape.heads * shape.head_dim
+        count, sizes = sets * self.count_launches(shape), draw_sequence_sizes(shape, self.seed)
+        queries = sum(sizes.queries) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
             widths = {"k": shape.head_dim}
-        cache = {name: Buffer(aligned(slots * width) * count, self.dtype_in_cache) for name, width in widths.items()}
+        cache = {
+            name: Buffer(aligned(sizes.cache_slots * width) * count, self.dtype_in_cache)
+            for name, width in widths.items()
+        }
         return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
 
     def nbytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:

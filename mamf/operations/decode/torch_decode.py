@@ -173,7 +173,13 @@ class PreparedDecode:
         self._shape, self._bound, self._tolerance = shape, bound, ERROR_BOUNDS[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
         self._details = {**bound.details, **version}
-        self._operands = view_operands(problem, shape, flat)
+        sizes = draw_sequence_sizes(shape, problem.seed)
+        q = view_as(flat["q"], sum(sizes.queries), shape.heads, shape.head_dim)
+        k = view_as(flat["k"], sizes.cache_slots, shape.kv_heads, shape.head_dim)
+        v = k[..., : shape.head_dim_v]
+        if not shape.is_latent:
+            v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
+        self._operands = DecodeOperands(q, k, v)
         self._comparison_inputs = shape, tables, self._operands
 
     def operand_set(self) -> OperandSet:
@@ -208,19 +214,6 @@ class PreparedDecode:
     def _reshape_output(self, result: object) -> torch.Tensor:
         """Return the output of a launch as [queries, heads, head_dim_v]."""
         return list_tensors(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
-
-
-def view_operands(problem: DecodeProblem, shape: DecodeShape, flat: Mapping[str, torch.Tensor]) -> DecodeOperands:
-    """View the one-dimensional buffers of one operand set as queries, keys and values."""
-    positions, rows = problem.count_cache_slots(shape), sum(draw_sequence_sizes(shape, problem.seed).queries)
-    q = view_as(flat["q"], rows, shape.heads, shape.head_dim)
-    k = view_as(flat["k"], positions, shape.kv_heads, shape.head_dim)
-    v = (
-        k[..., : shape.head_dim_v]
-        if shape.is_latent
-        else view_as(flat["v"], positions, shape.kv_heads, shape.head_dim_v)
-    )
-    return DecodeOperands(q, k, v)
 
 
 def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
@@ -362,7 +355,8 @@ def compare_sequences(
         parts += [
             compute_sequence_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)
         ]
-    return _judge_output(torch.cat([output[rows] for _, rows in chosen]), torch.cat(parts), error_bound)
+    compared = torch.cat([output[rows] for _, rows in chosen])
+    return judge_distance(measure_distance([("o", compared, torch.cat(parts))]), error_bound)
 
 
 def compare_one_head_on_host(
@@ -385,9 +379,9 @@ def compare_one_head_on_host(
         *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in operands[1:]),
     )
     with use_one_torch_thread():
-        return _judge_output(
-            output[rows, heads][last_rows].cpu(), compute_sequence_attention(shape, q, k, v, last_rows), error_bound
-        )
+        expected = compute_sequence_attention(shape, q, k, v, last_rows)
+        distance = measure_distance([("o", output[rows, heads][last_rows].cpu(), expected)])
+        return judge_distance(distance, error_bound)
 
 
 def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -395,7 +389,3 @@ def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     if cache.dtype.itemsize > 1:
         return cache[positions]
     return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)
-
-
-def _judge_output(output: torch.Tensor, expected: torch.Tensor, error_bound: float) -> Verdict:
-    return judge_distance(measure_distance([("o", output, expected)]), error_bound)

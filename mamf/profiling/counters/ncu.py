@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mamf.errors import RunLogError, UnavailableError
@@ -163,17 +163,17 @@ def make_launch_counts(
         reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
         return LaunchCounts(kernel, problem, shape, reason=reason)
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
-    known = tuple(each for each in cycles if each)
-    medians = tuple(_compute_median_kernel(same) for same in zip(*kernels_by_launch, strict=True))
+    known = tuple(filter(None, cycles))
+    medians = tuple(map(_compute_median_kernel, zip(*kernels_by_launch, strict=True)))
     return LaunchCounts(kernel, problem, shape, medians, known if len(known) == launches else ())
 
 
 def _compute_median_kernel(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
-    first = same_kernels[0]
-    values = {name: [each.metrics.get(name) for each in same_kernels] for name in first.metrics}
-    known = {name: [value for value in known_values if value is not None] for name, known_values in values.items()}
-    medians = {name: statistics.median(known_values) if known_values else None for name, known_values in known.items()}
-    return DeviceKernel(first.name, first.grid, first.block, medians)
+    medians: dict[str, float | None] = {}
+    for name in same_kernels[0].metrics:
+        known = [value for each in same_kernels if (value := each.metrics.get(name)) is not None]
+        medians[name] = statistics.median(known) if known else None
+    return replace(same_kernels[0], metrics=medians)
 
 
 def make_step_key(row: LaunchCounts | Measurement) -> StepKey:
@@ -225,27 +225,13 @@ def _decode_counts(record: Mapping[str, Any]) -> LaunchCounts:
 #: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
 #: part's peak.
 BUSY_PERCENT = 60.0
-# Seconds that starting and ending a kernel takes. The launch bounds a kernel that runs for less time.
-_MIN_KERNEL_SECONDS = 5e-6
-# If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
-_MIN_WAVES = 0.5
-# If the device kernels run for less than this share of a launch's time in burst (launches back to back for a fraction
-# of a second), the gaps between kernels bound the launch.
-_MIN_RUNNING_SHARE = 0.7
-# If the longest device kernel takes at least this share of a launch's cycles, the report does not name the kernel with
-# its bound, because the bound applies to the launch as a whole.
-_WHOLE_LAUNCH_SHARE = 0.98
-_MAX_KERNEL_NAME_LENGTH = 48
-
-TENSOR_PIPE, OTHER_PIPES, MEMORY, L2_CACHE, ON_CHIP = "tensor pipe", "other pipes", "memory", "L2", "L1 and shared"
-LATENCY, LAUNCH, UNKNOWN = "latency", "launch", "unknown"
 
 
 @dataclass(frozen=True)
 class Bound:
     """What bounds the speed of a launch.
 
-    ``by``: the part of the device or the reason, one of the names above, such as TENSOR_PIPE or LATENCY. ``why``: the
+    ``by``: the part of the device, such as "tensor pipe", or else "launch", "latency" or "unknown". ``why``: the
     figures that show the bound, in one line.
     """
 
@@ -259,13 +245,14 @@ def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) 
     ``burst_seconds``: the seconds from one launch to the next in burst, measured without ncu; None if unknown.
     """
     total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
-    if burst_seconds and total.seconds and total.seconds < _MIN_RUNNING_SHARE * burst_seconds:
+    # In burst, launches follow each other for a fraction of a second.
+    if burst_seconds and total.seconds and total.seconds < 0.7 * burst_seconds:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
-        return Bound(LAUNCH, f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
+        return Bound("launch", f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
     bound = find_kernel_bound(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
-    if share >= _WHOLE_LAUNCH_SHARE:
+    if share >= 0.98:  # The bound of this kernel applies to the launch as a whole.
         return bound
     return Bound(
         bound.by,
@@ -277,22 +264,22 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     """Return what bounds one device kernel: its busiest part of the device, too little work to fill it, or latency."""
     known = {name: percent for name, percent in compute_busy_percent(kernel).items() if percent is not None}
     if not known:
-        return Bound(UNKNOWN, "the device has no counters of its pipes and memory")
+        return Bound("unknown", "the device has no counters of its pipes and memory")
     busiest = max(known, key=lambda name: known[name])
     if known[busiest] >= BUSY_PERCENT:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
     text, metrics = f"no part is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
     waves, blocks, seconds = metrics.get(WAVES_PER_COMPUTE_UNIT), metrics.get(BLOCK_COUNT), kernel.seconds
-    if waves is not None and waves < _MIN_WAVES:
+    if waves is not None and waves < 0.5:  # Most compute units of the device are idle.
         size = "" if blocks is None else f", {blocks:.0f} blocks"
-        return Bound(LAUNCH, f"too little work: {waves:.2g} waves{size}; {text}")
-    if seconds is not None and seconds < _MIN_KERNEL_SECONDS:
-        return Bound(LAUNCH, f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
+        return Bound("launch", f"too little work: {waves:.2g} waves{size}; {text}")
+    if seconds is not None and seconds < 5e-6:  # Starting and ending a kernel takes about as long.
+        return Bound("launch", f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
     active, possible = metrics.get(ACTIVE_WARPS_PERCENT), metrics.get(POSSIBLE_WARPS_PERCENT)
     if active is not None and possible is not None:
         by = f", limited by its {' and '.join(kernel.occupancy_limiters)}" if possible < 100 else ""
         text += f"; active warps {active:.3g} %, possible {possible:.3g} %{by}"
-    return Bound(LATENCY, text)
+    return Bound("latency", text)
 
 
 def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
@@ -312,30 +299,22 @@ def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
     is_memory_busy = dram is not None and dram >= BUSY_PERCENT
     is_of_others = {each for each in (tensor, dram, l2) if each is not None}
     return {
-        TENSOR_PIPE: tensor,
-        OTHER_PIPES: None if units in is_of_others else units,
-        MEMORY: dram,
-        L2_CACHE: None if is_memory_busy else l2,
-        ON_CHIP: None if is_memory_busy or pipes in is_of_others else pipes,
+        "tensor pipe": tensor,
+        "other pipes": None if units in is_of_others else units,
+        "memory": dram,
+        "L2": None if is_memory_busy else l2,
+        "L1 and shared": None if is_memory_busy or pipes in is_of_others else pipes,
     }
 
 
 def shorten_kernel_name(name: str) -> str:
     """Return a kernel's name without template arguments, parameters and namespaces, cut off after 48 characters."""
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
-    return (bare.rpartition("::")[2] or name)[:_MAX_KERNEL_NAME_LENGTH]
+    return (bare.rpartition("::")[2] or name)[:48]
 
 
-#: Options of ncu for all kernels. Without ``--clock-control none`` ncu would lock the device's clock, but mamf never
-#: changes settings of the machine, and counts kernels at the clock at which they run.
-_COMMON_OPTIONS = ("--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base")
-_NO_PERMISSION_ERROR = "ERR_NVGPUCTRPERM"
 _NCU_MESSAGE_PREFIX, _NCU_ERROR_PREFIX = "==", "==ERROR=="
 _WITHOUT_COUNTERS = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
-_HOW_TO_PERMIT = (
-    f"the driver does not let this user read counters ({_NO_PERMISSION_ERROR}): run as root, load its module with "
-    f"NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; {_WITHOUT_COUNTERS}"
-)
 
 
 @dataclass(frozen=True)
@@ -354,9 +333,15 @@ class Ncu:
 
     def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
         """Return the command line of ncu that counts a kernel. ``kernel``: the kernel's name as the user gave it."""
-        device = ["--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches)]
-        program = [sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device]
-        return [self.path, *_COMMON_OPTIONS, "--metrics", ",".join(NCU_METRICS), *program]
+        device = ("--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches))
+        program = (sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device)
+        # Without --clock-control none, ncu would lock the device's clock, but mamf never changes settings of the
+        # machine, and counts kernels at the clock at which they run.
+        return [
+            *(self.path, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base"),
+            *("--metrics", ",".join(NCU_METRICS)),
+            *program,
+        ]
 
     def count_kernel(self, kernel: str, row: Measurement) -> LaunchCounts:
         """Run ncu and return the counts of the kernel, problem and shape of a row.
@@ -365,8 +350,12 @@ class Ncu:
         Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
         """
         output, errors = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
-        if _NO_PERMISSION_ERROR in output + errors:
-            raise UnavailableError(_HOW_TO_PERMIT)
+        if "ERR_NVGPUCTRPERM" in output + errors:
+            raise UnavailableError(
+                "the driver does not let this user read counters (ERR_NVGPUCTRPERM): run as root, load its module with "
+                "NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; "
+                f"{_WITHOUT_COUNTERS}"
+            )
         kernels = parse_kernel_counters(output)
         if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in f"{output}\n{errors}".splitlines()):
             return LaunchCounts(row.kernel, row.problem, row.shape, reason=explain_missing_counts(output, errors))

@@ -32,6 +32,7 @@ from mamf.profiling.counters.ncu import (
 )
 from mamf.report.document import (
     Answer,
+    Block,
     Column,
     Document,
     Lines,
@@ -80,10 +81,13 @@ def make_counters_document(log: RunLog) -> Document:
     for row in {make_step_key(row): row for row in log.measurements if not row.is_reference}.values():
         groups.setdefault((row.problem, row.shape), []).append(row)
     tables = [_make_counter_table(rows, counts) for rows in groups.values()]
-    title = Lines([f"hardware counters from ncu on {describe_machine(log.header)}"])
-    answers = Answer([line for table in tables for line in _yield_answers(table)])
-    data = {"header": log.header, "summary": log.summary}
-    return Document("Hardware counters", [title, *tables, Lines([describe_end(log.summary)]), answers], data)
+    blocks: list[Block] = [
+        Lines([f"hardware counters from ncu on {describe_machine(log.header)}"]),
+        *tables,
+        Lines([describe_end(log.summary)]),
+        Answer([line for table in tables for line in _yield_answers(table)]),
+    ]
+    return Document("Hardware counters", blocks, {"header": log.header, "summary": log.summary})
 
 
 def _make_counter_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
@@ -228,9 +232,8 @@ def _yield_answers(table: Table[CounterLine]) -> Iterator[str]:
     launches = [line for line in table.rows if line.is_launch]
     ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
     if len(ranked) > 1:
-        by_cycles = min(ranked, key=lambda line: line.cycles or 0.0)
-        in_burst = min(ranked, key=lambda line: line.row.seconds)
-        fastest = f"fewest cycles: {by_cycles.row.kernel}; fastest in burst: {in_burst.row.kernel}"
-        yield f"{table.title}: {fastest}"
+        by_cycles = min(ranked, key=lambda line: line.cycles or 0.0).row.kernel
+        in_burst = min(ranked, key=lambda line: line.row.seconds).row.kernel
+        yield f"{table.title}: fewest cycles: {by_cycles}; fastest in burst: {in_burst}"
     else:
         yield from (f"{table.title}: {line.row.kernel}: {line.verdict}" for line in launches)

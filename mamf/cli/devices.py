@@ -16,7 +16,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
         device: [_make_device_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
         for rank, device in enumerate(devices)
     }
-    return _report_run(options, folder, _run_on_devices(options, commands))
+    return _run_and_report(options, folder, commands)
 
 
 def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
@@ -129,45 +129,33 @@ def _format_indices(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
 
 
-@dataclass
-class _ProcessesOutcome:
-    """How the processes of several devices ended. ``failure_reasons``: for each failed device, by its index.
-    ``exit_codes``: of all processes. ``was_interrupted``: whether a signal, such as Ctrl-C, ended the run.
-    """
-
-    failure_reasons: dict[int, str] = field(default_factory=dict)
-    exit_codes: list[int] = field(default_factory=list)
-    was_interrupted: bool = False
-
-
 def _make_device_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
     """Return the command line for the process of one device. Its last options override earlier ones.
 
     ``share``: the number of this process and the count of processes. ``path``: the log of the device.
     """
-    begins = options.resume is None
+    begins, given = options.resume is None, getattr(options, "ceiling", None) or ()
+    # Replace a folder of --ceiling by the logs of this device.
+    ceilings = [each for path in given for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
     return [
         *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
         *(["--device", str(device)] if begins else []),
         *("--output" if begins and not options.begins else "--requeue", str(path)),
-        *_make_device_ceiling_options(options, device),
+        *(["--ceiling", *map(str, ceilings)] if ceilings else []),
     ]
 
 
-def _make_device_ceiling_options(options: argparse.Namespace, device: int) -> list[str]:
-    """Return --ceiling with each folder replaced by the logs of this device, or an empty list if no folder is given."""
-    given = getattr(options, "ceiling", None) or ()
-    if not any(path.is_dir() for path in given):
-        return []
-    logs = [each for path in given for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
-    return ["--ceiling", *map(str, logs)]
-
-
-def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]) -> _ProcessesOutcome:
+def _run_on_devices(
+    options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]
+) -> tuple[dict[int, str], list[int], bool]:
     """Run the commands of all devices at once, those of one device in sequence. If one fails, skip the device's next
     ones.
+
+    Return the reason of each failed device by its index, the exit codes of all processes, and whether a signal, such as
+    Ctrl-C, ended the run.
     """
-    outcome, queues, said = _ProcessesOutcome(), {device: deque(each) for device, each in commands.items()}, set[str]()
+    failure_reasons, exit_codes, was_interrupted = dict[int, str](), list[int](), False
+    queues, said = {device: deque(each) for device, each in commands.items()}, set[str]()
 
     def forward_warning(event: ChildEvent) -> None:
         line = str((event.message or {}).get(WARNING_KEY, ""))
@@ -182,19 +170,22 @@ def _run_on_devices(options: argparse.Namespace, commands: Mapping[int, Iterable
                     [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, WRONG_RESULT_EXIT_CODE)
                 )
                 watch_children(watch, due, on_event=forward_warning)
-                outcome.failure_reasons |= watch.failure_reasons
-                outcome.exit_codes += watch.exit_codes.values()
+                failure_reasons |= watch.failure_reasons
+                exit_codes += watch.exit_codes.values()
                 for device in watch.failure_reasons:
                     queues[device].clear()
         except KeyboardInterrupt:
-            outcome.was_interrupted = True
-    return outcome
+            was_interrupted = True
+    return failure_reasons, exit_codes, was_interrupted
 
 
-def _report_run(options: argparse.Namespace, folder: Path, outcome: _ProcessesOutcome) -> int:
-    """Warn of devices that failed, print one report of all logs in the folder, and return the exit code."""
+def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping[int, Iterable[Sequence[str]]]) -> int:
+    """Run the commands of all devices, warn of devices that failed, print one report of all logs in the folder, and
+    return the exit code.
+    """
+    failure_reasons, exit_codes, was_interrupted = _run_on_devices(options, commands)
     reasons = dict[str, list[int]]()
-    for device, reason in outcome.failure_reasons.items():
+    for device, reason in failure_reasons.items():
         reasons.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
@@ -202,7 +193,7 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _ProcessesOu
         warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
-        return INTERRUPTED_EXIT_CODE if outcome.was_interrupted else max(*outcome.exit_codes, _FAILED_EXIT_CODE)
+        return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, _FAILED_EXIT_CODE)
     from mamf.report.verification import count_checked
 
     log = read_run(folder)
@@ -210,16 +201,16 @@ def _report_run(options: argparse.Namespace, folder: Path, outcome: _ProcessesOu
     view = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
     print_document(options, get_kind(log.plan).make_document(log, view))
     print_line(f"logs: {folder}", choose_note_stream(options))
-    others = sorted({part.header["device"]["index"] for part in log.parts} - outcome.failure_reasons.keys())
-    if outcome.failure_reasons:
+    others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
+    if failure_reasons:
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
         return WRONG_RESULT_EXIT_CODE
-    if outcome.was_interrupted:
+    if was_interrupted:
         return INTERRUPTED_EXIT_CODE
-    return _FAILED_EXIT_CODE if outcome.failure_reasons or not any(row.ok for row in log.measurements) else 0
+    return _FAILED_EXIT_CODE if failure_reasons or not any(row.ok for row in log.measurements) else 0
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
@@ -254,7 +245,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
         device: [_make_device_command(options, device, _find_rank_and_count(log), log.path) for log in each]
         for device, each in due.items()
     }
-    return _report_run(options, folder, _run_on_devices(options, commands))
+    return _run_and_report(options, folder, commands)
 
 
 def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
@@ -458,12 +449,11 @@ def _make_node_command(options: argparse.Namespace, folder: Path, device_count: 
     ]
 
 
-def measure_node_device(options: argparse.Namespace) -> int:
-    """Measure one device for ``mamf node`` in its process, and return the exit code. Keep its logs even if it fails."""
-    return run_as_child_process(lambda send: _measure_node_device(options, send), _describe_failure)
+def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
+    """Measure one device for ``mamf node`` in its process, and return the exit code. Keep its logs even if it fails.
 
-
-def _measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
+    ``send``: sends a record to the parent process.
+    """
     index, devices = options.led
     warnings.simplefilter("error", LogChangedWarning)  # the verdict reads each log from its own path
     send({PHASE_KEY: "opening the device"})
@@ -489,7 +479,7 @@ def _measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     return 0
 
 
-def _describe_failure(error: BaseException) -> str:
+def describe_node_failure(error: BaseException) -> str:
     """Describe why measuring a device failed. Mark failures that are not the device's fault, such as a full disk."""
     if isinstance(error, (LogChangedWarning, RunLogWriteError)):
         return f"{UNWRITTEN_LOG_REASON}: {error}"

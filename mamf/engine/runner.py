@@ -211,8 +211,7 @@ class Runner:
         self.on_phase("allocating operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
         for buffers in needed:
-            for name, buffer in buffers.items():
-                largest[name] = max(buffer, largest.get(name, buffer))
+            largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}
         try:
             for name, buffer in largest.items():
                 pool.take(name, *buffer)

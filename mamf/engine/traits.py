@@ -352,11 +352,11 @@ class _TraitProbe:
 
 
 def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
-    woken = "launches after a rest take as long as before"
-    if wake.wake_seconds:
-        woken = (
-            f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds * 1e3:.3g} ms"
-        )
+    woken = (
+        f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds * 1e3:.3g} ms"
+        if wake.wake_seconds
+        else "launches after a rest take as long as before"
+    )
     slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
     if reaction.seconds_until_slower is not None:
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"

@@ -165,8 +165,6 @@ def test_its_logs_are_shown_drawn_and_checked(guard, run):
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
         ("problem = 3", "field problem: expected `object`, got `int`"),
         ("nonsense", "Expected '=' after a key"),
-        pytest.param(f"problem = {'[' * 50_000}", "its values are nested too deeply", id="deep"),
-        pytest.param("#" * (1 << 20), "it is larger than 1024 KiB", id="long"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
@@ -347,8 +345,8 @@ def test_the_file_that_the_docs_show_is_one(tmp_path):
     docs = Path(__file__).resolve().parents[2] / "docs" / "guard.md"
     (tmp_path / "guard.toml").write_text(docs.read_text().partition("```toml\n")[2].partition("```")[0])
     file = read_guard_file(tmp_path / "guard.toml")
-    assert (file.tolerance, file.round_count, file.sweep_options["regime"]) == (0.02, 9, ("burst",))
-    assert file.sweep_options["set"] == ["direction=fwd,bwd"]
+    assert (file["tolerance"], file["rounds"], file["regime"]) == (0.02, 9, ("burst",))
+    assert file["set"] == ["direction=fwd,bwd"]
 
 
 def test_sustained_is_confirmed_by_visits_that_start_anew(guard):

@@ -98,7 +98,7 @@ def confirmed_rows(seed, kernel=None):
     """What rounds of two candidates give on a fresh device."""
     backend, kernel, problem = TwoStates(seed=seed), kernel or SimulatedMatmul(), MatmulProblem()
     run = Runner(backend)
-    confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), 1.0, math.inf)
+    confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = Sustained(backend, 1.0)
     rows = run.run_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))

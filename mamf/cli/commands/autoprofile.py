@@ -246,11 +246,12 @@ def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> It
     from mamf.cli.commands.show import make_log_document
     from mamf.report import document as documents
 
-    logs = (folder / name for name in LOG_HEADINGS)
-    name, machine = next((_read_device_and_machine(path) for path in logs if path.exists()), ("This device", ""))
-    yield f"# {escape_markdown(name)}: what it can do, and what kernels reach"
-    if machine:
-        yield escape_markdown(machine)
+    run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
+    header = read_run_log(run_logs[0]).header if run_logs else None
+    device_name = str(header["device"]["name"]) if header else "This device"
+    yield f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"
+    if header:
+        yield escape_markdown(describe_machine(header))
     for name, title in LOG_HEADINGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
@@ -276,14 +277,3 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     for table in [each for each in blocks if isinstance(each, Table)][:1]:
         yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))
     yield from (each for each in blocks if isinstance(each, Answer))
-
-
-def _read_device_and_machine(path: Path) -> tuple[str, str]:
-    """Return the device's name from the log at ``path``, and a line about the machine, which may be empty."""
-    from mamf.profiling.log import read_profile_or_none
-
-    profiled = read_profile_or_none(path)
-    if profiled:
-        return profiled[1].device, ""
-    header = read_run_log(path).header
-    return str(header["device"]["name"]), describe_machine(header)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mamf.cli.session import NOTHING_MEASURED_EXIT_CODE, Session, run_kernel_session
 from mamf.cli.terminal import (
@@ -51,7 +50,6 @@ EXAMPLES = """examples:
 docs/guard.md describes the file and has a workflow.
 """
 _REGRESSION_EXIT_CODE = 3
-_MAX_GUARD_FILE_BYTES = 1 << 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,29 +83,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_output_options(parser)
 
 
-class GuardFile(NamedTuple):
-    """The checked content of a guard file, the TOML file that ``mamf guard`` takes.
+def read_guard_file(path: Path) -> dict[str, Any]:
+    """Read and check the TOML file of ``mamf guard``. Return values of options: those of ``mamf sweep --operation``
+    that measure the rows of the file, and these:
 
-    ``baseline_path``: path of the run log to compare with.
+    ``baseline``: path of the run log to compare with. A relative path is resolved from the folder of the TOML file.
     ``tolerance``: the slowdown against the baseline that is still accepted, as a share of the baseline's rate.
-    ``round_count``: how often mamf at most repeats the measurement of a row whose result is in doubt; for a new
-    baseline, how often it repeats every row.
+    ``rounds``: how often mamf at most repeats the measurement of a row whose result is in doubt; for a new baseline,
+    how often it repeats every row.
     ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of cycles used.
-    ``sweep_options``: values of the options of ``mamf sweep --operation`` that measure the rows of the guard file.
-    """
 
-    baseline_path: Path
-    tolerance: float
-    round_count: int
-    compared_figure: str
-    sweep_options: Mapping[str, Any]
-
-
-def read_guard_file(path: Path) -> GuardFile:
-    """Read and check the guard file at ``path``. If its path of the baseline is relative, resolve it from the file's
-    folder.
-
-    Raises UsageError, with the path of the guard file in the message, if the file cannot be read or is invalid.
+    Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.
     """
     from mamf.logs.records import read_record
 
@@ -116,61 +102,49 @@ def read_guard_file(path: Path) -> GuardFile:
     else:
         import tomli as tomllib
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_GUARD_FILE_BYTES + 1)
-        if len(content) > _MAX_GUARD_FILE_BYTES:
-            raise ValueError(f"it is larger than {_MAX_GUARD_FILE_BYTES >> 10} KiB")
-        values_by_key = tomllib.loads(content.decode())
+        values_by_key = tomllib.loads(path.read_text(encoding="utf-8"))
         require_known(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
-        guard_keys = read_record(values_by_key, GuardKeys)
-        require_values("shapes", guard_keys.shapes, str)
-        require_known(
-            *(("regime", name, COMMON_REGIMES) for name in guard_keys.regimes), ("by", guard_keys.by, COMPARED_FIGURES)
-        )
-        tolerance = parse_share(str(guard_keys.tolerance))
-        rounds = require_whole_number("rounds", guard_keys.rounds, 3, MAX_GUARD_ROUNDS)
-        options = _make_sweep_options(guard_keys)
+        keys = read_record(values_by_key, GuardKeys)
+        require_values("shapes", keys.shapes, str)
+        require_known(*(("regime", name, COMMON_REGIMES) for name in keys.regimes), ("by", keys.by, COMPARED_FIGURES))
+        fields = {
+            name: [str(value) for value in (values if isinstance(values, list) else [values])]
+            for name, values in keys.problem.items()
+        }
+        return {
+            "baseline": path.parent / keys.baseline,
+            "tolerance": parse_share(str(keys.tolerance)),
+            "rounds": require_whole_number("rounds", keys.rounds, 3, MAX_GUARD_ROUNDS),
+            "compared_figure": keys.by,
+            "operation": keys.operation,
+            "kernel": keys.kernels,
+            "shapes": keys.shapes,
+            "dtype": fields.pop("dtype", None),
+            "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
+            "regime": keys.regimes,
+            "precision": None if keys.precision is None else parse_share(str(keys.precision)),
+            "seconds": None if keys.time_limit is None else parse_duration(str(keys.time_limit)),
+            "flush": None if keys.flush else False,
+        }
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except RecursionError:
-        raise UsageError(f"{path}: its values are nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
-    return GuardFile(path.parent / guard_keys.baseline, tolerance, rounds, guard_keys.by, options)
-
-
-def _make_sweep_options(guard_keys: GuardKeys) -> dict[str, Any]:
-    fields = {
-        name: [str(value) for value in (values if isinstance(values, list) else [values])]
-        for name, values in guard_keys.problem.items()
-    }
-    return {
-        "operation": guard_keys.operation,
-        "kernel": guard_keys.kernels,
-        "shapes": guard_keys.shapes,
-        "dtype": fields.pop("dtype", None),
-        "set": [f"{name}={','.join(values)}" for name, values in fields.items()] or None,
-        "regime": guard_keys.regimes,
-        "precision": None if guard_keys.precision is None else parse_share(str(guard_keys.precision)),
-        "seconds": None if guard_keys.time_limit is None else parse_duration(str(guard_keys.time_limit)),
-        "flush": None if guard_keys.flush else False,
-    }
 
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
 
-    options.guard_file = file = read_guard_file(options.file)
-    vars(options).update(file.sweep_options)
+    given_baseline = options.baseline
+    vars(options).update(read_guard_file(options.file))
     options.given.add("problem")  # Make --resume check that the log fits the guard file.
-    options.baseline = options.baseline or file.baseline_path
+    options.baseline = path = given_baseline or options.baseline
     if options.update and (options.junit or options.markdown):
         raise UsageError("--update cannot be combined with --junit or --markdown, because it compares nothing")
-    for path in filter(None, (options.junit, options.markdown)):
-        if not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    for report_path in filter(None, (options.junit, options.markdown)):
+        if not report_path.parent.is_dir():
+            raise UsageError(f"cannot write {report_path}: there is no folder {report_path.parent}")
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
-    path = options.baseline
     if not options.update and not path.exists():
         raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
     options.baseline_log = None if options.update else read_log(path)
@@ -188,7 +162,6 @@ class _GuardSession(Session):
     kind = GUARD
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
-        self.guard_file: GuardFile = options.guard_file
         self.baseline_log: RunLog | None = options.baseline_log
         self.result: GuardResult | None = None
         self.update_exit_code = 0
@@ -197,14 +170,14 @@ class _GuardSession(Session):
             self._require_comparable_baseline(self.baseline_log)
 
     def make_new_plan(self) -> Plan:
-        return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.guard_file.round_count))
+        return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
         baseline_rows = (
-            [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.guard_file.compared_figure)
+            [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.options.compared_figure)
         )
         baseline = None if self.baseline_log is None else {entry.key: entry for entry in baseline_rows}
-        return GuardStrategy(setup, baseline, self.guard_file.tolerance)
+        return GuardStrategy(setup, baseline, self.options.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
         """Raise IncomparableError if ``baseline`` is from another card or has no row that this run measures too."""
@@ -213,7 +186,7 @@ class _GuardSession(Session):
 
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         obstacles = find_blocking_differences(baseline.header, header)
-        if self.guard_file.compared_figure == COMPARE_CYCLES:
+        if self.options.compared_figure == COMPARE_CYCLES:
             obstacles = [each for each in obstacles if not each.is_of_card]
         if obstacles:
             raise IncomparableError(
@@ -225,7 +198,7 @@ class _GuardSession(Session):
         ]
         if not any(
             entry.fields in wanted_fields
-            for entry in list_guarded_rows(baseline, self.guard_file.compared_figure)
+            for entry in list_guarded_rows(baseline, self.options.compared_figure)
             if entry.tflops is not None
         ):
             raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
@@ -243,9 +216,7 @@ class _GuardSession(Session):
 
     def print_report(self, log: RunLog) -> int:
         if self.baseline_log:
-            self.result = judge_guard(
-                self.baseline_log, log, self.guard_file.tolerance, self.guard_file.compared_figure
-            )
+            self.result = judge_guard(self.baseline_log, log, self.options.tolerance, self.options.compared_figure)
             self._write_junit_and_markdown(self.result, log.summary)
         code = super().print_report(log)
         if self.result and not is_report_for_people(self.options):
@@ -267,11 +238,11 @@ class _GuardSession(Session):
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
-        elif noisy_rows := find_noisy_rows(log, self.guard_file.tolerance):
+        elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
             self.update_exit_code, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, noisy_rows[0]
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {format_share(self.guard_file.tolerance)}, above all {row.kernel} {row.shape} "
+                f"tolerance of {format_share(self.options.tolerance)}, above all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:

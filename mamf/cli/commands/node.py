@@ -87,14 +87,16 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
     # Import this module only if devices are to be measured, because it imports torch.
-    from mamf.cli.devices import choose_node_devices, measure_node_device, measure_node_devices
+    from mamf.cli import devices as processes
 
     if options.led:
-        return measure_node_device(options)
-    indices = choose_node_devices(options)
+        return processes.run_as_child_process(
+            lambda send: processes.measure_node_device(options, send), processes.describe_node_failure
+        )
+    indices = processes.choose_node_devices(options)
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
-    folder, run, devices = measure_node_devices(options, indices)
+    folder, run, devices = processes.measure_node_devices(options, indices)
     code = _print_verdict(options, run.why_not_together, devices, baseline)
     print_line(f"logs: {folder}", sys.stderr)
     if not run.was_watched_to_end:

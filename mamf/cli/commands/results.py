@@ -5,7 +5,6 @@ contributed: check logs, copy a log into the folder, and write the folder's tabl
 from __future__ import annotations
 
 import argparse
-import itertools
 import shlex
 from pathlib import Path
 
@@ -32,7 +31,6 @@ EXAMPLES = """examples:
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
 _REJECTED_EXIT_CODE = 1
-_MAX_FILES_IN_FOLDER = 100_000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -97,10 +95,7 @@ def _review_folder(folder: Path) -> list[Review]:
     """
     from mamf.cli.reading import show_reading_progress
 
-    files = list(itertools.islice(folder.rglob("*"), _MAX_FILES_IN_FOLDER + 1))
-    if len(files) > _MAX_FILES_IN_FOLDER:
-        raise UsageError(f"{folder} has more than {_MAX_FILES_IN_FOLDER} files: name the folder of the logs")
-    files = sorted(path for path in files if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
         raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")

@@ -26,10 +26,23 @@ class Spaced(Regime):
 
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
+    #: Seconds of load before the first checked launch of the run.
+    soak_seconds: ClassVar[float] = 0.0
+    #: Seconds of load before the first checked launch of each later problem.
+    later_soak_seconds: ClassVar[float] = 0.0
+
+    def start(self) -> None:
+        self._load_seconds_left = self.soak_seconds
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
-        self.load_before_checks(checked)
+        rounds = 0
+        while self.backend.now() - begun < self._load_seconds_left:
+            self.require_clock_advances(rounds)
+            self.prepare_checked_launch(checked, 0.0)
+            self.backend.synchronize()
+            rounds += 1
+        self._load_seconds_left = self.later_soak_seconds
         checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
@@ -47,9 +60,6 @@ class Spaced(Regime):
             checked.poison()
         samples.details[BOUND] = checked.verdict.tolerance
         return samples
-
-    def load_before_checks(self, checked: CheckedKernel) -> None:
-        """Load the device before its first checked launch, if the regime needs that."""
 
     def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         """Bring the device into the state in which the next launch, of about ``estimate`` seconds, is checked. In
@@ -97,24 +107,10 @@ class Loaded(Spaced):
     """The regime that launches back to back. Only each ninth launch is checked, because the device cools meanwhile."""
 
     name = "loaded"
-    #: Seconds of load before the first checked launch of the run.
-    soak_seconds: ClassVar[float] = 2.0
-    #: Seconds of load before the first checked launch of each later problem.
-    later_soak_seconds: ClassVar[float] = 0.1
+    soak_seconds = 2.0
+    later_soak_seconds = 0.1
     #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
-
-    def start(self) -> None:
-        self._load_seconds_left = self.soak_seconds
-
-    def load_before_checks(self, checked: CheckedKernel) -> None:
-        begun, rounds = self.backend.now(), 0
-        while self.backend.now() - begun < self._load_seconds_left:
-            self.require_clock_advances(rounds)
-            self.prepare_checked_launch(checked, 0.0)
-            self.backend.synchronize()
-            rounds += 1
-        self._load_seconds_left = self.later_soak_seconds
 
     def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         for _ in range(self.unchecked_launches_per_check):

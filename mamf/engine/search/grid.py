@@ -56,8 +56,9 @@ def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_sec
     The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the length of a group of launches in
     burst, and so that ``scouts`` shapes can be measured within their share of the budget.
     """
-    longest = min(1.2 * backend.burst_traits.train_seconds, THOROUGH.scout_end_share * budget_seconds / scouts / 4)
-    max_flop = flops * longest
+    max_flop = flops * min(
+        1.2 * backend.burst_traits.train_seconds, THOROUGH.scout_end_share * budget_seconds / scouts / 4
+    )
     side = 2 * (max_flop / 2) ** (1 / 3)
     free = backend.free_memory()
     if free is not None:

@@ -76,6 +76,8 @@ def drop_beaten_candidates(
     return [candidate for candidate in found if middle[candidate] >= (1 - max_share_behind) * max(middle.values())]
 
 
+#: The length of a visit in sustained, in seconds.
+VISIT_SECONDS = 1.0
 #: A generator that yields steps to measure, receives their rows, and returns all these rows.
 StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
@@ -117,7 +119,6 @@ class ConfirmationRounds:
     - ``kernels``: the kernels of the candidates, by name.
     - ``precision``: the relative precision at which a measurement stops.
     - ``chooser``: draws the order of candidates in each round.
-    - ``visit_seconds``: the length of a visit in sustained.
     - ``deadline``: the backend time (``Backend.now``) at which the run must end.
     """
 
@@ -126,7 +127,6 @@ class ConfirmationRounds:
     kernels: Mapping[str, AnyKernel]
     precision: float
     chooser: random.Random
-    visit_seconds: float
     deadline: float
     #: The seconds of the shortest step so far, including its preparation, by regime.
     _shortest_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
@@ -207,9 +207,8 @@ class ConfirmationRounds:
         """Return the seconds that preparing and verifying the kernel of the next visit will take. Before the first
         visit in a regime, return the longest time in any other regime, because the candidates are large shapes.
         """
-        if known := self._preparing_seconds.get(regime):
-            return known[0]
-        return max((longest for _, longest in self._preparing_seconds.values()), default=0.0)
+        known = self._preparing_seconds.get(regime)
+        return known[0] if known else max((longest for _, longest in self._preparing_seconds.values()), default=0.0)
 
     def _confirm_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
@@ -272,7 +271,7 @@ class ConfirmationRounds:
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         # In sustained, repeated rounds give the precision, not longer visits.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
-        rule = StoppingRule(self.precision, self.visit_seconds if regime.name == Sustained.name else seconds_left)
+        rule = StoppingRule(self.precision, VISIT_SECONDS if regime.name == Sustained.name else seconds_left)
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
         is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name

@@ -30,8 +30,10 @@ from mamf.engine.search.grid import (
     list_shapes_around,
 )
 from mamf.engine.search.rounds import (
+    VISIT_SECONDS,
     ConfirmationRounds,
     RoundCounts,
+    StepsWithRows,
     choose_finalists,
     find_best_per_size_pair,
     list_default_candidates,
@@ -48,8 +50,6 @@ from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 class FindStrategy(PlanStrategy):
     """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
-    #: Seconds of a measurement in sustained.
-    visit_seconds: ClassVar[float] = 1.0
     sustained_candidate_count: ClassVar[int] = 3
     #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
     max_distant_shapes: ClassVar[int] = 5000
@@ -104,19 +104,18 @@ class FindStrategy(PlanStrategy):
         deadline, problem, chooser = self.runner.start_time + self._budget_seconds, self.plan.problem, self._chooser
         self._deadline = deadline
         self._confirmation = ConfirmationRounds(
-            self.runner, problem, self._kernels_by_name, self.plan.precision, chooser, self.visit_seconds, deadline
+            self.runner, problem, self._kernels_by_name, self.plan.precision, chooser, deadline
         )
-        burst: list[Measurement] = []
         if Sustained.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.estimate_confirm_seconds()
-        yield from self._search_burst(burst)
+        burst = yield from self._search_burst()
         self._confirmation.deadline = deadline
         if Sustained.name in self.plan.regimes:
             yield from self._search_sustained(burst)
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self, burst_rows: list[Measurement]) -> Steps:
+    def _search_burst(self) -> StepsWithRows:
         problem, grid = self.plan.problem, self.options.grid
         shapes = [shape for shape in grid.shapes() if fits_grid(grid, shape)]
         self.runner.allocate_largest_operands(problem, (problem.buffers(shape) for shape in shapes))
@@ -184,7 +183,7 @@ class FindStrategy(PlanStrategy):
             self._compute_phase_end(self.pace.choose_end_share),
             self._compute_phase_end(self.pace.burst_end_share),
         )
-        burst_rows += [*measured, *confirming]
+        return [*measured, *confirming]
 
     def _run_search(
         self, search: Search, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
@@ -315,7 +314,7 @@ class FindStrategy(PlanStrategy):
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
-        regime, rounds = Sustained(self.backend, self.visit_seconds), self.pace.sustained_rounds
+        regime, rounds = Sustained(self.backend, VISIT_SECONDS), self.pace.sustained_rounds
         # Rank candidates by their rounds in burst, not by single rows: the fastest of noisy rows is only the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalist_count]
@@ -347,7 +346,7 @@ class FindStrategy(PlanStrategy):
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
         self.runner.on_phase("sustained: loading the device until it settles, then measuring")
         rule, end_time = (
-            StoppingRule(self.plan.precision, self.visit_seconds),
+            StoppingRule(self.plan.precision, VISIT_SECONDS),
             self._compute_phase_end(self.pace.visit_end_share),
         )
         visits: list[Measurement] = []
@@ -378,7 +377,6 @@ class FindStrategy(PlanStrategy):
 
 _ROUND_COUNTS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
 _CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
-_VISIT_SECONDS = 1.0
 #: The share of the budget for measuring every row once; the share after which all regimes except the last must end,
 #: because sustained takes seconds to warm the device up; and the share of a problem's time for rounds that choose.
 _SHARE_FOR_ROWS, _SHARE_BEFORE_LAST, _SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
@@ -426,9 +424,7 @@ class KernelsFindStrategy(RowsStrategy):
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._confirmation_by_problem.setdefault(
                 problem,
-                ConfirmationRounds(
-                    run, problem, kernels, self.plan.precision, random.Random(problem.seed), _VISIT_SECONDS, deadline
-                ),
+                ConfirmationRounds(run, problem, kernels, self.plan.precision, random.Random(problem.seed), deadline),
             )
             end_time = now + _SHARE_FOR_CHOOSING * part, now + part
             yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
@@ -444,7 +440,7 @@ class KernelsFindStrategy(RowsStrategy):
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
     def make_regime(self, name: str) -> Regime:
-        return Sustained(self.backend, _VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
+        return Sustained(self.backend, VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
 
     def make_rule(self, regime: Regime) -> StoppingRule:
         """Return the rule that stops a row. If the budget is short, it stops the row early, because a row only has to

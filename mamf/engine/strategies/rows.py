@@ -101,9 +101,7 @@ class RowsStrategy(PlanStrategy):
                 before = yield from self._measure_ceiling_matmul(regime, problem)
             if self.options.reference is not None and done % self.options.reference_every == 0:
                 yield from self._measure_reference_shape(regime, problem)
-            kernel: AnyKernel | None = self.kernels[name]
-            if self.must_rank_algorithms:
-                kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
+            kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
                 continue
             row = yield Step(kernel, problem, shape, regime, self.make_rule(regime), is_reported=False)
@@ -122,13 +120,13 @@ class RowsStrategy(PlanStrategy):
         self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime
     ) -> StepsWithResult:
         """Measure the kernel's algorithms on a shape, and return the kernel with its fastest algorithm. Return the
-        kernel unchanged if it has only one algorithm, if its algorithms must be compiled, or if none works. Return None
-        if the budget of the run ended.
+        kernel unchanged if this strategy ranks no algorithms, if the kernel has only one, if its algorithms must be
+        compiled, or if none works. Return None if the budget of the run ended.
 
         Each algorithm gets a row with the phase ALGORITHM_PHASE. The caller must measure the fastest algorithm again,
         because the fastest of several rows is partly lucky.
         """
-        if not kernel.has_cheap_variants:
+        if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
         found, rule = kernel.variants(self.backend, problem, shape), self.make_rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _ALGORITHM_VISIT_SHARE)
@@ -220,9 +218,10 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: in
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
         for kind in map(get_regime_class, plan.regimes):
             sets = kind.count_sets(plan.problem, shape, cache_bytes)
-            wanted = dict(largest_buffers)
-            for name, buffer in plan.problem.buffers(shape, sets, kind.must_rewrite_output).items():
-                wanted[name] = max(buffer, wanted.get(name, buffer))
+            buffers = plan.problem.buffers(shape, sets, kind.must_rewrite_output)
+            wanted = largest_buffers | {
+                name: max(each, largest_buffers.get(name, each)) for name, each in buffers.items()
+            }
             total = sum(buffer.nbytes for buffer in wanted.values())
             if free_memory is None or total <= free_memory * _MAX_MEMORY_SHARE:
                 largest_buffers = wanted

@@ -263,17 +263,15 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
 
     ``named``: the logs whose warnings are printed, because the warnings of a whole folder would hide its errors.
     """
-
-    def list_finding_records(review: Review) -> list[dict[str, object]]:
-        names = ("rule", "level", "line", "message")
-        return [{name: getattr(each, name) for name in names} for each in review.findings]
-
+    names = ("rule", "level", "line", "message")
     columns: list[Column[Review]] = [  # These columns are for JSON; people read the lines.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.place and review.place.as_posix()),
         Column("accepted", "", lambda review: not review.is_rejected()),
-        Column("findings", "", list_finding_records),
+        Column(
+            "findings", "", lambda review: [{name: getattr(each, name) for name in names} for each in review.findings]
+        ),
     ]
     tiers = Counter(each.tier or "unreadable" for each in reviews)
     by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])

@@ -24,16 +24,12 @@ from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
 from mamf.logs.recording import HeaderRecord, RunEnd
 from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
-from mamf.logs.run_log import (
-    OwnCeilings,
-    RunLog,
-    keep_latest_rows,
-)
+from mamf.logs.run_log import OwnCeilings, RunLog, keep_latest_rows
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import compute_max_flops, find_device_by_pattern, find_listed_device, read_contributed_rates
-from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE, Plan
+from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 
 TIERS = ("complete", "interrupted", "legacy")
@@ -99,10 +95,6 @@ class Evidence:
         """The header as it is in the file, without default values for missing fields."""
         return self.records[0][1]
 
-    @property
-    def plan(self) -> Plan:
-        return self.log.plan
-
     def select_records(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         return ((line, record) for line, record in self.records if record["record"] == kind)
 
@@ -136,11 +128,9 @@ def has_exact_kernel(row: Measurement) -> bool:
 def check_field_names(evidence: Evidence) -> Iterator[Finding]:
     """Find fields in the records of a log that mamf does not write."""
     for line, record in evidence.records:
-        for name in _yield_unknown_fields(
-            record, _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
-        ):
-            if name not in ("record", "time"):
-                yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
+        known = _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
+        for name in _yield_unknown_fields(record, known | {"record": {}, "time": {}}):
+            yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
 
 
 @cache
@@ -233,7 +223,7 @@ def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
     ``mamf explain`` may use them.
     """
     for problem in evidence.header["plan"]["problems"]:
-        if problem.get("data") not in (None, "normal") and evidence.plan.kind != EXPLAIN:
+        if problem.get("data") not in (None, "normal") and evidence.log.plan.kind != EXPLAIN:
             yield Finding("data", f"measured with --data {problem['data']}: results/ needs --data normal", 1)
 
 
@@ -263,9 +253,8 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
         yield Finding("device", "the log does not name the accelerator", 1)
     if not run.rows and not run.best:
         yield Finding("missing-row", "the log has no figures")
-    limit = None
-    if run.dtype in DTYPES and run.device:
-        limit = compute_max_flops(DeviceInfo("legacy", 0, run.device, ""), run.dtype)
+    is_known = run.dtype in DTYPES and run.device
+    limit = compute_max_flops(DeviceInfo("legacy", 0, run.device or "", ""), run.dtype or "") if is_known else None
     for line, row in enumerate((*run.rows, *run.best.values()), start=2):
         for name, tflops in row.tflops.items():
             if name not in FINDER_STATISTICS or not 0 < tflops < math.inf:
@@ -340,31 +329,26 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
     matmul ceilings in a log of attention may come from another log, which has their rounds.
     """
-    again, last = recompute_ceilings(evidence), {}
-    for line, record in evidence.select_records("ceiling"):
-        ceiling = read_ceiling_record(record, evidence.log.header)
-        last[ceiling.problem, ceiling.regime] = line, record
+    again, plan = recompute_ceilings(evidence), evidence.log.plan
+    written = [
+        (line, record, read_ceiling_record(record, evidence.log.header))
+        for line, record in evidence.select_records("ceiling")
+    ]
+    last = {(ceiling.problem, ceiling.regime): (line, record) for line, record, ceiling in written}
     for key, (line, record) in last.items():
-        if key not in again:
-            if evidence.plan.searches or evidence.plan.kind in (FIND, ROOFLINE):
-                yield Finding(
-                    "ceiling-mismatch", f"{record['regime']} ceiling: the log lacks its confirmation rounds", line
-                )
-            continue
-        expected = make_ceiling_record(again[key])
+        regime, expected = record["regime"], make_ceiling_record(again[key]) if key in again else {}
+        if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
+            yield Finding("ceiling-mismatch", f"{regime} ceiling: the log lacks its confirmation rounds", line)
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
-            if not values_agree(
-                record[name], expected[name], _POWER_ROUNDING if name in _POWER_FIELDS else _RATE_ROUNDING
-            ):
-                message = (
-                    f"{record['regime']}: {name} is {record[name]}, but the confirmation rounds give {expected[name]}"
-                )
+            rounding = _POWER_ROUNDING if name in _POWER_FIELDS else _RATE_ROUNDING
+            if not values_agree(record[name], expected[name], rounding):
+                message = f"{regime}: {name} is {record[name]}, but the confirmation rounds give {expected[name]}"
                 yield Finding("ceiling-mismatch", message, line)
 
 
 def check_summary(evidence: Evidence) -> Iterator[Finding]:
     """Check that something was measured and that the summary agrees with the rows. Warn if the run was interrupted."""
-    log, plan = evidence.log, evidence.plan
+    log, plan = evidence.log, evidence.log.plan
     if not any(row.operation == plan.operation for _, row in evidence.valid_rows):
         yield Finding("missing-row", "nothing was measured")
     elif plan.is_search and not log.all_ceilings:

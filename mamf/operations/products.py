@@ -160,10 +160,11 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return use_float32_precision("high" if problem.dtype == "tf32" else "highest")
 
     def refuses(self, error: Exception) -> bool:
-        # torch raises NotImplementedError if the device does not support an operation.
-        if isinstance(error, NotImplementedError):
-            return True
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in _UNSUPPORTED_ERROR_TEXTS)
+        # torch raises NotImplementedError, which is a RuntimeError, if the device does not support an operation.
+        is_unsupported = isinstance(error, NotImplementedError) or any(
+            text in str(error) for text in _UNSUPPORTED_ERROR_TEXTS
+        )
+        return is_unsupported and isinstance(error, RuntimeError)
 
 
 def view_in_layout(

@@ -23,10 +23,10 @@ from mamf.errors import UnavailableError
 from mamf.report.charts.picture import (
     COLORS,
     HINTS,
+    NO_MATH_TEXT,
     PANEL_WIDTH_INCHES,
     DrawnPanel,
     Picture,
-    disable_math_text,
     escape_invisible_texts,
     freeze_layout,
     new_figure,
@@ -169,8 +169,9 @@ def _show_invisible(value: Any) -> Any:
     """Escape the invisible characters of a text, unless it is markup of a template. The templates themselves escape
     markup in texts.
     """
-    is_text = isinstance(value, str) and not hasattr(value, "__html__")
-    return escape_invisible_characters(strip_markup(value)) if is_text else value
+    if not isinstance(value, str) or hasattr(value, "__html__"):
+        return value
+    return escape_invisible_characters(strip_markup(value))
 
 
 def _choose_macro(part: PagePart) -> str:
@@ -186,9 +187,8 @@ def _make_table_context(table: Table[Any]) -> dict[str, Any]:
     def make_cell(text: str, column: Any) -> dict[str, Any]:
         return {"text": strip_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
 
-    heads = [make_cell(column.title, column) for column in columns]
     return {
-        "heads": heads,
+        "heads": [make_cell(column.title, column) for column in columns],
         "rows": [[make_cell(column.format_cell(row), column) for column in columns] for row in table.visible_rows],
     }
 
@@ -226,19 +226,13 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
     of each name in the legend. Without matplotlib there are no SVGs, and a note says what to install.
     """
     shown = escape_invisible_texts(picture)
-    context: dict[str, Any] = {
-        "title": shown.title,
-        "subtitle": shown.subtitle,
-        "pictures": [],
-        "legend": [],
-        "notes": shown.notes,
-    }
+    texts = {"title": shown.title, "subtitle": shown.subtitle}
     panels = [panel for row in shown.make_panel_rows() for panel in row if panel]
     try:
-        context["pictures"] = [_draw_svg(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
+        pictures = [_draw_svg(panel, f"{shown.title}, {number}") for number, panel in enumerate(panels)]
     except UnavailableError as error:
-        return {**context, "notes": [str(error)]}
-    context["legend"] = [
+        return {**texts, "pictures": [], "legend": [], "notes": [str(error)]}
+    legend = [
         {
             "name": name,
             "paint": _choose_paint(style["color"]),
@@ -247,7 +241,7 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
         }
         for name, style in shown.make_legend()
     ]
-    return context
+    return {**texts, "pictures": pictures, "legend": legend, "notes": shown.notes}
 
 
 def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
@@ -258,8 +252,8 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
 
     figure = new_figure(*panel.size)
     figure.set_facecolor("none")
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": id_salt}
-    with disable_math_text(), rc_context(settings), warnings.catch_warnings():
+    settings = {"svg.fonttype": "none", "svg.hashsalt": id_salt, **NO_MATH_TEXT}
+    with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph"
         )  # matplotlib warns of characters that its font lacks, but the browser has other fonts

@@ -42,7 +42,7 @@ def recompute(path, records):
         record.update({name: again[name] for name in record if name in again})
     evidence = _evidence(path, records)
     if records[-1]["record"] == "summary":
-        plan, log = evidence.plan, evidence.log
+        plan, log = evidence.log.plan, evidence.log
         again = get_kind(plan).make_summary(plan, log.measurements, ceilings or log.all_ceilings, RunEnd("complete"))
         records[-1]["best"] = again["best"]
     return records

@@ -16,7 +16,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.report.charts.logs import BATCH, HEADS, choose_facets, make_attention_chart, make_find_chart, make_sweep_chart
+from mamf.report.charts.logs import make_attention_chart, make_find_chart, make_sweep_chart
 from mamf.report.charts.picture import draw_figure
 from mamf.statistics import Interval, summarize
 
@@ -62,8 +62,6 @@ PRESET = [
 
 def test_sizes_that_would_lie_on_one_another_part_panels():
     rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
-    facets = choose_facets(rows, lambda row: row.shape.seqlen_k)
-    assert BATCH in facets and HEADS not in facets
     chart = make_attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
 

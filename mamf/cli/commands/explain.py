@@ -33,7 +33,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import Request, make_operation_plan
 from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
-from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
+from mamf.report.charts.picture import check_image_path, draw_figure, save_figure
 
 EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         the best shape of that find
@@ -62,9 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     if options.picture:
-        get_file_type(options.picture)
-        if options.picture.exists() and not options.overwrite:
-            raise make_exists_error(options.picture)
+        check_image_path(options.picture, options.overwrite)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
     return run_session(options, ExplainSession, Request(make_requested_operation()))

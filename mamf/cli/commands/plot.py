@@ -8,7 +8,7 @@ from pathlib import Path
 from mamf.cli.terminal import add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.plans import REGIME_NAMES
-from mamf.report.charts.picture import Picture, draw_figure, get_file_type, make_exists_error, save_figure
+from mamf.report.charts.picture import Picture, check_image_path, draw_figure, save_figure
 
 EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
@@ -48,9 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     path = options.output or Path(f"{options.logs[0].stem}.png")
-    get_file_type(path)
-    if path.exists() and not options.overwrite:
-        raise make_exists_error(path)
+    check_image_path(path, options.overwrite)
     save_figure(draw_figure(_make_picture(options)), path, options.overwrite)
     print_line(f"figure: {path}")
     return 0

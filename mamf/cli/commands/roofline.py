@@ -87,18 +87,17 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
-    from mamf.report.charts.picture import draw_figure, get_file_type, make_exists_error, save_figure
+    from mamf.report.charts.picture import check_image_path, draw_figure, make_exists_error, save_figure
     from mamf.report.document import describe_machine
     from mamf.report.roofline import make_roofline_chart, make_roofline_document, make_tracelens_arch, select_points
 
     export_path = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
-        get_file_type(options.picture)
+        check_image_path(options.picture, options.overwrite)
     if export_path and not options.export:
         raise UsageError(f"--export-file {export_path}: name the format too (--export {ROOF_EXPORT_FORMATS[0]})")
-    for path in filter(None, (options.picture, export_path)):
-        if path.exists() and not options.overwrite:
-            raise make_exists_error(path)
+    if export_path and export_path.exists() and not options.overwrite:
+        raise make_exists_error(export_path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:

@@ -167,9 +167,6 @@ def make_find_chart(
 
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
 
-#: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
-_FLOP_LABEL = "FLOP"
-
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes of a
@@ -217,7 +214,8 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
         ticks = make_labeled_ticks(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    text = format_in_giga if of.axis_label == _FLOP_LABEL else format_in_kibi
+    # Ticks of work have decimal prefixes, not those of multiples of 1024.
+    text = format_in_giga if of.axis_label == "FLOP" else format_in_kibi
     return Axis(of.axis_label, is_log, make_labeled_ticks(at.values(), text)), lambda row: at[row.shape]
 
 
@@ -283,7 +281,13 @@ def make_model_chart(
         )
     notes = list(_describe_share_ceilings(steps, known))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    if faster := [title for key, by_context in steps.items() for title in _find_faster_phases(titles[key], by_context)]:
+    # A phase that took no longer than a shorter phase that it contains makes a part with height 0.
+    if faster := [
+        f"{titles[key]}, {format_in_kibi(context)}"
+        for key, by_context in steps.items()
+        for context, by_phase in by_context.items()
+        if any(height == 0 for _, height in split_into_parts(by_phase))
+    ]:
         notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
     notes += describe_row_failures(rows, dict.fromkeys(row.kernel for row in rows))
     below = "" if len(contexts) == 1 else "context length"
@@ -317,13 +321,6 @@ def split_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
     return tuple(parts)
 
 
-def _find_faster_phases(title: str, by_context: Mapping[int, _RowsByPhase]) -> Iterator[str]:
-    """Yield the title of each step in which a phase took no longer than a shorter phase that it contains."""
-    for context, by_phase in by_context.items():
-        if any(height == 0 for _, height in split_into_parts(by_phase)):
-            yield f"{title}, {format_in_kibi(context)}"
-
-
 def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Iterator[str]:
     """Yield a note for each dtype and regime: the ceiling that MAMFU refers to, or that no ceiling is known."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
@@ -353,28 +350,28 @@ class Facet:
 
 
 def _format_heads(row: Measurement) -> str:
-    kv = "" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)"
-    return f"{row.shape.heads} heads{kv}"
+    return f"{row.shape.heads} heads" + ("" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)")
 
 
-HEAD_DIM = Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}")
-MASK = Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask)
-DIRECTION = Facet(
-    lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]
-)
-DTYPE = Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype))
-SPARSITY = Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}")
 LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_kibi(row.shape.seqlen_k)}")
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
-HEADS = Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads)
-BATCH = Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}")
-#: Facets whose values always get separate panels.
-_ALWAYS_SPLIT = (HEAD_DIM, MASK, DIRECTION, DTYPE)
+#: Facets whose values always get separate panels: head dimension, mask, direction and dtype.
+_ALWAYS_SPLIT = (
+    Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}"),
+    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask),
+    Facet(lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]),
+    Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
+)
 #: Facets whose values get separate panels only if points would otherwise overlap.
-_SPLIT_IF_NEEDED = (SPARSITY, LENGTH, HEADS, QUERIES, BATCH)
+_SPLIT_IF_NEEDED = (
+    Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}"),
+    LENGTH,
+    Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads),
+    QUERIES,
+    Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
+)
 # Maximum number of panels side by side: more would be too narrow to read.
 _MAX_PANELS_ACROSS = 4
-PanelGrid = tuple[tuple[Panel | None, ...], ...]
 
 
 def make_attention_chart(
@@ -443,12 +440,9 @@ def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
 def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
     """Return the facets that split rows into panels in which each kernel has one row at each position."""
     facets = list(_ALWAYS_SPLIT)
-
-    def places(chosen: Sequence[Facet]) -> int:
-        return len({(row.kernel, position(row), read_facet_values(chosen, row)) for row in rows})
-
     for facet in _SPLIT_IF_NEEDED:
-        if places([*facets, facet]) > places(facets):
+        places = [(row.kernel, position(row), *read_facet_values(facets, row)) for row in rows]
+        if len({*zip(places, map(facet.read_value, rows), strict=True)}) > len({*places}):
             facets.append(facet)
     return facets
 
@@ -459,7 +453,7 @@ def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, .
 
 def _arrange_panels(
     rows: Sequence[Measurement], varying: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
-) -> PanelGrid:
+) -> tuple[tuple[Panel | None, ...], ...]:
     """Return the panels as a grid. The first facets that need at most four columns together go across, and the
     remaining facets go down. ``make_panel``: makes the panel of rows.
     """

@@ -13,10 +13,10 @@ import textwrap
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, UsageError
@@ -44,7 +44,8 @@ _MAX_LEGEND_COLUMNS = 8
 LegendEntries = list[tuple[str, dict[str, Any]]]
 #: Texts that web pages show while the pointer is on a bar or a point, by the drawn bar or line, one for each point.
 HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
-PartT = TypeVar("PartT")
+#: Settings with which matplotlib does not take dollar signs in names for the start of a formula.
+NO_MATH_TEXT: dict[Any, Any] = {"text.parse_math": False}
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,19 @@ class Picture(ABC):
 def draw_figure(picture: Picture) -> Figure:
     """Draw a picture as a matplotlib Figure. Raises UnavailableError if matplotlib is not installed."""
     figure, picture = new_figure(FILE_WIDTH, 9), escape_invisible_texts(picture)
-    with disable_math_text():
+    from matplotlib import rc_context
+
+    with rc_context(NO_MATH_TEXT):
         rows = picture.make_panel_rows()
         shares = [panel.share if panel else 1.0 for panel in rows[0]]
         grid = figure.subplots(len(rows), len(shares), squeeze=False, width_ratios=shares)
         for line, column in itertools.product(range(len(rows)), range(len(shares))):
             axes, panel = grid[line][column], rows[line][column]
-            if panel is None:
+            if panel:
+                panel.draw(axes)
+                _drop_repeated_labels(axes, rows, line, column)
+            else:
                 axes.set_visible(False)
-                continue
-            panel.draw(axes)
-            _drop_repeated_labels(axes, rows, line, column)
         _arrange_figure(figure, picture)
     return figure
 
@@ -132,23 +135,15 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 
-def disable_math_text() -> AbstractContextManager[None]:
-    """Return a context in which matplotlib does not take dollar signs in names for the start of a formula."""
-    from matplotlib import rc_context
-
-    return rc_context({"text.parse_math": False})
-
-
-def escape_invisible_texts(part: PartT) -> PartT:
+def escape_invisible_texts(part: Any) -> Any:
     """Return a copy of a picture, or of a part of one, in which the invisible characters of all texts are escaped."""
-    shown: Any = part
     if isinstance(part, str):
-        shown = escape_invisible_characters(part)
-    elif isinstance(part, tuple):
-        shown = tuple(map(escape_invisible_texts, part))
-    elif is_dataclass(part) and not isinstance(part, type):
-        shown = replace(part, **{each.name: escape_invisible_texts(getattr(part, each.name)) for each in fields(part)})
-    return cast("PartT", shown)
+        return escape_invisible_characters(part)
+    if isinstance(part, tuple):
+        return tuple(map(escape_invisible_texts, part))
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{each.name: escape_invisible_texts(getattr(part, each.name)) for each in fields(part)})
+    return part
 
 
 # -- layout of title, panels, legend and notes -------------------------------------------------------------------------
@@ -256,10 +251,15 @@ _NAME_GROUPS = (
     ),
     tuple(f"device {number}" for number in range(12)),
 )
-_STYLE_NUMBERS = {name: place for group in _NAME_GROUPS for place, name in enumerate(group)}
-# Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are grey.
-_STYLE_NUMBERS |= {"other work": 1}
-_STYLE_NUMBERS |= {"measured": 0, "lost since the step before": 1, "on other operands": 2, "from the datasheet": 8}
+_STYLE_NUMBERS = {
+    **{name: place for group in _NAME_GROUPS for place, name in enumerate(group)},
+    # Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are grey.
+    "other work": 1,
+    "measured": 0,
+    "lost since the step before": 1,
+    "on other operands": 2,
+    "from the datasheet": 8,
+}
 #: Keyword arguments of matplotlib for the lines of ceilings and of datasheet peaks, which are behind measured lines.
 CEILING_LINE_STYLE: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}
 PEAK_LINE_STYLE: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "linewidth": 1.6, "zorder": 1.8}
@@ -300,14 +300,10 @@ def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
     """Write a figure to an image file, in the format of the file's suffix. Raises UsageError if the file exists or
     cannot be written, and RunLogWriteError if the disk is full; an existing file then stays unchanged.
     """
-    image = io.BytesIO()
-    kind = get_file_type(path)
-    if path.exists() and not overwrite:
-        raise make_exists_error(path)
+    image, kind = io.BytesIO(), check_image_path(path, overwrite)
     with freeze_layout(figure):
         figure.savefig(image, format=kind)
-    write = write_file_atomically if overwrite else create_file_atomically
-    write(path, image.getvalue())
+    (write_file_atomically if overwrite else create_file_atomically)(path, image.getvalue())
 
 
 @contextmanager
@@ -331,9 +327,13 @@ def make_exists_error(path: Path) -> UsageError:
     return UsageError(f"{path} exists: choose another file, or replace it (--overwrite, overwrite=True)")
 
 
-def get_file_type(path: Path) -> str:
-    """Return the type of an image file from its suffix. Raises UsageError for a suffix other than .png and .svg."""
+def check_image_path(path: Path, overwrite: bool) -> str:
+    """Return the type of an image file from its suffix. Raises UsageError if the suffix is neither .png nor .svg, or if
+    the file exists and must not be overwritten.
+    """
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FILE_TYPES:
         raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
+    if path.exists() and not overwrite:
+        raise make_exists_error(path)
     return kind

@@ -186,9 +186,9 @@ def describe_error(error: BaseException) -> str:
 MAX_SIZE = 2**63 - 1
 #: The largest seed of a problem. Random number generators take 64 bits, and each operand adds a 32-bit number.
 MAX_SEED = 2**63 - 1
-#: The limits of a run log that mamf reads: the bytes of the file, the bytes of one line (half a million samples, as
-#: a record takes several times as much memory), and how deep objects are nested.
-MAX_LOG_BYTES, MAX_LINE_BYTES, MAX_NESTING_DEPTH = 512 << 20, 16 << 20, 32
+#: The limits of a run log that mamf reads: the bytes of the file, and the bytes of one line (half a million samples,
+#: as a record takes several times as much memory).
+MAX_LOG_BYTES, MAX_LINE_BYTES = 512 << 20, 16 << 20
 LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.

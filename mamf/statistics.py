@@ -115,10 +115,6 @@ class FigureError:
     own: float
     degrees: int
 
-    @property
-    def total(self) -> float:
-        return math.hypot(self.common, self.own)
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -266,7 +262,7 @@ def compute_repeat_interval(
     include errors that all runs share, such as the bias of the timer (see Measurement.accuracy).
     """
     error = compute_run_error(figures, middle, visit_errors, known)
-    half = _REPEAT_HALF_WIDTH * error.total + known.compute_cold_gain(celsius)
+    half = _REPEAT_HALF_WIDTH * math.hypot(error.common, error.own) + known.compute_cold_gain(celsius)
     # The interval is nearly symmetric if it is narrow. If it is wide, this formula keeps its lower end above 0.
     return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
 
@@ -315,11 +311,8 @@ def compute_relative_slope(samples: Collection[float]) -> float:
     """Return how much a straight line through equally spaced samples rises from the first to the last sample, as a
     share of their mean. A falling line gives a negative result.
     """
-    count = len(samples)
-    if count < 2:
-        return 0.0
-    slope, _ = _stdlib.linear_regression(range(count), samples)
-    return slope * (count - 1) / _stdlib.fmean(samples)
+    slope, _ = _stdlib.linear_regression(range(len(samples)), samples)
+    return slope * (len(samples) - 1) / _stdlib.fmean(samples)
 
 
 def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:

@@ -101,10 +101,19 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     known = first.repeatability
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
-    scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds]).total
+    scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds])
     celsius = compute_known_median(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
-    return Figure(*about, rate, interval.low, interval.high, first.seconds, scatter, known, celsius)
+    return Figure(
+        *about,
+        rate,
+        interval.low,
+        interval.high,
+        first.seconds,
+        math.hypot(scatter.common, scatter.own),
+        known,
+        celsius,
+    )
 
 
 def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:

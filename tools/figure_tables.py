@@ -36,9 +36,9 @@ from mamf.text import Markup
 ROOT = Path(__file__).resolve().parents[1]
 _HEADS = {
     "head_dims": "d",
-    "cache_len": "cache",
-    "page_size": "pages of",
-    "timed": "of",
+    "cache_len": "cached tokens",
+    "page_size": "page size",
+    "timed": "kept by",
 }
 _FENCE = "```"
 SIMULATED = "mamf.testing:SimulatedBackend"
@@ -261,8 +261,12 @@ def winners_table(words: Sequence[str]) -> str:
                 MISSING_VALUE if gain is None else percent(gain, 1),
             ]
         lines.append(cells)
-    heads = ["dtype", "tried", "burst TFLOPS", "by", "gain", "sustained TFLOPS", "by", "gain"]
-    return format_markdown_table(heads, lines, {"dtype", "tried", "by"})
+    heads = [
+        "dtype",
+        "kernels tried",
+        *(column for regime in ("burst", "sustained") for column in (f"{regime} TFLOPS", "fastest kernel", "gain")),
+    ]
+    return format_markdown_table(heads, lines, {"dtype", "kernels tried", "fastest kernel"})
 
 
 def cards_table(words: Sequence[str]) -> str:
@@ -275,7 +279,7 @@ def cards_table(words: Sequence[str]) -> str:
             held.setdefault(regime, []).append(ceiling)
     lines = []
     for card, held in found.items():
-        cells = [f"card {card[:6]}"]
+        cells = [card[:6]]
         for regime in ("burst", "sustained"):
             rates = [each.rate for each in held.get(regime, [])]
             half = max((each.interval.half_width / each.rate for each in held.get(regime, [])), default=None)
@@ -287,34 +291,8 @@ def cards_table(words: Sequence[str]) -> str:
                 cells.append(MISSING_VALUE if len(rates) < 2 else percent(max(rates) / min(rates) - 1, 2))
         lines.append(cells)
     spread = ["spread"] if len(words) > len(found) else []
-    heads = ["", "burst TFLOPS", "interval", *spread, "sustained TFLOPS", "interval", *spread]
-    return format_markdown_table(heads, lines, {"", "burst TFLOPS", "sustained TFLOPS"})
-
-
-def repeats_table(words: Sequence[str]) -> str:
-    """Logs that measured the same shape: what repeats do, and whether the stated intervals hold them."""
-    logs = [read(path) for path in split_words(words)[0]]
-    lines = []
-    for regime in dict.fromkeys(row.regime for log in logs for row in rows_of(log, {})):
-        rows = [row for log in logs for row in rows_of(log, {"regime": [regime]})]
-        if len({(row.shape, row.kernel, row.problem) for row in rows}) != 1:
-            raise FigureError("the logs do not measure one and the same product")
-        rates = [row.best_rate for row in rows]
-        middle = statistics.median(rates)
-        widths = sorted(row.relative_half_width for row in rows)
-        holding = sum(row.rate_interval.low <= middle <= row.rate_interval.high for row in rows)
-        lines.append(
-            [
-                regime,
-                " ".join(map(format_significant, rates)),
-                percent(max(rates) / min(rates) - 1, 2),
-                percent(statistics.stdev(rates) / middle, 2),
-                f"{100 * widths[0]:.2f} to {100 * widths[-1]:.2f} %",
-                f"{holding} of {len(rows)}",
-            ]
-        )
-    heads = ["", "TFLOPS", "spread", "standard deviation", "stated half-width", "intervals that contain the median"]
-    return format_markdown_table(heads, lines, {"", "TFLOPS"})
+    heads = ["card", "burst TFLOPS", "interval", *spread, "sustained TFLOPS", "interval", *spread]
+    return format_markdown_table(heads, lines, {"card", "burst TFLOPS", "sustained TFLOPS"})
 
 
 # -- runs of mamf-finder -----------------------------------------------------------------------------------------------
@@ -342,8 +320,9 @@ def finder_repeats_table(words: Sequence[str]) -> str:
         took = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
         spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
         lines.append([tool, name, " ".join(map(format_significant, bests_of_runs)), *spreads, took])
-    heads = ["", "figure", "best TFLOPS of each run", "spread of best", "spread per shape, median", "max", "run time"]
-    return format_markdown_table(heads, lines, {"", "figure", heads[2]})
+    heads = ["program", "figure", "best TFLOPS of each run", "spread of the best", "median spread of a shape"]
+    heads += ["largest spread of a shape", "run time"]
+    return format_markdown_table(heads, lines, set(heads[:3]))
 
 
 def _apart(rates: Sequence[float]) -> float:
@@ -410,7 +389,6 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "matrix": matrix_table,
     "winners": winners_table,
     "cards": cards_table,
-    "repeats": repeats_table,
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
     "terminal": terminal_table,

@@ -5,7 +5,7 @@ run ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from mamf.logs.recording import (
     check_device_after_run,
     make_header,
     make_plan_record,
-    read_clock_seconds,
 )
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
@@ -114,7 +113,7 @@ class Run(Setup):
             with self.shield_from_signals():
                 self.writer = opened.enter_context(self._open_log())
             yield None
-            begun, is_idle = read_clock_seconds(self.backend), False
+            begun, seconds, is_idle = self.backend.now(), 0.0, False
             status, reason = "interrupted", "by the caller"
             try:
                 for found in strategy.yield_results():
@@ -137,7 +136,8 @@ class Run(Setup):
                 raise
             finally:
                 with self.shield_from_signals():
-                    seconds = max(0.0, read_clock_seconds(self.backend) - begun)
+                    with suppress(Exception):  # The clock may fail with the device.
+                        seconds = self.backend.now() - begun
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:

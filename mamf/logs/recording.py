@@ -281,16 +281,6 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     )
 
 
-def read_clock_seconds(backend: Backend) -> float:
-    """Return the time of the clock of the backend in seconds. Returns 0 if the clock fails: the run has already ended
-    for that reason.
-    """
-    try:
-        return backend.now()
-    except Exception:
-        return 0.0
-
-
 def make_plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to the JSON values of the header. Shapes become the text that their operation prints."""
     of = get_operation(plan.operation)

@@ -14,7 +14,6 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_NESTING_DEPTH, MAX_SIZE, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -37,7 +36,6 @@ from mamf.measurement import Measurement, Rate, Tabular
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
-_TOO_DEEP_MESSAGE = f"nested more than {MAX_NESTING_DEPTH} deep"
 #: A function that is called with the number of bytes or characters read since its last call, for a progress bar.
 OnRead = Callable[[int], object]
 
@@ -100,11 +98,9 @@ def parse_record(line: bytes) -> dict[str, Any]:
     except ValueError:
         raise ValueError("not a JSON object") from None
     except RecursionError:
-        raise ValueError(_TOO_DEEP_MESSAGE) from None
+        raise ValueError("its values are nested too deeply") from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log: it has no field 'record'")
-    if line.count(b"{") + line.count(b"[") > MAX_NESTING_DEPTH and _is_nested_deeper(record, MAX_NESTING_DEPTH):
-        raise ValueError(_TOO_DEEP_MESSAGE)
     return record
 
 
@@ -116,18 +112,6 @@ def _parse_finite_number(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_parse_finite_number)
-
-
-def _is_nested_deeper(record: object, depth: int) -> bool:
-    """Return whether objects and lists in a record are nested more than ``depth`` deep.
-
-    Recursive functions would exceed the recursion limit on such a record.
-    """
-    level = [record]
-    for _ in range(depth):
-        values = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
-        level = [value for value in chain.from_iterable(values) if isinstance(value, (dict, list))]
-    return bool(level)
 
 
 def find_repeated_fields(line: bytes) -> list[str]:

@@ -10,6 +10,7 @@ not checked: some run while a launch is timed, and errors of the others become t
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,18 +58,6 @@ _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 _GUARDED_TYPES = (OperandPool, Telemetry)
 # For each type variable in a contract, the name of the attribute of an operation or kernel that has the actual type.
 _ATTRIBUTE_BY_TYPE_VARIABLE = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
-# How error messages describe the values of a type.
-_TYPE_DESCRIPTIONS = {
-    str: "text",
-    bool: "True or False",
-    int: "a whole number",
-    float: "a finite number",
-    NoneType: "None",
-    type: "a class",
-    object: "anything",
-    Callable: "a function",
-}
-
 
 # -- valid values ------------------------------------------------------------------------------------------------------
 
@@ -115,9 +104,7 @@ _SIMPLE_TYPES = (str, int, bool)
 
 
 def describe_type_violation(value: object, annotation: Any) -> str:
-    """Check a value against a type annotation. Returns "" if the value has this type, else a description of valid
-    values, such as "a whole number".
-    """
+    """Check a value against a type annotation. Returns "" if the value has this type, else the annotation as text."""
     if type(value) is annotation and annotation in _SIMPLE_TYPES:  # a quick check that suffices for almost all values
         return ""
     origin, parameters = _split_annotation(annotation)
@@ -133,14 +120,15 @@ def describe_type_violation(value: object, annotation: Any) -> str:
     elif _is_subclass(origin, Mapping):
         is_valid = isinstance(value, Mapping) and _have_type(value.keys(), parameters[0])
         is_valid = is_valid and _have_type(value.values(), parameters[1])  # type: ignore[attr-defined]
-    elif _is_fixed_tuple(origin, parameters):
+    elif origin is tuple and Ellipsis not in parameters:  # such as tuple[int, str]
         is_valid = isinstance(value, tuple) and len(value) == len(parameters)
         is_valid = is_valid and not any(describe_type_violation(*each) for each in zip(value, parameters, strict=True))  # type: ignore[call-overload]
     elif _is_subclass(origin, Sequence) and origin is not str:
         is_valid = isinstance(value, Sequence) and _have_type(value, parameters[0])
     else:
         is_valid = origin is Any or isinstance(value, origin)
-    return "" if is_valid else _describe_annotation(annotation)
+    # NaN is no valid float.
+    return "" if is_valid else inspect.formatannotation(annotation).replace("float", "finite float")
 
 
 @functools.cache
@@ -172,26 +160,6 @@ def _have_type(values: Iterable[object], annotation: Any) -> bool:
 
 def _is_subclass(origin: Any, kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, kind)
-
-
-def _is_fixed_tuple(origin: Any, parameters: Sequence[Any]) -> bool:
-    """Return whether a type annotation is a tuple with a type for each position, such as ``tuple[int, str]``, unlike
-    ``tuple[int, ...]``.
-    """
-    return origin is tuple and Ellipsis not in parameters
-
-
-def _describe_annotation(annotation: Any) -> str:
-    origin, parameters = _split_annotation(annotation)
-    if _is_fixed_tuple(origin, parameters):
-        return f"a tuple of {' and '.join(map(_describe_annotation, parameters))}"
-    if origin in (Union, UnionType):
-        return " or ".join(map(_describe_annotation, parameters))
-    if _is_subclass(origin, Mapping):
-        return f"a mapping of {_describe_annotation(parameters[0])} to {_describe_annotation(parameters[1])}"
-    if _is_subclass(origin, Sequence) and origin is not str:
-        return f"a list of {_describe_annotation(parameters[0])}"
-    return _TYPE_DESCRIPTIONS.get(origin) or str(origin.__name__)
 
 
 #: Returns the type annotations of the attributes of a contract, or of the fields of a dataclass, by name.

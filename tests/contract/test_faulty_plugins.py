@@ -273,7 +273,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "returned a dict, not text and finite numbers by name",
         ),
         (FaultyOperation, "name", "other", OPERATION, "its class is named 'other', its entry point 'faulty'"),
-        (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not text"),
+        (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not str"),
     ],
 )
 def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method, fault, command, told):
@@ -447,7 +447,7 @@ def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
     )
     assert run(*SWEEP)[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
-    expected = "read returned a Reading, not one whose watts is a finite number or None"
+    expected = "read returned a Reading, not one whose watts is finite float | None"
     assert f"backend faulty's telemetry is broken: {expected}" in row.reason
 
 
@@ -557,8 +557,12 @@ def test_the_library_warns_of_it(broken):
     ("traits", "changed", "told"),
     [
         ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
-        ("sustained_traits", {"anew_repeatability": 0.01}, "anew_repeatability is Repeatability or None"),
-        ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is a finite number"),
+        (
+            "sustained_traits",
+            {"anew_repeatability": 0.01},
+            "anew_repeatability is mamf.statistics.Repeatability | None",
+        ),
+        ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is finite float"),
     ],
 )
 def test_what_the_regimes_must_know_of_a_device_is_held_to_its_contract(run, monkeypatch, traits, changed, told):

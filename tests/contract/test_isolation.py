@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,7 +68,7 @@ class Judging(Own):
 
     def prepare(self, *arguments):
         ready = super().prepare(*arguments)
-        launches = [lambda: None for _ in ready.launches]
+        launches = [lambda: time.sleep(1e-5) for _ in ready.launches]  # an empty launch is implausibly fast
         return replace(ready, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole=None)
 
 

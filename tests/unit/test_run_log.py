@@ -152,12 +152,12 @@ def test_a_broken_line_is_named(tmp_path, line, complaint):
         read_run_log(path)
 
 
-@pytest.mark.parametrize("depth", [33, 300, 900])
+@pytest.mark.parametrize("depth", [2000, 100_000])
 @pytest.mark.parametrize("begin", ["[", '{"a": '])
 def test_a_record_nested_deeply_is_refused(tmp_path, depth, begin):
     end = "]" if begin == "[" else "}"
     (tmp_path / "deep").write_text(f'{{"record": "header", "a": {begin * depth}1{end * depth}}}\n')
-    with pytest.raises(RunLogError, match="line 1: nested more than 32 deep"):
+    with pytest.raises(RunLogError, match="line 1: its values are nested too deeply"):
         read_run_log(tmp_path / "deep")
 
 

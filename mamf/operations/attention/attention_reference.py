@@ -231,8 +231,6 @@ def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> fl
 
 
 def _compute_norm_ratio(difference: float, size: float) -> float:
-    if not math.isfinite(difference):
-        return math.nan
     return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
 
 
@@ -360,8 +358,6 @@ def compute_attended_share(sparsity: float, length: int) -> float:
 
     The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
-    if not sparsity:
-        return 1.0
     blocks = -(-length // _TOKENS_PER_STRUCTURE_BLOCK)
     sizes = [len(range(group, blocks, _STRUCTURE_AXES)) for group in range(_STRUCTURE_AXES)]
     attended = range(_count_attended_axes(sparsity))

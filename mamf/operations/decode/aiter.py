@@ -6,7 +6,7 @@ import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -21,11 +21,11 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     ) -> BoundKernel:
         function = self.import_library_quietly()
 
-        def attend(operands: DecodeOperands) -> object:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
             return function(
-                operands.q,
-                view_as_pages(shape, operands.k),
-                view_as_pages(shape, operands.v),
+                q,
+                view_as_pages(shape, k),
+                view_as_pages(shape, v),
                 tables.query_starts,
                 tables.page_starts,
                 tables.all_pages,
@@ -54,11 +54,11 @@ class AiterMla(AiterLibrary, LibraryDecode):
     ) -> BoundKernel:
         function = self.import_library_quietly()
 
-        def attend(operands: DecodeOperands) -> torch.Tensor:
-            output = operands.q.new_empty(*operands.q.shape[:-1], shape.head_dim_v)
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+            output = q.new_empty(*q.shape[:-1], shape.head_dim_v)
             function(
-                operands.q,
-                view_as_pages(shape, operands.k),
+                q,
+                view_as_pages(shape, k),
                 output,
                 tables.query_starts,
                 tables.page_starts,

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -46,10 +48,11 @@ class _FlashKvcacheKernel(LibraryDecode):
 
 
 def _attend_with_kvcache(
-    function: Any, options: Mapping[str, Any], shape: DecodeShape, operands: DecodeOperands
+    function: Any, options: Mapping[str, Any], shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> object:
-    q = operands.q.unflatten(0, (shape.batch, -1)) if shape.has_equal_queries else operands.q
-    k, v = view_as_pages(shape, operands.k), view_as_pages(shape, operands.v)
+    if shape.has_equal_queries:
+        q = q.unflatten(0, (shape.batch, -1))
+    k, v = view_as_pages(shape, k), view_as_pages(shape, v)
     if not shape.is_latent:
         return function(q, k, v, **options)
     # For a latent, the library takes the position part of each cached token as the key and the rest as the value, and
@@ -58,9 +61,12 @@ def _attend_with_kvcache(
     return function(q, k, v, qv=qv, **options)
 
 
-def _attend_varlen(function: Any, options: Mapping[str, Any], shape: DecodeShape, operands: DecodeOperands) -> object:
-    k, v = (each if shape.page_size is None else view_as_pages(shape, each) for each in (operands.k, operands.v))
-    return function(operands.q, k, v, **options)
+def _attend_varlen(
+    function: Any, options: Mapping[str, Any], shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> object:
+    if shape.page_size is not None:
+        k, v = view_as_pages(shape, k), view_as_pages(shape, v)
+    return function(q, k, v, **options)
 
 
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
@@ -72,7 +78,7 @@ class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     name = "flash-attn-3-kvcache"
     page_table_keyword = "page_table"
-    alternative_kernel = "flash-attn-2-kvcache --operation decode"
+    alternative_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
     has_ragged_kvcache = True
     has_latent = True
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
 #: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
@@ -32,8 +32,6 @@ class _FlashInferKernel(LibraryDecode):
     distribution_name = "flashinfer-python"
     install_command = "pip install flashinfer-python"
     capability_range = (7, 5), (99, 9)
-    supported_cards = "compute capability 7.5 and above"
-    alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
     head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 
@@ -47,9 +45,11 @@ class _FlashInferKernel(LibraryDecode):
         ``tables``.
         """
 
-    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> object:
+    def launch_planned(
+        self, planner: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> object:
         """Launch the attention that ``planner`` has planned, and return its output."""
-        return planner.run(operands.q, tuple(view_as_pages(shape, each) for each in (operands.k, operands.v)))
+        return planner.run(q, (view_as_pages(shape, k), view_as_pages(shape, v)))
 
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
@@ -162,6 +162,8 @@ class FlashInferMla(_FlashInferKernel):
         how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
         return planner, partial(planner.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
 
-    def launch_planned(self, planner: Any, shape: DecodeShape, operands: DecodeOperands) -> object:
-        width, latent = shape.head_dim_v, view_as_pages(shape, operands.k)[:, :, 0]
-        return planner.run(operands.q[..., :width], operands.q[..., width:], latent[..., :width], latent[..., width:])
+    def launch_planned(
+        self, planner: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> object:
+        width, latent = shape.head_dim_v, view_as_pages(shape, k)[:, :, 0]
+        return planner.run(q[..., :width], q[..., width:], latent[..., :width], latent[..., width:])

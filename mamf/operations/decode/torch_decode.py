@@ -15,10 +15,10 @@ import itertools
 import math
 import secrets
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
@@ -59,12 +59,13 @@ from mamf.torch_backend import TorchBackend
 class BoundKernel:
     """A kernel that is ready to run one shape.
 
-    ``attend``: launches the kernel with one operand set, and returns the output, or a tuple that begins with it.
-    ``details``: details of the
-    preparation for reports, such as the microseconds that the host takes to plan.
+    - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
+      [positions, kv_heads, head_dim_v], and returns the output, or a tuple that begins with it. A position is the place
+      of one token in the cache. For a latent, v is a view of a part of k.
+    - ``details``: details of the preparation for reports, such as the microseconds that the host takes to plan.
     """
 
-    attend: Callable[[DecodeOperands], object]
+    attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
     details: Mapping[str, float | str] = field(default_factory=dict)
 
 
@@ -170,7 +171,8 @@ class PreparedDecode:
         flat: Mapping[str, torch.Tensor],
         bound: BoundKernel,
     ) -> None:
-        self._shape, self._bound, self._tolerance = shape, bound, ERROR_BOUNDS[problem.dtype]
+        self._shape, self._tables, self._bound = shape, tables, bound
+        self._tolerance = ERROR_BOUNDS[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
         self._details = {**bound.details, **version}
         sizes = draw_sequence_sizes(shape, problem.seed)
@@ -179,19 +181,19 @@ class PreparedDecode:
         v = k[..., : shape.head_dim_v]
         if not shape.is_latent:
             v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
-        self._operands = DecodeOperands(q, k, v)
-        self._comparison_inputs = shape, tables, self._operands
+        self._operands = q, k, v
 
     def operand_set(self) -> OperandSet:
-        signs = SignFlipper(join_rows(self._operands.k if self._shape.is_latent else self._operands.v))
-        launch = partial(torch.no_grad()(self._bound.attend), self._operands)
+        _, k, v = self._operands
+        signs = SignFlipper(join_rows(k if self._shape.is_latent else v))
+        launch = partial(torch.no_grad()(self._bound.attend), *self._operands)
         return OperandSet(
             launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
 
     def verify(self, result: object) -> Verdict:
         """Verify the type of the output of a launch, and its values for a random sequence."""
-        q, v = self._operands.q, self._operands.v
+        q, _, v = self._operands
         outputs = list_tensors(result)
         expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
         output = outputs[0] if outputs else None
@@ -199,21 +201,52 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        return replace(
-            compare_sequences(*self._comparison_inputs, self._reshape_output(result), self._tolerance),
-            details=self._details,
-        )
+        sequence = secrets.choice(list(self._tables.locate_queries()))
+        return replace(self._judge_sequences(output.reshape(expected.shape), [sequence]), details=self._details)
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
-        output = self._reshape_output(result)
-        found = compare_sequences(*self._comparison_inputs, output, self._tolerance, covers_all_sequences=True)
-        on_host = compare_one_head_on_host(*self._comparison_inputs, output, self._tolerance) or found
+        output = list_tensors(result)[0].reshape(*self._operands[0].shape[:-1], self._shape.head_dim_v)
+        found = self._judge_sequences(output, self._tables.locate_queries())
+        on_host = self._judge_one_head_on_host(output) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
 
-    def _reshape_output(self, result: object) -> torch.Tensor:
-        """Return the output of a launch as [queries, heads, head_dim_v]."""
-        return list_tensors(result)[0].reshape(*self._operands.q.shape[:-1], self._shape.head_dim_v)
+    def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
+        """Compare the output of these sequences with the reference on the device.
+
+        ``output``: [queries, heads, head_dim_v]. ``sequences``: their index in the batch, and the slice of their
+        queries.
+        """
+        comparisons = []
+        for sequence, rows in sequences:
+            positions = self._tables.locate_tokens(sequence)
+            q, k, v = self._operands[0][rows], *(gather_tokens(each, positions) for each in self._operands[1:])
+            step = max(1, _CHUNK_ELEMENTS // (len(positions) * self._shape.heads))
+            for chunk in (slice(start, start + step) for start in range(0, len(q), step)):
+                expected = compute_sequence_attention(self._shape, q, k, v, chunk)
+                comparisons.append(("o", output[rows][chunk], expected))
+        return judge_distance(measure_distance(comparisons), self._tolerance)
+
+    def _judge_one_head_on_host(self, output: torch.Tensor) -> Verdict | None:
+        """Compare the output of all heads that share a random kv head, in a random sequence, with the result of the
+        host.
+
+        ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy.
+        """
+        shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.locate_queries()))
+        positions, kv = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
+        if len(positions) * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
+            return None
+        heads = slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head)
+        last = slice(-_ROWS_ON_HOST, None)
+        q, k, v = (
+            self._operands[0][rows, heads].cpu(),
+            *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in self._operands[1:]),
+        )
+        with use_one_torch_thread():
+            expected = compute_sequence_attention(shape, q, k, v, last)
+            distance = measure_distance([("o", output[rows, heads][last].cpu(), expected)])
+            return judge_distance(distance, self._tolerance)
 
 
 def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
@@ -301,18 +334,6 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
     return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
 
 
-class DecodeOperands(NamedTuple):
-    """The tensors of one operand set, in which a position is the place of one token in the cache.
-
-    ``q``: [queries, heads, head_dim]. ``k``: [positions, kv_heads, head_dim]. ``v``: [positions, kv_heads, head_dim_v],
-    which for a latent is a view of a part of ``k``.
-    """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-
-
 def compute_sequence_attention(
     shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
 ) -> torch.Tensor:
@@ -332,56 +353,6 @@ def compute_sequence_attention(
     scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
     output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
     return output.view(heads, len(last), -1, v.shape[2]).permute(1, 0, 2, 3).flatten(1, 2)
-
-
-def compare_sequences(
-    shape: DecodeShape,
-    tables: CacheTables,
-    operands: DecodeOperands,
-    output: torch.Tensor,
-    error_bound: float,
-    covers_all_sequences: bool = False,
-) -> Verdict:
-    """Verify the output of a random sequence, or that of all sequences if ``covers_all_sequences``, on the device.
-
-    ``output``: [queries, heads, head_dim_v]. ``error_bound``: the largest relative error of a correct output.
-    """
-    sequences, parts = list(tables.locate_queries()), []
-    chosen = sequences if covers_all_sequences else [secrets.choice(sequences)]
-    for sequence, rows in chosen:
-        positions = tables.locate_tokens(sequence)
-        q, k, v = operands.q[rows], gather_tokens(operands.k, positions), gather_tokens(operands.v, positions)
-        step = max(1, _CHUNK_ELEMENTS // (len(positions) * shape.heads))
-        parts += [
-            compute_sequence_attention(shape, q, k, v, slice(start, start + step)) for start in range(0, len(q), step)
-        ]
-    compared = torch.cat([output[rows] for _, rows in chosen])
-    return judge_distance(measure_distance([("o", compared, torch.cat(parts))]), error_bound)
-
-
-def compare_one_head_on_host(
-    shape: DecodeShape, tables: CacheTables, operands: DecodeOperands, output: torch.Tensor, error_bound: float
-) -> Verdict | None:
-    """Verify the output of all heads that share a random kv head, in a random sequence, with the result of the host.
-
-    Return None if the keys are too large to copy. The parameters are those of ``compare_sequences``.
-    """
-    sequence, rows = secrets.choice(list(tables.locate_queries()))
-    if tables.sequence_sizes.lengths[sequence] * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
-        return None
-    kv, positions = secrets.randbelow(shape.kv_heads), tables.locate_tokens(sequence)
-    heads, last_rows = (
-        slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head),
-        slice(-_ROWS_ON_HOST, None),
-    )
-    q, k, v = (
-        operands.q[rows, heads].cpu(),
-        *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in operands[1:]),
-    )
-    with use_one_torch_thread():
-        expected = compute_sequence_attention(shape, q, k, v, last_rows)
-        distance = measure_distance([("o", output[rows, heads][last_rows].cpu(), expected)])
-        return judge_distance(distance, error_bound)
 
 
 def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
 from mamf.operations.attention.torch_kernels import check_flex_attention
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, DecodeOperands, TorchDecode
+from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
@@ -42,10 +42,8 @@ class SdpaKvcache(TorchDecode):
     def bind(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
-        def attend(operands: DecodeOperands) -> torch.Tensor:
-            q, k, v = (
-                each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (operands.q, operands.k, operands.v)
-            )
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+            q, k, v = (each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (q, k, v))
             has_groups, is_causal = shape.heads_per_kv_head > 1, shape.queries > 1
             output = scaled_dot_product_attention(
                 q, k, v, is_causal=is_causal, scale=shape.score_scale, enable_gqa=has_groups
@@ -96,10 +94,9 @@ class FlexKvcache(TorchDecode):
 
         compiled = compile_for_shape(attention) if backend.is_accelerator else attention
 
-        def attend(operands: DecodeOperands) -> object:
-            q = operands.q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
-            k, v = (each.transpose(0, 1)[None] for each in (operands.k, operands.v))
-            return compiled(q, k, v).transpose(1, 2)
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
+            q = q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
+            return compiled(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None]).transpose(1, 2)
 
         return BoundKernel(attend)
 

@@ -123,7 +123,7 @@ class _CublasLtMatmul(MatmulKernel):
         def launch() -> None:
             multiply(*arguments, raw_stream(device))
 
-        weakref.finalize(launch, _release_descriptors, descriptors, (c, workspace, kept_alive)).atexit = False
+        weakref.finalize(launch, descriptors.destroy_descriptors, c, workspace, kept_alive).atexit = False
         return launch
 
 
@@ -201,11 +201,3 @@ def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     if known is None or known.numel() < nbytes:
         known = _WORKSPACE_BY_DEVICE[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
     return known
-
-
-def _release_descriptors(descriptors: MatmulDescriptors, kept_alive: object) -> None:
-    """Destroy cuBLASLt's descriptors of a launch that is no longer referenced.
-
-    ``kept_alive``: the memory that the launch used. This parameter refers to it, so that it is not freed before.
-    """
-    descriptors.destroy_descriptors()

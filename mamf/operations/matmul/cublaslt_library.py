@@ -283,8 +283,11 @@ class MatmulDescriptors:
             *(byref(proposal.algorithm), c_void_p(workspace), proposal.workspace_bytes),
         )
 
-    def destroy_descriptors(self) -> None:
-        """Destroy all descriptors that this object has created in the library."""
+    def destroy_descriptors(self, *kept_alive: object) -> None:
+        """Destroy all descriptors that this object has created in the library.
+
+        ``kept_alive``: ignored. A finalizer that calls this method passes objects that must exist until then.
+        """
         while self._created_objects:
             object_type, created = self._created_objects.pop()
             self._library.call[f"cublasLt{object_type}Destroy"](created)

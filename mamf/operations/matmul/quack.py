@@ -91,15 +91,26 @@ class Quack(TorchMatmul):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
+        match = _CONFIGURATION_PATTERN.fullmatch(self._chosen_configuration)
+        assert match is not None
+        tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
         try:
             from quack.gemm_config import GemmConfig
             from quack.gemm_interface import gemm_tuned
 
             gemm: Any = gemm_tuned.fn  # This is the function without its tuner.
-            config = GemmConfig(**self._make_gemm_config_fields())
+            config = GemmConfig(
+                tile_m=tile_m,
+                tile_n=tile_n,
+                cluster_m=cluster_m,
+                cluster_n=cluster_n,
+                pingpong=match[5] is not None,
+                is_dynamic_persistent=self._architecture == 10,
+                device_capacity=self._architecture,
+            )
         except (ImportError, AttributeError, TypeError) as error:
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
-        return functools.partial(_launch_gemm, gemm, a, b, c, config), 1.0
+        return functools.partial(gemm, a, b, c, config=config), 1.0
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         return {"configuration": self._chosen_configuration}
@@ -107,24 +118,6 @@ class Quack(TorchMatmul):
     @property
     def _chosen_configuration(self) -> str:
         return self.configuration or _CONFIGURATIONS[self._architecture][0]
-
-    def _make_gemm_config_fields(self) -> dict[str, Any]:
-        match = _CONFIGURATION_PATTERN.fullmatch(self._chosen_configuration)
-        assert match is not None
-        tile_m, tile_n, cluster_m, cluster_n = map(int, match.groups()[:4])
-        return {
-            "tile_m": tile_m,
-            "tile_n": tile_n,
-            "cluster_m": cluster_m,
-            "cluster_n": cluster_n,
-            "pingpong": match[5] is not None,
-            "is_dynamic_persistent": self._architecture == 10,
-            "device_capacity": self._architecture,
-        }
-
-
-def _launch_gemm(gemm: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, config: object) -> None:
-    gemm(a, b, c, config=config)
 
 
 def get_architecture_major(backend: Backend) -> int:

@@ -12,7 +12,8 @@ import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 
@@ -61,8 +62,7 @@ class TritonConfiguration:
             raise UsageError(
                 f"{text!r}: blocks must be powers of 2 of at least 16, warps a power of 2, stages at least 1"
             )
-        kinds: tuple[TileSchedule, ...] = get_args(TileSchedule)
-        return cls(block_m, block_n, block_k, warps, stages, kinds[kinds.index(schedule)])  # type: ignore[arg-type]
+        return cls(block_m, block_n, block_k, warps, stages, cast("TileSchedule", schedule))
 
     def count_tiles(self, m: int, n: int) -> int:
         """Return the number of tiles of C with ``m`` rows and ``n`` columns."""
@@ -219,8 +219,7 @@ class TritonMatmul(TorchMatmul):
         return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
-        configuration = self.variants(backend, problem, shape)[0].configuration
-        return TritonMatmul(str(configuration), backend.info.compute_units)
+        return TritonMatmul(str(self.variants(backend, problem, shape)[0].configuration), backend.info.compute_units)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
@@ -376,33 +375,29 @@ class Gluon(TorchMatmul):
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        return make_gluon_launch(self.rows, self.stages, self.program_count, a, b.t(), c), 1.0
+        try:
+            from triton.experimental.gluon.language import NVMMASharedLayout
+            from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-
-def make_gluon_launch(
-    rows: int, stages: int, program_count: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
-) -> Callable[[], None]:
-    """Return a function that launches C = A @ B^T with A (M, K), B (N, K) and C (M, N).
-
-    ``rows``: the rows of a tile of C. ``stages``: the stages of the ring buffer. ``program_count``: the number of
-    programs. Raises UnsupportedError if the installed Triton has no Gluon, or one that differs from that of Triton 3.6.
-    """
-    try:
-        from triton.experimental.gluon.language import NVMMASharedLayout
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
-    except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"this release of Triton lacks the Gluon of Triton 3.6 ({error})") from error
-    (m, k), n, step = a.shape, b.shape[0], _BLOCK_ROW_BYTES // a.element_size()
-    described = [
-        TensorDescriptor.from_tensor(operand, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * operand.element_size(), 2))
-        for operand, block in (
-            (a, [_BLOCK_ROWS, step]),
-            (b, [_TILE_COLUMNS, step]),
-            (c, [_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
+            from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedError(f"this release of Triton lacks the Gluon of Triton 3.6 ({error})") from error
+        (m, k), n, step = a.shape, b.shape[1], _BLOCK_ROW_BYTES // a.element_size()
+        described = [
+            TensorDescriptor.from_tensor(each, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * each.element_size(), 2))
+            for each, block in (
+                (a, [_BLOCK_ROWS, step]),
+                (b.t(), [_TILE_COLUMNS, step]),
+                (c, [_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
+            )
+        ]
+        kernel = multiply_with_warp_groups[(min(self.program_count, -(-m // self.rows) * -(-n // _TILE_COLUMNS)),)]
+        launch = partial(
+            kernel,
+            *(*described, m, n, k),
+            BLOCKS=self.rows // _BLOCK_ROWS,
+            STAGES=self.stages,
+            GROUP_M=_TILE_ROWS_PER_GROUP,
+            num_warps=4,
         )
-    ]
-    kernel = multiply_with_warp_groups[(min(program_count, -(-m // rows) * -(-n // _TILE_COLUMNS)),)]
-    options = {"BLOCKS": rows // _BLOCK_ROWS, "STAGES": stages, "GROUP_M": _TILE_ROWS_PER_GROUP, "num_warps": 4}
-    return lambda: kernel(*described, m, n, k, **options)
+        return launch, 1.0

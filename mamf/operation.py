@@ -355,8 +355,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def words(self, problem: ProblemT) -> Sequence[str]:
         """Return the fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
         usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
-        fields = self.problem_record(problem).items()
-        return [f"{name} {value}" for name, value in fields if name not in usual or usual[name] != value]
+        record = self.problem_record(problem)
+        return [f"{name} {value}" for name, value in record.items() if name not in usual or usual[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
         """Return the fields that identify a problem, phrased for reports. By default these are ``words``."""
@@ -412,11 +412,13 @@ class Request:
 
     def make_problems(self, backend: Backend) -> tuple[Any, ...]:
         """Make a problem for every combination of the fields. The device supplies the defaults. Raises UsageError."""
-        preset_fields = {name: values for name, values in self.preset.fields.items() if name not in self.fields}
-        base = {name: values[0] for name, values in self.preset.fields.items()}
-        chosen = [{**base, **each} for each in combine_values(preset_fields)]
+        preset_fields = {
+            name: values[:1] if name in self.fields else values for name, values in self.preset.fields.items()
+        }
         requested = (
-            self.operation.complete(preset, given) for preset in chosen for given in combine_values(self.fields)
+            self.operation.complete(preset, given)
+            for preset in combine_values(preset_fields)
+            for given in combine_values(self.fields)
         )
         return tuple(dict.fromkeys(self.operation.problem_for(backend, each) for each in requested))
 

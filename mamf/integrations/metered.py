@@ -12,10 +12,11 @@ import functools
 import inspect
 import math
 import os
+import statistics
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import is_dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -112,11 +113,13 @@ class MeteredTraining:
         self._counted_flop: dict[float, float] = {}
         #: The forward and backward passes that have run so far in the current step.
         self._passes: list[BatchPass] = []
-        self._is_counting, self._is_between_steps, self._given_warnings = False, True, set[str]()
+        self._is_counting, self._is_between_steps = False, True
+        self.warn_once = functools.cache(warn)
         self._gradient_watch: GradientWatch | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
-        compiled = (hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers)
-        self._is_compiled = is_compiled or any(compiled)
+        self._is_compiled = is_compiled or any(
+            hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers
+        )
         ranks = options.get("world_size", 1) // options.get("model_parallel", 1)
         if ranks > 1 and os.environ.get("RANK", "0") == "0":
             warn(f"tokens and samples per second are those of rank 0, multiplied by {ranks} ranks")
@@ -131,11 +134,6 @@ class MeteredTraining:
                 self._gradient_watch = GradientWatch(module, self._formula, self._is_compiled)
             else:
                 self._switch_to_counting("some layers are frozen (not trained)")
-
-    def warn_once(self, line: str) -> None:
-        if line not in self._given_warnings:
-            self._given_warnings.add(line)
-            warn(line)
 
     def _switch_to_counting(self, reason: str) -> None:
         """Use no formula, and let torch count the FLOP of steps if it can. ``reason``: why the formula is not used."""
@@ -188,7 +186,7 @@ class MeteredTraining:
     def stop_counting(self) -> None:
         """Stop counting FLOP, because all backward passes of a step are done or the training has ended."""
         if self._gradient_watch is not None:
-            self._gradient_watch.remove_hooks()
+            self._gradient_watch.hooks.close()
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
             if self._passes and not math.isnan(flop):
@@ -237,9 +235,8 @@ class MeteredTraining:
         points = sorted(self._counted_flop.items(), key=lambda point: abs(point[0] - length))[:2]
         if len(points) < 2:
             return points[0][1] * elements if points else math.nan
-        (near_length, flop), (other_length, other_flop) = points
-        slope = (other_flop - flop) / (other_length - near_length)
-        return (flop + slope * (length - near_length)) * elements
+        slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+        return (intercept + slope * length) * elements
 
     def compute_figures(self) -> dict[str, float]:
         """Return the mean figures of the steps since the last call, without unknown ones; empty during the warm-up."""
@@ -261,7 +258,9 @@ class GradientWatch:
     """
 
     def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
-        self._formula, self._blocks, self._hooks = formula, list[set[Any]](), list[Any]()
+        self._formula, self._blocks = formula, list[set[Any]]()
+        #: The hooks on layers, to be removed when the first step ends.
+        self.hooks = ExitStack()
         #: For each layer with weights, whether its input needed a gradient in the first step.
         self._had_gradient: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
@@ -274,15 +273,12 @@ class GradientWatch:
                 if is_compiled:
                     self._had_gradient[each] = True
                 else:
-                    self._hooks.append(each.register_forward_pre_hook(self._record_input_gradient, with_kwargs=True))
+                    hook = each.register_forward_pre_hook(self._record_input_gradient, with_kwargs=True)
+                    self.hooks.callback(hook.remove)
 
     def _record_input_gradient(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
         self._had_gradient[layer] = self._had_gradient.get(layer, False) or has_gradient
-
-    def remove_hooks(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def make_formula(self) -> ModelFlops:
         """Return the FLOP formula with the shares of weights and layers that had gradients in the first step."""

@@ -110,8 +110,10 @@ class ChildWatch:
             if self._last_message_times[rank] < earliest_time and self.phases.get(rank) != WAITING_PHASE
         ]
         for rank in hanging:
-            reason = f"it hangs: no message for {self.timeout_seconds:.0f} s (phase: {self.phases.get(rank, 'start')})"
-            self.failure_reasons.setdefault(rank, reason)
+            self.failure_reasons.setdefault(
+                rank,
+                f"it hangs: no message for {self.timeout_seconds:.0f} s (phase: {self.phases.get(rank, 'start')})",
+            )
         return hanging
 
 

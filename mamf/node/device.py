@@ -25,6 +25,8 @@ from mamf.operations.matmul.operation import problem_for
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import choose_kernels, make_operation
 
+# Time for which one bandwidth pattern or one direction of copies is measured.
+_SECONDS_PER_ROW = 0.3
 #: The fields of the problems that a part of bandwidth or copies measures.
 _PROBLEM_FIELDS_BY_PART = {
     "bandwidth": [{"pattern": "copy"}, {"pattern": "read"}],
@@ -114,7 +116,7 @@ class DeviceRun:
             dict(chosen),
             [operation.problem_for(self.backend, fields) for fields in _PROBLEM_FIELDS_BY_PART[part]],
             shapes,
-            seconds=0.3,
+            seconds=_SECONDS_PER_ROW,
             # The part gets all of the time that the earlier parts left over, but at least 1/16 of the budget.
             budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds / 16)
             if part in SINGLE_DEVICE_PARTS

@@ -82,8 +82,9 @@ def read_run_file(folder: Path) -> NodeRun | None:
             {int(index): str(reason) for index, reason in record["failures"].items()},
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{path} was not written by 'mamf node' ({describe_error(error)}): delete it to read only the logs"
-        raise RunLogError(reason) from None
+        raise RunLogError(
+            f"{path} was not written by 'mamf node' ({describe_error(error)}): delete it to read only the logs"
+        ) from None
 
 
 def make_log_path(folder: Path, index: int, part: str) -> Path:
@@ -133,11 +134,11 @@ def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
     """Read the logs of a device into a dictionary by part. A part without a log is left out. If a log is unreadable,
     its value is the reason as a string.
     """
-    logs = {
-        part: _read_log(make_log_path(folder, index, part))
+    return {
+        part: log
         for part in (*SINGLE_DEVICE_PARTS, VERIFY_PART, *MULTI_DEVICE_PARTS)
+        if (log := _read_log(make_log_path(folder, index, part))) is not None
     }
-    return {part: log for part, log in logs.items() if log is not None}
 
 
 def _read_log(path: Path) -> RunLog | str | None:
@@ -272,8 +273,7 @@ def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
         (None if part in ("find", VERIFY_PART) else (row.problem, row.shape), row) for row in log.measurements
     ).values():
         if not any(row.ok for row in rows) and rows[0].status != "unsupported":
-            what = find_figure_name(rows[0]) or part
-            yield f"{what}: {rows[0].status.replace('_', ' ')}, {rows[0].reason}"
+            yield f"{find_figure_name(rows[0]) or part}: {rows[0].status.replace('_', ' ')}, {rows[0].reason}"
             return
 
 

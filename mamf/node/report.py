@@ -43,16 +43,14 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
     In a pager the first line shows the reason for the verdict; in a terminal the last line repeats it with the exit
     code. ``why_not_together``: why the devices did not measure at the same time; empty if they did.
     """
-    others = merge_remarks((finding.text, finding.level) for finding in verdict.findings[1:])
     models = Counter(device.name for device in devices if device.name)
-    remarks = [
-        *(f"{count} x {name}" for name, count in models.items()),
-        *([f"not measured together: {why_not_together}"] if why_not_together else []),
-    ]
+    remarks = [f"{count} x {name}" for name, count in models.items()]
+    if why_not_together:
+        remarks.append(f"not measured together: {why_not_together}")
     # Without findings, the reason of the verdict contains this line.
     slowest = [describe_slowest(devices)] if verdict.findings else []
     blocks: list[Block] = [
-        Lines([verdict.reason, *others]),
+        Lines([verdict.reason, *merge_remarks((each.text, each.level) for each in verdict.findings[1:])]),
         Table(make_device_columns(devices), devices, key="figures"),
         Lines(remarks),
         Answer([*slowest, f"{verdict.reason} (exit code {verdict.exit_code})"]),

@@ -62,7 +62,7 @@ class CollectiveProblem(DeclaredProblem):
 
     def work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
-        factor = f"{2 if passes == 2 else ''}(n-1)/n"
+        factor = "2(n-1)/n" if passes == 2 else "(n-1)/n"
         convention = f"bus bandwidth as nccl-tests defines it: size / time x {factor}, n = {self.ranks}"
         size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")

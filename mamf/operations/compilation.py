@@ -21,12 +21,11 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
     would run the function uncompiled.
     """
     assert isinstance(function, types.FunctionType)
-    code = function.__code__.replace()
     copied_function = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        *(function.__code__.replace(), function.__globals__, function.__name__),
+        *(function.__defaults__, function.__closure__),
     )
-    compiled: Callable[..., Any] = torch.compile(copied_function, dynamic=False, fullgraph=True, **options)
-    return compiled
+    return torch.compile(copied_function, dynamic=False, fullgraph=True, **options)
 
 
 def keep_backward_buffers() -> AbstractContextManager[object]:
@@ -36,8 +35,7 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
     """
     import torch._functorch.config
 
-    manager: AbstractContextManager[object] = torch._functorch.config.patch(donated_buffer=False)
-    return manager
+    return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
 def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | None:

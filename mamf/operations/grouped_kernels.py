@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -76,9 +77,7 @@ class GroupedMm(TorchGrouped):
         return super().refuses(error) or is_known
 
     def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
-        product: Any = find_grouped_mm()
-        ends = compute_row_ends(tokens, a.device)
-        return lambda: product(a, b, offs=ends)
+        return partial(find_grouped_mm(), a, b, offs=compute_row_ends(tokens, a.device))
 
 
 def compute_row_ends(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -86,7 +85,7 @@ def compute_row_ends(tokens: Sequence[int], device: torch.device) -> torch.Tenso
     return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
 
 
-def find_grouped_mm() -> Callable[..., torch.Tensor] | None:
+def find_grouped_mm() -> Any:
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
@@ -155,8 +154,12 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
                 for m, to, of, until in expert_ranges
             ]
 
-        launch = self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device))
-        changing = choose_operand_to_change(a.elements, b.elements)
         return make_matmul_operand_set(
-            problem, launch, c, list_parts, changing, split_unquantized=list_exact_parts, find_changed=unchanged
+            problem,
+            self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device)),
+            c,
+            list_parts,
+            choose_operand_to_change(a.elements, b.elements),
+            split_unquantized=list_exact_parts,
+            find_changed=unchanged,
         )

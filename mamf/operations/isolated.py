@@ -92,11 +92,13 @@ def serve_launches(
 
 
 def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result: object) -> None:
-    returned = list(list_tensors(result))
-    described = [(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned]
-    is_one = isinstance(result, torch.Tensor)
-    parts = [_copy_bytes(tensor) for tensor in (*written.values(), *returned)]
-    channel.send(*parts, written=list(written), returned=described, is_one=is_one)
+    returned = list_tensors(result)
+    channel.send(
+        *(_copy_bytes(tensor) for tensor in (*written.values(), *returned)),
+        written=list(written),
+        returned=[(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned],
+        is_one=isinstance(result, torch.Tensor),
+    )
 
 
 def run_checking_process() -> None:
@@ -139,8 +141,8 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:
-            reason = verdict.reason or f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
-            return {"wrong": reason}
+            found = f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
+            return {"wrong": verdict.reason or found}
     return _check_reported_time(channel, request["seconds"])
 
 
@@ -173,11 +175,10 @@ def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
         shortest_seconds = min(shortest_seconds, time.perf_counter() - start)
         if shortest_seconds <= max_seconds:
             return {}
-    shown = (
-        f"{launches} launches take {shortest_seconds:.3g} s by the clock of the checking process, "
+    return {
+        "wrong": f"{launches} launches take {shortest_seconds:.3g} s by the clock of the checking process, "
         f"{shortest_seconds / (launches * seconds):.3g} times the reported time"
-    )
-    return {"wrong": shown}
+    }
 
 
 def _copy_bytes(tensor: torch.Tensor) -> bytes:

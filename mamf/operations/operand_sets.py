@@ -493,5 +493,4 @@ def _find_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
     ``flags``: booleans (batch, rows, columns), True for wrong values.
     """
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
-    cells: torch.Tensor = padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)
-    return cells
+    return padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)  # type: ignore[no-any-return]

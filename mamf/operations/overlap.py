@@ -201,8 +201,6 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
         timed, beside = problem.work_names
-        ranks = f"{problem.ranks} ranks" if problem.is_collective else ""
-        blocks = f"{problem.blocks} blocks" if problem.blocks else ""
         company = (
             f"beside {beside}"
             if not problem.alone
@@ -210,4 +208,5 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
             if problem.timed == MATMUL_WORK
             else "alone"
         )
-        return [f"{timed} {company}", *filter(None, (ranks, blocks))]
+        ranks = [f"{problem.ranks} ranks"] if problem.is_collective else []
+        return [f"{timed} {company}", *ranks, *([f"{problem.blocks} blocks"] if problem.blocks else [])]

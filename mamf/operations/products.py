@@ -83,10 +83,9 @@ def make_matmul_operand_set(
     signs, verdict_details = SignFlipper(operand_to_change), dict(details or {})
     if split_unquantized is not None:
         blocks = draw_sampled_blocks(split_into_parts(c))
-        error = compute_relative_error(
+        verdict_details["quantization_error"] = compute_relative_error(
             compute_sampled_blocks(split_into_parts(c), blocks), compute_sampled_blocks(split_unquantized(c), blocks)
         )
-        verdict_details["quantization_error"] = error
 
     def get_output(result: object) -> torch.Tensor:
         """Return the output of a launch: its result if that is a tensor, or else ``c``, to which it was written."""
@@ -143,8 +142,11 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         if problem.padding and not self.has_padding:
             return f"kernel {self.name} does not support padded rows: use --layout {problem.layout[:2]}"
-        unsupported = self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
-        return unsupported or self.unsupported_problem(backend, problem)
+        return (
+            self._unsupported_dtype(problem)
+            or backend.unsupported_dtype(problem.dtype)
+            or self.unsupported_problem(backend, problem)
+        )
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the kernel does not support the problem's output dtype, layout or accumulation, or None."""

@@ -107,8 +107,7 @@ def quantize_to_format(
         scale = compute_block_scales(view_as_blocks(chunk, scaling).abs().amax((1, 3)), scaling, format_max)
         scales.append(scale)
         scaled = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
-        encoded = pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
-        elements[start : start + step] = encoded
+        elements[start : start + step] = pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
     return QuantizedOperand(elements if is_e2m1 else elements.view(float8_dtype), torch.cat(scales), scaling)
 
 

@@ -193,8 +193,10 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
             "the trace does not mark its steps"
         )
         return
-    took = format_milliseconds(profile.step_seconds)
-    yield f"{script} on {where}: {format_count(profile.steps, 'step')} of {took} ms with the profiler"
+    yield (
+        f"{script} on {where}: {format_count(profile.steps, 'step')} of {format_milliseconds(profile.step_seconds)} ms "
+        "with the profiler"
+    )
     if profile.unprofiled_step_seconds is not None:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
@@ -204,8 +206,10 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
         time = "" if profile.unprofiled_step_seconds is None else " in the time without the profiler"
-        work = format_rate(profile.flop / profile.steps / 1e12, "TFLOP")
-        yield f"a step needs {work}: {format_rate(profile.tflops, 'TFLOPS')}{share}{time}"
+        yield (
+            f"a step needs {format_rate(profile.flop / profile.steps / 1e12, 'TFLOP')}: "
+            f"{format_rate(profile.tflops, 'TFLOPS')}{share}{time}"
+        )
 
 
 def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Column[ClassRow]]:
@@ -298,11 +302,15 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
             )
         total = row.visible + row.hidden
         if row.flop and row.multiplying < 0.99 * total:
-            known = row.multiplying / total
-            yield f"{row.name}: FLOP and TFLOPS cover {known:.0%} of its time; the FLOP of the rest are unknown"
+            yield (
+                f"{row.name}: FLOP and TFLOPS cover {row.multiplying / total:.0%} of its time; "
+                "the FLOP of the rest are unknown"
+            )
         if row.name == UNCLASSIFIED:
-            share = row.visible / profile.whole_seconds
-            yield f"{share:.1%} of the time is unclassified: no rule names its operation or its kernel"
+            yield (
+                f"{row.visible / profile.whole_seconds:.1%} of the time is unclassified: "
+                "no rule names its operation or its kernel"
+            )
     if any(row.name.startswith("in ") for row in profile.memory):
         yield "memory in a module: allocated by its forward pass in these steps, and not yet freed at the peak"
     if profile.modules:

@@ -78,10 +78,8 @@ class BackendContract(_BackendFixture):
         assert info.compute_units is None or info.compute_units > 0
         assert info.uuid_hash is None or len(info.uuid_hash) <= 16
 
-    def test_timer_has_a_known_name(self, backend: Backend) -> None:
-        assert backend.timer in ("device events", "host clock")
-
     def test_time_between_marks_is_positive_and_adds_up(self, backend: Backend) -> None:
+        assert backend.timer in ("device events", "host clock")
         first = backend.mark()
         backend.flush_cache()
         second = backend.mark()
@@ -89,8 +87,7 @@ class BackendContract(_BackendFixture):
         third = backend.mark()
         backend.synchronize()
         one, two = backend.seconds_between(first, second), backend.seconds_between(second, third)
-        assert one > 0
-        assert two > 0
+        assert min(one, two) > 0
         assert math.isclose(backend.seconds_between(first, third), one + two, rel_tol=0.01, abs_tol=1e-5)
 
     def test_waiting_for_a_mark_returns(self, backend: Backend) -> None:
@@ -125,15 +122,13 @@ class BackendContract(_BackendFixture):
         backend.sleep(0.001)
         assert backend.now() >= before + 0.001
 
-    def test_releases_memory(self, backend: Backend) -> None:
+    def test_takes_operands_and_releases_memory(self, backend: Backend) -> None:
         backend.reset_peak_memory()
-        backend.release_memory()
-
-    def test_operands_are_views_of_one_buffer(self, backend: Backend) -> None:
         pool = backend.operand_pool("normal", 0)
         pool.take("a", 4096, "float32")
         pool.take("a", 1024, "float32")
         pool.release()
+        backend.release_memory()
 
     def test_distinguishes_exhausted_memory_from_other_errors(self, backend: Backend) -> None:
         assert backend.is_out_of_memory(self.out_of_memory)
@@ -142,8 +137,7 @@ class BackendContract(_BackendFixture):
 
     def test_sensors_use_base_units_or_give_a_reason(self, backend: Backend) -> None:
         if isinstance(backend.telemetry, Unavailable):
-            assert backend.telemetry.reason
-            assert backend.telemetry.remedy
+            assert backend.telemetry.reason and backend.telemetry.remedy
             return
         assert backend.telemetry.read().joules is None, "read the slow energy counter only if energy=True"
         reading = backend.telemetry.read(energy=True)
@@ -306,8 +300,7 @@ class OperationContract(_KernelFixture):
 
     def test_counts_work_and_names_its_convention(self, backend: Backend, operation: Operation[Any, Any]) -> None:
         work = operation.problem_for(backend, {}).work(operation.parse_shape(operation.shape_example))
-        assert work.amount > 0
-        assert work.nbytes > 0
+        assert min(work.amount, work.nbytes) > 0
         assert work.convention
         assert work.unit in ("TFLOPS", "TB/s")
 

@@ -18,9 +18,6 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.simulated import Physics, SimulatedBackend
 
-# Maximum relative error of a correct result, for a problem that defines no tolerance.
-_DEFAULT_TOLERANCE = 1e-2
-
 
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that runs on simulated devices only, and computes at ``share`` of the device's peak rate.
@@ -51,9 +48,12 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
         for name, buffer in problem.buffers(shape, sets, rewrite).items():
             pool.take(name, *buffer)
         run = self.launch_function(backend, problem, shape)
-        tolerance = getattr(problem, "tolerance", _DEFAULT_TOLERANCE)
         prepared = make_prepared(
-            backend, shape, sets, tolerance, lambda index: partial(run, (shape, index, problem, self.name))
+            backend,
+            shape,
+            sets,
+            getattr(problem, "tolerance", 1e-2),
+            lambda index: partial(run, (shape, index, problem, self.name)),
         )
         return replace(prepared, rewrite_output=(lambda: None) if rewrite else None)
 
@@ -133,8 +133,8 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
     def launch_function(
         self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape
     ) -> Callable[[object], None]:
-        costs_data_time = problem.data != "zeros"
-        return partial(device.compute, device.count_cycles(shape) * (1 + costs_data_time * device.world.data_cost))
+        data_cost = 0.0 if problem.data == "zeros" else device.world.data_cost
+        return partial(device.compute, device.count_cycles(shape) * (1 + data_cost))
 
 
 def make_prepared(
@@ -177,10 +177,7 @@ def make_prepared(
         return Verdict(1.0 if is_wrong else 1e-3, tolerance)
 
     def checksum(index: int, result: object) -> Callable[[], int]:
-        is_wrong = is_last_output_flipped[0]
-        return lambda: int(is_wrong)
-
-    launches = [make_launch(index) for index in range(sets)]
+        return partial(int, is_last_output_flipped[0])
 
     def remember(index: int, result: object) -> Compare:
         was_flipped = is_last_output_flipped[0]
@@ -192,7 +189,7 @@ def make_prepared(
         return compare
 
     return Prepared(
-        launches,
+        [make_launch(index) for index in range(sets)],
         verify,
         lambda returned: written_outputs.clear(),
         checksum=checksum,

@@ -349,7 +349,7 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
     if runs:
         assert reason is None
     else:
-        assert f"not on sm{card[0]}{card[1]}" in reason.reason
+        assert f"cards of sm{card[0]}{card[1]}" in reason.reason
         assert_actionable(reason)
         assert reason.remedy.split()[-1] in find_entry_points_by_name(ATTENTION_KERNEL_GROUP)
 

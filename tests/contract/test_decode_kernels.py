@@ -136,7 +136,7 @@ def test_a_build_without_pages_is_unsupported(library, monkeypatch):
 def test_another_card_than_flash_attn_3_supports_is_told_a_kernel_over_a_cache(library, monkeypatch):
     kernel, backend = library("flash-attn-3-kvcache")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
-    assert kernel.unavailable(backend).remedy == "mamf attention --kernel flash-attn-2-kvcache --operation decode"
+    assert kernel.unavailable(backend).remedy == "mamf attention --operation decode --kernel flash-attn-2-kvcache"
 
 
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):

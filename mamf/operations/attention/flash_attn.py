@@ -15,8 +15,6 @@ from mamf.operations.attention.torch_attention import (
     get_window_size,
 )
 
-_FA3_MODULES = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
-
 
 class _FlashAttentionKernel(LibraryAttention):
     layout = "bshd"
@@ -45,7 +43,6 @@ class FlashAttention2Library(KernelLibrary):
     install_command = "pip install flash-attn --no-build-isolation"
     runtimes = ("cuda", "hip")
     capability_range = (8, 0), (99, 9)
-    supported_cards = "compute capability 8.0 and above"
 
     def import_library(self) -> Any:
         module = super().import_library()
@@ -62,26 +59,23 @@ class FlashAttention2(FlashAttention2Library, _FlashAttentionKernel):
 
 class FlashAttention3Library(KernelLibrary):
     library_name = "FlashAttention 3"
-    module_name = _FA3_MODULES[0]
+    module_name = "flash_attn_interface"
     distribution_name = "flash-attn-3"
     install_command = (
         "pip install --no-build-isolation"
         " 'flash-attn-3 @ git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
     )
     capability_range = (9, 0), (9, 9)
-    supported_cards = "Hopper (sm90) only"
-    alternative_kernel = "flash-attn-4"
+    alternative_command = "mamf attention --kernel flash-attn-4"
 
     def import_library(self) -> Any:
-        for name in _FA3_MODULES:
-            try:
-                return importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                # The module may be missing under one of its names. If one of its dependencies is missing, raise the
-                # error.
-                if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                    raise
-        raise ModuleNotFoundError(f"no {' and no '.join(_FA3_MODULES)}", name=self.module_name)
+        try:
+            return importlib.import_module("flash_attn_3.flash_attn_interface")
+        except ModuleNotFoundError as error:
+            # Some builds have the module at the top. If one of the module's dependencies is missing, raise the error.
+            if error.name not in ("flash_attn_3", "flash_attn_3.flash_attn_interface"):
+                raise
+            return super().import_library()
 
 
 class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
@@ -104,7 +98,6 @@ class FlashAttention4(_FlashAttentionKernel):
     # pip needs --pre, because flash-attn-4 has only pre-releases.
     install_command = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
     capability_range = (8, 0), (12, 9)
-    supported_cards = "compute capability 8.0 to 12.x"
     no_window = None
     has_unequal_head_dims = True
 

@@ -69,7 +69,6 @@ class Sage1(_SageAttention):
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
     capability_range = (8, 0), (99, 9)
-    supported_cards = "compute capability 8.0 and above"
     product_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
@@ -92,8 +91,7 @@ class Sage2(_SageAttention):
     release = 2
     library_name = "SageAttention 2"
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
-    supported_cards = "sm80, sm86, sm89, sm90, sm120 and sm121"
-    alternative_kernel = "sage-1"
+    alternative_command = "mamf attention --kernel sage-1"
     head_dims = range(8, 129, 8)
     #: On normal data, the error with P and V in fp8 (3 bits of mantissa) and Q and K in int8 is 4e-2. The limit is
     #: twice as large.

@@ -68,7 +68,6 @@ class _SpargeAttention(QuantizedAttention):
 
 class _SpargeFp16(_SpargeAttention):
     capability_range = (8, 0), (9, 0)
-    supported_cards = "sm80, sm86, sm87, sm89 and sm90"
     product_dtypes = ("int8", "float16")
     #: int8 causes an error of 1.3e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks,
     #: which contribute a little to the correct output.
@@ -79,7 +78,6 @@ class _SpargeFp8(_SpargeAttention):
     # The library has fp8 kernels only for these. On other cards its fp8 functions run the float16 kernel without saying
     # so.
     capability_range = (8, 9), (9, 0)
-    supported_cards = "sm89 and sm90"
     product_dtypes = ("int8", "float8_e4m3fn")
     #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
     #: contribute a little to the correct output.
@@ -106,10 +104,10 @@ class SpargeFp16TopK(_SpargeFp16):
 class SpargeFp8Threshold(_SpargeFp8):
     name = "sparge-fp8-threshold"
     function_name = "spas_sage2_attn_meansim_cuda"
-    alternative_kernel = "sparge-fp16-threshold"
+    alternative_command = "mamf attention --kernel sparge-fp16-threshold"
 
 
 class SpargeFp8TopK(_SpargeFp8):
     name = "sparge-fp8-topk"
     function_name = "spas_sage2_attn_meansim_topk_cuda"
-    alternative_kernel = "sparge-fp16-topk"
+    alternative_command = "mamf attention --kernel sparge-fp16-topk"

@@ -7,7 +7,6 @@ A kernel derives from ``TorchAttention``, declares its layout and implements ``a
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import math
 import operator
@@ -16,7 +15,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -247,7 +246,7 @@ class PreparedAttention:
         found = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
         return replace(found, details={**self._details, **found.details})
 
-    @functools.cached_property
+    @cached_property
     def _details(self) -> dict[str, Any]:
         return self._kernel.details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
@@ -328,8 +327,8 @@ class KernelLibrary:
       if the kernel calls several.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
-      ``supported_cards``: these cards in words. ``alternative_kernel``: the kernel that mamf
-      suggests for other cards. ``portable_command``: the command that it suggests for other runtimes.
+    - ``portable_command``, ``alternative_command``: the commands that mamf suggests for other runtimes, and for other
+      NVIDIA cards; empty if the first command is right for these too.
     """
 
     library_name: ClassVar[str]
@@ -339,9 +338,8 @@ class KernelLibrary:
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), (99, 9)
-    supported_cards: ClassVar[str] = ""
-    alternative_kernel: ClassVar[str] = "sdpa"
     portable_command: ClassVar[str] = PORTABLE_COMMAND
+    alternative_command: ClassVar[str] = ""
 
     def import_library(self) -> Any:
         """Import the library, and return the function that the kernel calls, or the module if it calls several.
@@ -373,10 +371,8 @@ class KernelLibrary:
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
-                return Unavailable(
-                    f"{self.library_name} runs on {self.supported_cards}, not on sm{major}{minor}",
-                    f"mamf attention --kernel {self.alternative_kernel}",
-                )
+                reason = f"{self.library_name} does not support NVIDIA cards of sm{major}{minor}"
+                return Unavailable(reason, self.alternative_command or self.portable_command)
         try:
             self.import_library_quietly()
         except Exception as error:  # A broken library may raise any exception.

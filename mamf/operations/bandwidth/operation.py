@@ -197,8 +197,7 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
         memory = min(info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.free_memory() or _DEFAULT_MEMORY_BYTES)
         smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
         largest = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
-        sizes = [smallest << step for step in range(max(largest // smallest, 1).bit_length())]
-        return [BandwidthShape(size) for size in sizes]
+        return [BandwidthShape(smallest << step) for step in range(max(largest // smallest, 1).bit_length())]
 
     def fastest_possible(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None

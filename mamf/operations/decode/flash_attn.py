@@ -78,7 +78,7 @@ class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     name = "flash-attn-3-kvcache"
     page_table_keyword = "page_table"
-    alternative_kernel = "flash-attn-2-kvcache --operation decode"
+    alternative_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
     has_ragged_kvcache = True
     has_latent = True
 

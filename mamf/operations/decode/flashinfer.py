@@ -32,8 +32,6 @@ class _FlashInferKernel(LibraryDecode):
     distribution_name = "flashinfer-python"
     install_command = "pip install flashinfer-python"
     capability_range = (7, 5), (99, 9)
-    supported_cards = "compute capability 7.5 and above"
-    alternative_kernel = "sdpa-kvcache"
     has_contiguous = False
     head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 

@@ -313,8 +313,8 @@ class BaseMatmulProblem(DeclaredProblem):
         }
         if scaled_format:
             for name in ("a", "b"):
-                nbytes = elements[name] // scaled_format.values_per_byte
-                needed[f"{name}_quantized"] = Buffer(aligned(nbytes) * sets, "uint8", fill=False)
+                size = aligned(elements[name] // scaled_format.values_per_byte) * sets
+                needed[f"{name}_quantized"] = Buffer(size, "uint8", fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed
@@ -335,9 +335,8 @@ class BaseMatmulProblem(DeclaredProblem):
 
     def nbytes(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write, for ``sets`` operand sets."""
-        buffers = self.buffers(shape, sets, rewrite)
         unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
-        return sum(buffer.nbytes for name, buffer in buffers.items() if name not in unread)
+        return sum(each.nbytes for name, each in self.buffers(shape, sets, rewrite).items() if name not in unread)
 
 
 MatmulProblemT = TypeVar("MatmulProblemT", bound=BaseMatmulProblem)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
 
@@ -95,8 +96,7 @@ class Compiled(TorchMm):
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 
-        product = compile_for_shape(multiply, mode="max-autotune-no-cudagraphs")
-        return lambda: product(a, b), 1.0
+        return partial(compile_for_shape(multiply, mode="max-autotune-no-cudagraphs"), a, b), 1.0
 
 
 class TunableOp(TorchMm):

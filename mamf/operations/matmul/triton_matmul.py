@@ -219,8 +219,7 @@ class TritonMatmul(TorchMatmul):
         return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
-        configuration = self.variants(backend, problem, shape)[0].configuration
-        return TritonMatmul(str(configuration), backend.info.compute_units)
+        return TritonMatmul(str(self.variants(backend, problem, shape)[0].configuration), backend.info.compute_units)
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

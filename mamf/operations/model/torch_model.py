@@ -60,8 +60,7 @@ class TorchModel(ModelKernel):
         )
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
-        reason = super().unsupported_shape(problem, shape)
-        return reason or self.attention.unsupported_shape(
+        return super().unsupported_shape(problem, shape) or self.attention.unsupported_shape(
             make_attention_problem(problem), problem.make_attention_shape(shape)
         )
 
@@ -183,8 +182,8 @@ def use_eager_attention(network: Network) -> Iterator[None]:
 
 def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     """Return the output of a module for ``inputs``, computed with its parameters and buffers converted to float32."""
-    named = (*module.named_parameters(), *module.named_buffers())
-    return functional_call(module, {name: each.float() for name, each in named}, inputs)  # type: ignore[no-any-return]
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return functional_call(module, {name: each.float() for name, each in tensors}, inputs)  # type: ignore[no-any-return]
 
 
 def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -224,17 +223,16 @@ class PreparedModel:
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
         self._sampled_parameters = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
-        alike = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
-        self._shared_references = get_cached_references(alike, shape, self._device)
+        problem_of_results = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
+        self._shared_references = get_cached_references(problem_of_results, shape, self._device)
         self._references = dict(self._shared_references)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
-            fused = problem.optimizer == "adamw-fused"
-            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=fused)
-        # Gradients and moments of the optimizer stay in memory between launches. ``copies`` is their size as a multiple
-        # of the size of the parameters.
-        copies = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
-        self._held_bytes = copies * problem.count_parameter_bytes(shape)
+            is_fused = problem.optimizer == "adamw-fused"
+            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=is_fused)
+        # Gradients and moments of the optimizer stay in memory between launches.
+        tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
+        self._held_bytes = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
     def prepare(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())

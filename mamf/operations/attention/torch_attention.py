@@ -376,17 +376,12 @@ class KernelLibrary:
         try:
             self.import_library_quietly()
         except Exception as error:  # A broken library may raise any exception.
-            return self.explain_load_error(error)
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{self.module_name}.".startswith(f"{missing}."):
+                return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
+            reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
+            return Unavailable(reason, self.make_repair_command(error))
         return None
-
-    def explain_load_error(self, error: Exception) -> Unavailable:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{self.module_name}.".startswith(f"{missing}."):
-            return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
-        return Unavailable(
-            f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}",
-            self.make_repair_command(error),
-        )
 
     def make_repair_command(self, error: Exception) -> str:
         """Return the command that repairs an installed library whose import raises ``error``."""

@@ -309,6 +309,8 @@ class PreparedAttention:
 
 
 ComputeCapability = tuple[int, int]
+#: The highest compute capability of a library that also supports all newer NVIDIA cards.
+NO_LIMIT: ComputeCapability = (99, 9)
 # Libraries raise RuntimeError with these texts for dtypes, features and sizes that they, or the way in which they were
 # built, do not support.
 _REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
@@ -337,7 +339,7 @@ class KernelLibrary:
     distribution_name: ClassVar[str]
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
-    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), (99, 9)
+    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), NO_LIMIT
     portable_command: ClassVar[str] = PORTABLE_COMMAND
     alternative_command: ClassVar[str] = ""
 

@@ -167,8 +167,7 @@ def search(
     plan, chosen = plan_search(
         opened, wanted, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
-    named = list(zip(plan.kernels, chosen, strict=True))
-    return CeilingSearch(_run(plan, opened, named, log), asked[-1])
+    return CeilingSearch(_run(plan, opened, list(zip(plan.kernels, chosen, strict=True)), log), asked[-1])
 
 
 class CeilingSearch:

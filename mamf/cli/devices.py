@@ -198,8 +198,8 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    view = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, get_kind(log.plan).make_document(log, view))
+    report_options = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
+    print_document(options, get_kind(log.plan).make_document(log, report_options))
     print_line(f"logs: {folder}", choose_note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
     if failure_reasons:
@@ -237,25 +237,18 @@ def _resume_folder(options: argparse.Namespace) -> int:
         raise LogMismatchError(f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}")
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
-    due = {device: [log for log in logs[device] if _is_unfinished(options, log)] for device in left}
+    commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
+    for device, log in [(index, log) for index in left for log in logs[index]]:
+        plan = log.plan
+        is_complete = log.tier == "complete" and len(log.lasting_rows) == len(log.measurements)
+        if not is_complete or (plan.kind == VERIFY and options.budget is not None):
+            share = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
+            commands.setdefault(device, []).append(_make_device_command(options, device, share, log.path))
+            resumed_paths.append(str(log.path))
     if options.dry_run:
-        print_line(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
+        print_line(f"resumed: {', '.join(resumed_paths) or 'nothing'}")
         return 0
-    commands = {
-        device: [_make_device_command(options, device, _find_rank_and_count(log), log.path) for log in each]
-        for device, each in due.items()
-    }
     return _run_and_report(options, folder, commands)
-
-
-def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
-    """Return whether rows are missing from a log. A verification with a --budget is always unfinished."""
-    is_extended = log.plan.kind == VERIFY and options.budget is not None
-    return is_extended or log.tier != "complete" or len(log.lasting_rows) < len(log.measurements)
-
-
-def _find_rank_and_count(log: RunLog) -> list[int]:
-    return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
 
 
 def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: SendRecord) -> int:
@@ -470,8 +463,14 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
         send({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
 
-    budget = options.budget or NODE_BUDGET_SECONDS
-    run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
+    run = DeviceRun(
+        backend,
+        options.output_folder,
+        options.dtype,
+        options.kernel,
+        options.budget or NODE_BUDGET_SECONDS,
+        options.verify,
+    )
     run.on_progress, run.wait_for_others = lambda text: send({PHASE_KEY: text}), wait_for_others
     run.measure_single_device_parts()
     if devices > 1:

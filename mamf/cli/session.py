@@ -59,15 +59,8 @@ def run_kernel_session(
     """Measure kernels of an operation and return the exit code. By default, take the operation of --operation or of the
     command's name.
 
-    Reports wrong options before it opens a device.
+    Reports wrong options before it opens a device. Raises UsageError if an option has no effect on this run.
     """
-    _require_effective_options(options)
-    operation = operation or make_operation(getattr(options, "operation", None) or options.command)
-    return run_session(options, make_session, make_request(operation, options))
-
-
-def _require_effective_options(options: argparse.Namespace) -> None:
-    """Raise UsageError if an option has no effect on this run."""
     of_regimes = {
         "flush": ("--no-flush", BURST),
         "num_iterations": ("--num-iterations", CLASSIC),
@@ -79,6 +72,8 @@ def _require_effective_options(options: argparse.Namespace) -> None:
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
         raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")
+    operation = operation or make_operation(getattr(options, "operation", None) or options.command)
+    return run_session(options, make_session, make_request(operation, options))
 
 
 class Session:
@@ -158,8 +153,11 @@ class Session:
             require_same_plan(self.options, before, self.make_plan_to_compare(before))
         # Give a resumed run the budget of its log again if the budget affects the ceilings or ends the run.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
-        names = tuple(name for name, _ in self.kernels)
-        return replace(before, kernels=names, budget_seconds=compute_remaining_budget(self.options) or usual)
+        return replace(
+            before,
+            kernels=tuple(name for name, _ in self.kernels),
+            budget_seconds=compute_remaining_budget(self.options) or usual,
+        )
 
     # -- parts that commands override ----------------------------------------------------------------------------------
 
@@ -208,11 +206,10 @@ class Session:
         print_plan(self.plan, self.measured_run.remaining_steps, self.backend)
 
     def make_log_name_label(self) -> str:
-        """Return the part of the log's default file name that describes the plan, such as ``matmul-bfloat16-burst``."""
+        """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
+        is_named = self.command != self.operation.name and self.operation.compares_kernels
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return "-".join(
-            [*([] if self.command == self.operation.name else [self.operation.name]), *dtypes, *self.plan.regimes]
-        )
+        return "-".join([*([self.operation.name] if is_named else []), *dtypes, *self.plan.regimes])
 
     def count_remaining_measurements(self) -> int | None:
         """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""

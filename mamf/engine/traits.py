@@ -101,7 +101,15 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
             else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds_until_slower)
         )
     burst = _make_burst_traits(backend.burst_traits, wake, reaction, recovery)
-    sustained = _make_sustained_traits(backend.sustained_traits, reaction.settling_seconds)
+    sustained = backend.sustained_traits
+    if reaction.settling_seconds is None:
+        remark = f"the speed of this device did not settle within {_LOAD_SECONDS:g} s of continuous load"
+        sustained = replace(sustained, remark=remark)
+    else:
+        settle, restart = (
+            max(each, reaction.settling_seconds) for each in (sustained.settle_seconds, sustained.restart_seconds)
+        )
+        sustained = replace(sustained, settle_seconds=settle, restart_seconds=restart, remark="")
     return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
 
 
@@ -120,18 +128,6 @@ def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, r
     elif wake.wake_seconds or reaction.remark:  # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
-
-
-def _make_sustained_traits(assumed: SustainedTraits, settling_seconds: float | None) -> SustainedTraits:
-    """Return the traits for sustained: the assumed ones, with times at least as long as ``settling_seconds``, the
-    seconds of load until launch times no longer change (None: they kept changing).
-    """
-    if settling_seconds is None:
-        return replace(
-            assumed, remark=f"the speed of this device did not settle within {_LOAD_SECONDS:g} s of continuous load"
-        )
-    settle, restart = (max(each, settling_seconds) for each in (assumed.settle_seconds, assumed.restart_seconds))
-    return replace(assumed, settle_seconds=settle, restart_seconds=restart, remark="")
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:

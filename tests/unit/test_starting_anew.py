@@ -54,11 +54,11 @@ class Swinging(SimulatedBackend):
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = Sustained(SimulatedBackend())
-    assert loaded.make_confirmation_regime(HELD_BACK, 9.0).power_reset
+    assert loaded.make_confirmation_regime(HELD_BACK, 9.0).reset_settling_seconds
     assert loaded.make_confirmation_regime(
         Conditions(clock_hz=0.97 * 1.98e9), 9.0
-    ).power_reset  # by little, but held back
-    assert loaded.make_confirmation_regime(Conditions(), 9.0).power_reset  # no sensor tells
+    ).reset_settling_seconds  # by little, but held back
+    assert loaded.make_confirmation_regime(Conditions(), 9.0).reset_settling_seconds  # no sensor tells
     assert loaded.make_confirmation_regime(AT_BOOST, 9.0) is loaded
 
 
@@ -88,7 +88,7 @@ def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, s
     backend = SimulatedBackend()
     backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
     regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
-    for loaded in (regime.visit_seconds, regime.power_reset.settling_seconds):
+    for loaded in (regime.visit_seconds, regime.reset_settling_seconds):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999
     assert regime.fixed_visit_seconds <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend)) + 1e-9

@@ -12,11 +12,11 @@ from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.roof import READ_BANDWIDTH, get_ceiling_name, make_ceiling_key
 from mamf.cli.ceilings import (
     add_ceiling_searches,
-    describe_short_budget,
     limit_search_budgets,
     list_needed_ceilings,
     read_given_ceilings,
     require_same_ceilings,
+    warn_of_short_budgets,
 )
 from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
@@ -166,8 +166,7 @@ class _AttentionSession(Session):
         from mamf.logs.records import make_ceiling_record
 
         searches = self._list_searches_for_missing_ceilings()
-        for message in filter(None, map(describe_short_budget, searches)):
-            warn(message)
+        warn_of_short_budgets(searches)
         return SharesStrategy(
             setup,
             self.ceilings,
@@ -181,9 +180,6 @@ class _AttentionSession(Session):
         print_plan(
             self.plan, self.measured_run.remaining_steps, self.backend, self._list_searches_for_missing_ceilings()
         )
-
-    def make_log_name_label(self) -> str:
-        return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def is_run_complete(self) -> bool:
         return super().is_run_complete() and not self._list_searches_for_missing_ceilings()

@@ -116,16 +116,12 @@ class ExplainSession(Session):
             self.operation, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
         )
 
-    def make_log_name_label(self) -> str:
-        return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
-
     def print_report(self, log: RunLog) -> int:
         from mamf.kinds.registry import get_kind
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
-            chart = get_kind(log.plan).make_chart(log)
-            save_figure(draw_figure(chart), self.options.picture, self.options.overwrite)
+            save_figure(draw_figure(get_kind(log.plan).make_chart(log)), self.options.picture, self.options.overwrite)
             print_line(f"figure: {self.options.picture}", choose_note_stream(self.options))
         return code
 

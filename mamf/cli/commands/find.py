@@ -179,9 +179,6 @@ class _MatmulSearchSession(Session):
         print_line(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
-    def make_log_name_label(self) -> str:
-        return str(self.plan.problem.dtype)
-
     def print_report(self, log: RunLog) -> int:
         from mamf.contribution.known_ceilings import compare_with_known_ceilings
         from mamf.logs.ceiling_cache import cache_ceilings
@@ -202,9 +199,13 @@ class _OperationFindSession(Session):
     def make_new_plan(self) -> Plan:
         plan = super().make_new_plan()
         regimes = choose_regimes(self.options.regime, CEILING_REGIMES)
-        budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
         return replace(
-            plan, kind=FIND, options=None, shapes=self._choose_shapes(plan), regimes=regimes, budget_seconds=budget
+            plan,
+            kind=FIND,
+            options=None,
+            shapes=self._choose_shapes(plan),
+            regimes=regimes,
+            budget_seconds=self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2,
         )
 
     def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:

@@ -215,24 +215,22 @@ class _GuardSession(Session):
         return super().make_document(log) if self.result is None else make_guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
+        from mamf.report.formats import format_markdown
+
         if self.baseline_log:
             self.result = judge_guard(self.baseline_log, log, self.options.tolerance, self.options.compared_figure)
-            self._write_junit_and_markdown(self.result, log.summary)
+            seconds = float(log.summary["elapsed_seconds"]) if log.summary else 0.0
+            if self.options.junit:
+                xml = format_junit_xml(self.result, f"mamf.{self.operation.name}", seconds)
+                write_file_atomically(self.options.junit, xml)
+            if self.options.markdown:
+                write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.result)))
         code = super().print_report(log)
         if self.result and not is_report_for_people(self.options):
             print_line(describe_guard_verdict(self.result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)
         return code
-
-    def _write_junit_and_markdown(self, result: GuardResult, summary: dict[str, Any] | None) -> None:
-        from mamf.report.formats import format_markdown
-
-        seconds = float(summary["elapsed_seconds"]) if summary else 0.0
-        if self.options.junit:
-            write_file_atomically(self.options.junit, format_junit_xml(result, f"mamf.{self.operation.name}", seconds))
-        if self.options.markdown:
-            write_file_atomically(self.options.markdown, format_markdown(make_guard_document(result)))
 
     def _write_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline

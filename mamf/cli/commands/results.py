@@ -72,13 +72,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             metavar="FOLDER",
             help="folder with the logs of all accelerators (default: results)",
         )
-    for action in (check, submit, table, site):
-        action.set_defaults(parser=action)
+    for action, run in ((check, check_logs), (submit, submit_logs), (table, write_tables), (site, write_site)):
+        action.set_defaults(parser=action, run_action=run)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    actions = {"check": check_logs, "submit": submit_logs, "table": write_tables, "site": write_site}
-    return actions[options.action](options)
+    return options.run_action(options)  # type: ignore[no-any-return]
 
 
 def check_logs(options: argparse.Namespace) -> int:
@@ -195,10 +194,9 @@ def write_site(options: argparse.Namespace) -> int:
 
     with disable_garbage_collection():
         data = build_site(_require_results_folder(options.results), options.output, options.logs)
-    devices = len({run.device for run in data.runs})
     print_line(
         f"written: {options.output / INDEX_FILE} ({format_count(len(data.runs), 'log')} "
-        f"of {format_count(devices, 'device')})"
+        f"of {format_count(len({run.device for run in data.runs}), 'device')})"
     )
     return 0
 

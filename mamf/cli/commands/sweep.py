@@ -153,6 +153,3 @@ class _OneKernelSession(Session):
         print_line(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
         print_needed_memory(needed, "the largest shape", backend)
         print_line(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")
-
-    def make_log_name_label(self) -> str:
-        return f"{self.plan.problem.dtype}-{'-'.join(self.plan.regimes)}"

@@ -193,13 +193,14 @@ class Burst(Regime):
         ]
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
-        gap, clock_hz_of_launches = stamps.between(idle[0], idle[-1]), []
-        idle_hz = gap and gap.clock_hz
-        for (before, *_, after), seconds in zip(around, windows, strict=True):
-            passed = stamps.between(before, after)
-            if idle_hz and passed is not None and 0 < seconds <= passed.seconds:
-                clock_hz_of_launches.append((passed.cycles - (passed.seconds - seconds) * idle_hz) / seconds)
-        return clock_hz_of_launches
+        idle_gap = stamps.between(idle[0], idle[-1])
+        idle_hz = idle_gap and idle_gap.clock_hz
+        stamp_gaps = [stamps.between(before, after) for before, *_, after in around]
+        return [
+            (gap.cycles - (gap.seconds - seconds) * idle_hz) / seconds
+            for gap, seconds in zip(stamp_gaps, windows, strict=True)
+            if idle_hz and gap is not None and 0 < seconds <= gap.seconds
+        ]
 
     def _warm_up_device(self, checked: CheckedKernel, size: int, rule: StoppingRule) -> None:
         """Run trains of ``size`` launches and discard their times, until a device that was idle for long reaches its

@@ -58,21 +58,13 @@ class LaunchBlock(NamedTuple):
     was_queued_in_visit: bool
 
 
-class PowerReset(NamedTuple):
-    """The start of a visit that restarts the power controller: seconds of rest, then seconds of load until the power
-    controller has settled.
-    """
-
-    rest_seconds: float
-    settling_seconds: float
-
-
 class Sustained(Regime):
     """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
     by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
     nothing runs between them.
 
-    ``power_reset``: the rest and the settling before each visit; None: no rest between visits. While a device is
+    ``reset_settling_seconds``: seconds of load, after a rest that restarts the power controller, until the power
+    controller has settled and each visit's measured part begins; None: no rest between visits. While a device is
     loaded, its power controller can stay in one of several states, whose rates differ by up to 1.3 %. After a rest it
     chooses a state again. So the mean of several visits with rests is repeatable, and the rate in one state is not.
     """
@@ -96,11 +88,15 @@ class Sustained(Regime):
     max_bridge_launches: ClassVar[int] = 500
 
     def __init__(
-        self, backend: Backend, visit_seconds: float = min_visit_seconds, *, power_reset: PowerReset | None = None
+        self,
+        backend: Backend,
+        visit_seconds: float = min_visit_seconds,
+        *,
+        reset_settling_seconds: float | None = None,
     ) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
-        self.power_reset = power_reset
+        self.reset_settling_seconds = reset_settling_seconds
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
@@ -115,8 +111,9 @@ class Sustained(Regime):
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
-        known = traits.anew_repeatability if self.power_reset else traits.repeatability
-        return known or find_calibration(self.backend.name, AFTER_REST if self.power_reset else self.name, problem)
+        if self.reset_settling_seconds is None:
+            return traits.repeatability or find_calibration(self.backend.name, self.name, problem)
+        return traits.anew_repeatability or find_calibration(self.backend.name, AFTER_REST, problem)
 
     @property
     def row_remark(self) -> str:
@@ -144,9 +141,9 @@ class Sustained(Regime):
     @property
     def fixed_visit_seconds(self) -> float:
         return (
-            self._compute_reset_visit_seconds(self.backend, self.power_reset.settling_seconds + self.visit_seconds)
-            if self.power_reset
-            else 0.0
+            0.0
+            if self.reset_settling_seconds is None
+            else self._compute_reset_visit_seconds(self.backend, self.reset_settling_seconds + self.visit_seconds)
         )
 
     def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
@@ -155,7 +152,7 @@ class Sustained(Regime):
         If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
         during these seconds are up to 1 % off (docs/measuring.md).
         """
-        if self.power_reset or self.backend.timer == "host clock":
+        if self.reset_settling_seconds is not None or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
         for launch in itertools.islice(itertools.cycle(launches), min(self.max_bridge_launches, count)):
@@ -182,13 +179,11 @@ class Sustained(Regime):
         )
         swings = max(_MIN_SWINGS_PER_VISIT, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
-        return Sustained(
-            self.backend, measured * swing, power_reset=PowerReset(traits.rest_seconds, (swings - measured) * swing)
-        )
+        return Sustained(self.backend, measured * swing, reset_settling_seconds=(swings - measured) * swing)
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        if self.power_reset:
-            self.backend.sleep(self.power_reset.rest_seconds)
+        if self.reset_settling_seconds is not None:
+            self.backend.sleep(self.backend.sustained_traits.rest_seconds)
         begun = self.backend.now()
         stamps = self.backend.stamps
         if begun - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
@@ -225,9 +220,9 @@ class Sustained(Regime):
         """
         traits, begun = self.backend.sustained_traits, self.backend.now()
         shortest = (
-            self.power_reset.settling_seconds
-            if self.power_reset
-            else max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
+            max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
+            if self.reset_settling_seconds is None
+            else self.reset_settling_seconds
         )
         recent_block_seconds: deque[float] = deque(maxlen=self.settled_block_count)
         for block in blocks.finished_blocks:
@@ -242,7 +237,7 @@ class Sustained(Regime):
             # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. It
             # must not wait for a flat rate: if the power controller alternates between clocks, few blocks never show
             # one.
-            if elapsed >= shortest and (is_flat or self.power_reset is not None):
+            if elapsed >= shortest and (is_flat or self.reset_settling_seconds is not None):
                 return True
             if elapsed >= shortest + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
                 break

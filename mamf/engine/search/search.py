@@ -175,7 +175,7 @@ class Search:
         ]
         self._first_count = len(self._first_candidates)
 
-    @limit_to_one_thread
+    @limit_to_one_thread()
     def set_shapes(self, shapes: Sequence[MatmulShape]) -> None:
         """Search among these shapes and the measured ones from now on. Raise ValueError if ``shapes`` is empty."""
         if not shapes:
@@ -202,7 +202,7 @@ class Search:
         self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
         self.set_shapes(self._shapes)
 
-    @limit_to_one_thread
+    @limit_to_one_thread()
     def propose(self) -> Candidate | None:
         """Return the next shape and kernel to measure, or None if no other one may be faster than the best so far."""
         first = next(
@@ -225,7 +225,7 @@ class Search:
         gain = self._surrogate.compute_log_improvement() - self._log_seconds
         return self._candidates[int(np.argmax(self._mask_tried(gain)))]
 
-    @limit_to_one_thread
+    @limit_to_one_thread()
     def record(self, candidate: Candidate, tflops: float) -> None:
         """Record the measured TFLOPS of a shape and kernel (NaN: it could not be measured), and update predictions."""
         if candidate not in self._position:  # The measurement comes from an interrupted run with other shapes.

@@ -118,8 +118,7 @@ class FindStrategy(PlanStrategy):
     def _search_burst(self) -> StepsWithRows:
         problem, grid = self.plan.problem, self.options.grid
         shapes = [shape for shape in grid.shapes() if fits_grid(grid, shape)]
-        self.runner.allocate_largest_operands(problem, (problem.buffers(shape) for shape in shapes))
-        regime = self.runner.start_regime(Burst(self.backend))
+        regime = self._start_regime(Burst(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(
@@ -256,18 +255,13 @@ class FindStrategy(PlanStrategy):
         that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
         algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
         """
-        best_rows: list[Measurement] = []
-        for shape in dict.fromkeys(row.shape for row in tried):
-            if rows := [
-                row for row in tried if row.shape == shape and row.kernel in self._algorithm_names[kernel.name]
-            ]:
-                fastest = max(rows, key=lambda row: row.best_rate)
-                best_rows.append(
-                    fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0]
-                )
+        own = [row for row in tried if row.kernel in self._algorithm_names[kernel.name]]
+        best_rows = list[Measurement]()
+        for rows in group_pairs((row.shape, row) for row in own).values():
+            fastest = max(rows, key=lambda row: row.best_rate)
+            best_rows.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
-        if self.options.is_quick and best_rows:
-            found.append(next(row.kernel for row in tried if row.kernel in self._algorithm_names[kernel.name]))
+        found += [row.kernel for row in own[:1]] if self.options.is_quick else []
         return list(dict.fromkeys(found))
 
     def _measure_algorithms(
@@ -328,13 +322,13 @@ class FindStrategy(PlanStrategy):
             regime, finalists, rounds, self._compute_phase_end(self.pace.chosen_end_share), self._compute_phase_end(1.0)
         )
 
-    def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> None:
-        """Allocate operands that are large enough for all these shapes, then start the regime."""
+    def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> Regime:
+        """Allocate operands that are large enough for all these shapes, then start the regime and return it."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
             problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
         )
-        self.runner.start_regime(regime)
+        return self.runner.start_regime(regime)
 
     def _visit_candidates(
         self, regime: Regime, burst: Sequence[Measurement]

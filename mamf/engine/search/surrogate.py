@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,6 @@ from mamf.operations.matmul.shapes import MatmulShape
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
 
 _MAX_FIT_STEPS = 6
 # Values of log TFLOPS that are further than about this below the best value are compressed, so that differences among
@@ -154,17 +153,13 @@ def _get_blas_controller() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def limit_to_one_thread(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Return the method, changed so that BLAS uses one thread in it. With matrices as small as those of the search,
+@contextmanager
+def limit_to_one_thread() -> Iterator[None]:
+    """Let BLAS use one thread within this context or decorated method. With matrices as small as those of the search,
     waking other threads takes most of the time.
     """
-
-    @functools.wraps(method)
-    def run_with_one_blas_thread(*arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
-        with _get_blas_controller().limit(limits=1):
-            return method(*arguments, **named)
-
-    return run_with_one_blas_thread
+    with _get_blas_controller().limit(limits=1):
+        yield
 
 
 # The prior variance of a constant difference between kernels, as a share of the variance over shapes.
@@ -358,8 +353,7 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
 def compute_noisy_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
     """Return the covariance of measured candidates: the prior covariance plus measurement noise."""
     found = compute_covariance(parts, hyperparameters)
-    found.flat[:: len(found) + 1] += hyperparameters.noise_share
-    return found
+    return found + hyperparameters.noise_share * np.eye(len(found))
 
 
 def find_likeliest_hyperparameters(

@@ -30,7 +30,7 @@ from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catc
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
-from mamf.measurement import Measurement, Status
+from mamf.measurement import Measurement, Status, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import problem_for
 from mamf.operations.matmul.shapes import MatmulShape
@@ -153,10 +153,8 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
     """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
-    names_by_operation: dict[str, list[str] | None] = {}
-    for name in names or ():
-        names_by_operation.setdefault(discovery.find_operation_of_kernel(name).name, []).append(name)  # type: ignore[union-attr]
     found = dict[str, AnyKernel]()
+    names_by_operation = group_pairs((discovery.find_operation_of_kernel(name).name, name) for name in names or ())
     registered = discovery.find_entry_points_by_name(discovery.OPERATION_GROUP)
     for of, own in (names_by_operation or dict.fromkeys(registered)).items():
         with suppress(*(() if names else (UnavailableError,))):

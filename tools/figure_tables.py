@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import mamf
-from mamf.ceilings.ceiling import Ceiling, compute_known_share, compute_mamfu
+from mamf.ceilings.ceiling import compute_known_share, compute_mamfu
 from mamf.cli import main as mamf_command
 from mamf.cli import run_command
 from mamf.errors import MamfError
@@ -269,32 +269,6 @@ def winners_table(words: Sequence[str]) -> str:
     return format_markdown_table(heads, lines, {"dtype", "kernels tried", "fastest kernel"})
 
 
-def cards_table(words: Sequence[str]) -> str:
-    """A card a line: the ceilings that finds gave it, in the order of the logs."""
-    found: dict[str, dict[str, list[Ceiling]]] = {}
-    for path in split_words(words)[0]:
-        log = read(path)
-        held = found.setdefault(log.header["device"]["uuid_hash"], {})
-        for regime, ceiling in log.ceilings.items():
-            held.setdefault(regime, []).append(ceiling)
-    lines = []
-    for card, held in found.items():
-        cells = [card[:6]]
-        for regime in ("burst", "sustained"):
-            rates = [each.rate for each in held.get(regime, [])]
-            half = max((each.interval.half_width / each.rate for each in held.get(regime, [])), default=None)
-            cells += [
-                " ".join(map(format_significant, rates)) or MISSING_VALUE,
-                "" if half is None else f"+-{percent(half, 2)}",
-            ]
-            if len(words) > len(found):
-                cells.append(MISSING_VALUE if len(rates) < 2 else percent(max(rates) / min(rates) - 1, 2))
-        lines.append(cells)
-    spread = ["spread"] if len(words) > len(found) else []
-    heads = ["card", "burst TFLOPS", "interval", *spread, "sustained TFLOPS", "interval", *spread]
-    return format_markdown_table(heads, lines, {"card", "burst TFLOPS", "sustained TFLOPS"})
-
-
 # -- runs of mamf-finder -----------------------------------------------------------------------------------------------
 
 
@@ -388,7 +362,6 @@ def simulated_table(words: Sequence[str]) -> str:
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
     "matrix": matrix_table,
     "winners": winners_table,
-    "cards": cards_table,
     "finder-repeats": finder_repeats_table,
     "mamf": mamf_table,
     "terminal": terminal_table,

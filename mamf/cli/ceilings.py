@@ -7,7 +7,7 @@ a row divided by a ceiling.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from mamf.backend import Backend, DeviceInfo
@@ -166,9 +166,14 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
     kernels = [name for name, _ in choose_kernels(of, backend)]
-    seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)]
     return make_operation_plan(
-        of, kernels, [problem], shapes[:1] or of.default_shapes(backend)[-1:], regimes, FIND, budget_seconds=seconds
+        of,
+        kernels,
+        [problem],
+        shapes[:1] or of.default_shapes(backend)[-1:],
+        regimes,
+        FIND,
+        budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],
     )
 
 
@@ -182,16 +187,13 @@ def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan])
     return [replace(search, budget_seconds=min(part, search.budget_seconds or part)) for search in searches]
 
 
-def describe_short_budget(search: Plan) -> str | None:
-    """Describe, as a warning, what a search loses because the budget shortens it. Return None if the budget does not
-    shorten it.
-    """
-    usual = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
-    seconds = search.budget_seconds or usual
-    if seconds >= usual:
-        return None
-    return (
-        f"--budget leaves only {seconds:.3g} of the usual {usual:.0f} s for the "
-        f"{get_ceiling_name(search)} ceiling: the ceiling may be "
-        "several percent too low, and shares of it too high"
-    )
+def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
+    """Print a warning for each search that the budget shortens, because its ceiling may be too low."""
+    for search in searches:
+        usual = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
+        if search.budget_seconds and search.budget_seconds < usual:
+            warn(
+                f"--budget leaves only {search.budget_seconds:.3g} of the usual {usual:.0f} s for the "
+                f"{get_ceiling_name(search)} ceiling: the ceiling may be several percent too low, and shares of it too "
+                "high"
+            )

@@ -35,7 +35,7 @@ from mamf.cli.terminal import (
     redirect_reports,
     warn,
 )
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
@@ -78,8 +78,6 @@ from mamf.plugins.discovery import find_first_backend, load_backend_class, open_
 #: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
-#: The exit codes if a device failed or nothing was measured, and if a kernel's output was wrong.
-_FAILED_EXIT_CODE, WRONG_RESULT_EXIT_CODE = 1, 3
 #: Seconds that a process has to complete its log after its parent process has ended.
 _MAX_LOG_END_SECONDS = 15.0
 
@@ -167,7 +165,7 @@ def _run_on_devices(
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
                 watch = ChildWatch(
-                    [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, WRONG_RESULT_EXIT_CODE)
+                    [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, REGRESSION_EXIT_CODE)
                 )
                 watch_children(watch, due, on_event=forward_warning)
                 failure_reasons |= watch.failure_reasons
@@ -193,13 +191,13 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
-        return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, _FAILED_EXIT_CODE)
+        return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
     from mamf.report.verification import count_checked
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    view = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, get_kind(log.plan).make_document(log, view))
+    report_options = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
+    print_document(options, get_kind(log.plan).make_document(log, report_options))
     print_line(f"logs: {folder}", choose_note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
     if failure_reasons:
@@ -207,10 +205,10 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
-        return WRONG_RESULT_EXIT_CODE
+        return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE
-    return _FAILED_EXIT_CODE if failure_reasons or not any(row.ok for row in log.measurements) else 0
+    return FAILURE_EXIT_CODE if failure_reasons or not any(row.ok for row in log.measurements) else 0
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
@@ -237,25 +235,18 @@ def _resume_folder(options: argparse.Namespace) -> int:
         raise LogMismatchError(f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}")
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
-    due = {device: [log for log in logs[device] if _is_unfinished(options, log)] for device in left}
+    commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
+    for device, log in [(index, log) for index in left for log in logs[index]]:
+        plan = log.plan
+        is_complete = log.tier == "complete" and len(log.lasting_rows) == len(log.measurements)
+        if not is_complete or (plan.kind == VERIFY and options.budget is not None):
+            share = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
+            commands.setdefault(device, []).append(_make_device_command(options, device, share, log.path))
+            resumed_paths.append(str(log.path))
     if options.dry_run:
-        print_line(f"resumed: {', '.join(str(log.path) for each in due.values() for log in each) or 'nothing'}")
+        print_line(f"resumed: {', '.join(resumed_paths) or 'nothing'}")
         return 0
-    commands = {
-        device: [_make_device_command(options, device, _find_rank_and_count(log), log.path) for log in each]
-        for device, each in due.items()
-    }
     return _run_and_report(options, folder, commands)
-
-
-def _is_unfinished(options: argparse.Namespace, log: RunLog) -> bool:
-    """Return whether rows are missing from a log. A verification with a --budget is always unfinished."""
-    is_extended = log.plan.kind == VERIFY and options.budget is not None
-    return is_extended or log.tier != "complete" or len(log.lasting_rows) < len(log.measurements)
-
-
-def _find_rank_and_count(log: RunLog) -> list[int]:
-    return [log.plan.options.rank, log.plan.options.ranks] if log.plan.is_shared else [0, 0]
 
 
 def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: SendRecord) -> int:
@@ -267,7 +258,7 @@ def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: S
         options.given = set()
     with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
         code = run_command(options)
-    if code != _FAILED_EXIT_CODE:
+    if code != FAILURE_EXIT_CODE:
         return code
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
@@ -470,8 +461,14 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
         send({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
 
-    budget = options.budget or NODE_BUDGET_SECONDS
-    run = DeviceRun(backend, options.output_folder, options.dtype, options.kernel, budget, options.verify)
+    run = DeviceRun(
+        backend,
+        options.output_folder,
+        options.dtype,
+        options.kernel,
+        options.budget or NODE_BUDGET_SECONDS,
+        options.verify,
+    )
     run.on_progress, run.wait_for_others = lambda text: send({PHASE_KEY: text}), wait_for_others
     run.measure_single_device_parts()
     if devices > 1:

@@ -26,7 +26,7 @@ from mamf.cli.resuming import (
     run_interruptible,
 )
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
 from mamf.engine.runner import NamedKernel, Setup, Strategy
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.kinds.driver import ResumedLog, Run
@@ -39,8 +39,6 @@ from mamf.operation import Operation, Request
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 from mamf.report.document import Document, format_count
-
-NOTHING_MEASURED_EXIT_CODE = 1
 
 
 def run_session(options: argparse.Namespace, make_session: Callable[..., Session], *arguments: Any) -> int:
@@ -59,19 +57,12 @@ def run_kernel_session(
     """Measure kernels of an operation and return the exit code. By default, take the operation of --operation or of the
     command's name.
 
-    Reports wrong options before it opens a device.
+    Reports wrong options before it opens a device. Raises UsageError if an option has no effect on this run.
     """
-    _require_effective_options(options)
-    operation = operation or make_operation(getattr(options, "operation", None) or options.command)
-    return run_session(options, make_session, make_request(operation, options))
-
-
-def _require_effective_options(options: argparse.Namespace) -> None:
-    """Raise UsageError if an option has no effect on this run."""
     of_regimes = {
         "flush": ("--no-flush", BURST),
-        "num_iterations": ("--num-iterations", CLASSIC),
-        "num_warmup_iterations": ("--num-warmup-iterations", CLASSIC),
+        "timed_launches": ("--num-iterations", CLASSIC),
+        "warmup_launches": ("--num-warmup-iterations", CLASSIC),
     }
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
         option, regime = of_regimes[name]
@@ -79,6 +70,8 @@ def _require_effective_options(options: argparse.Namespace) -> None:
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
         raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")
+    operation = operation or make_operation(getattr(options, "operation", None) or options.command)
+    return run_session(options, make_session, make_request(operation, options))
 
 
 class Session:
@@ -158,8 +151,11 @@ class Session:
             require_same_plan(self.options, before, self.make_plan_to_compare(before))
         # Give a resumed run the budget of its log again if the budget affects the ceilings or ends the run.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
-        names = tuple(name for name, _ in self.kernels)
-        return replace(before, kernels=names, budget_seconds=compute_remaining_budget(self.options) or usual)
+        return replace(
+            before,
+            kernels=tuple(name for name, _ in self.kernels),
+            budget_seconds=compute_remaining_budget(self.options) or usual,
+        )
 
     # -- parts that commands override ----------------------------------------------------------------------------------
 
@@ -208,11 +204,10 @@ class Session:
         print_plan(self.plan, self.measured_run.remaining_steps, self.backend)
 
     def make_log_name_label(self) -> str:
-        """Return the part of the log's default file name that describes the plan, such as ``matmul-bfloat16-burst``."""
+        """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
+        is_named = self.command != self.operation.name and self.operation.compares_kernels
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return "-".join(
-            [*([] if self.command == self.operation.name else [self.operation.name]), *dtypes, *self.plan.regimes]
-        )
+        return "-".join([*([self.operation.name] if is_named else []), *dtypes, *self.plan.regimes])
 
     def count_remaining_measurements(self) -> int | None:
         """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""
@@ -274,7 +269,7 @@ class Session:
             if not run.is_written:
                 warn(str(error))
             return error.exit_code
-        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else NOTHING_MEASURED_EXIT_CODE
+        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else FAILURE_EXIT_CODE
 
     def _report_finished_run(self, run_exit_code: int) -> int:
         """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""

@@ -119,7 +119,7 @@ class Meter:
     - ``backend``: a device, as ``mamf.peak`` takes it; the default is the one that this process uses.
 
     Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. Its methods
-    raise nothing. A meter belongs to the thread that calls it first; other threads may read ``mean``.
+    raise nothing. Give each training loop its own meter; other threads may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -152,18 +152,16 @@ class Meter:
         self.backend = resolve_backend(backend)
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
-        self._replica_count, self._share_of_rank = world_size // model_parallel, 1 / model_parallel
+        self._replica_count = world_size // model_parallel
         self._given_ceiling = None if ceiling is None else convert_ceiling_to_flops(ceiling)
         self._tokens_per_pass = tokens_per_step
         self._flops_per_pass, self._flop_per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("give the meter either model= with sequence_length=, or flops_per_step=")
-            self._flop_per_token = model_flops(model).per_token(sequence_length, causal) * self._share_of_rank
+            self._flop_per_token = model_flops(model).per_token(sequence_length, causal) / model_parallel
         self._lock = threading.RLock()
         self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}
-        self._given_warnings: set[str] = set()
-        self._thread_id = 0
         self._step_number = 0
         self._end_mark: Any = None
         self._begin_mark: Any = None
@@ -178,8 +176,7 @@ class Meter:
     def begin(self) -> None:
         """Mark that the data of the next step are ready. The time since the end of the last step counts as waiting."""
         with self._lock:
-            if self._is_called_by_first_thread():
-                self._begin_mark = self._place_mark()
+            self._begin_mark = self._place_mark()
 
     def step(
         self,
@@ -195,8 +192,6 @@ class Meter:
         the step's time.
         """
         with self._lock:
-            if not self._is_called_by_first_thread():
-                return None
             end, start = self._place_mark(), self._begin_mark if self._end_mark is None else self._end_mark
             figures = self.finish()
             self._step_number += 1
@@ -245,23 +240,6 @@ class Meter:
         with self._lock:
             self.finish()
             self._end_mark = self._begin_mark = None
-
-    def _is_called_by_first_thread(self) -> bool:
-        """Return whether this thread is the first that called the meter; if not, give a warning.
-
-        Only one thread may end steps, because the steps of two training loops would count each other's time.
-        """
-        self._thread_id = self._thread_id or threading.get_ident()
-        is_own = self._thread_id == threading.get_ident()
-        if not is_own:
-            self._warn_once("the meter does not count steps of another thread: give each training loop its own Meter")
-        return is_own
-
-    def _warn_once(self, line: str) -> None:
-        if line not in self._given_warnings:
-            self._given_warnings.add(line)
-            with suppress(Warning):  # Raise nothing, even if the program turns warnings into errors.
-                warnings.warn(line, MamfWarning, stacklevel=4)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -332,8 +310,9 @@ class Meter:
                     ceiling = find_measured_peak(self.backend, dtype).flops
                 except MamfError as error:
                     ceiling = math.nan
-                    if not self._given_warnings:
-                        self._warn_once(f"MAMFU is NaN: {error}")
+                    if not any(math.isnan(each) for _, each in self._peaks_and_ceilings.values()):
+                        with suppress(Warning):  # Raise nothing, even if the program turns warnings into errors.
+                            warnings.warn(f"MAMFU is NaN: {error}", MamfWarning, stacklevel=3)
             self._peaks_and_ceilings[dtype] = (listed.flops if listed else math.nan, ceiling)
         return self._peaks_and_ceilings[dtype]
 

@@ -216,8 +216,9 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
-    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
-    return build_roofs(ceilings, log.header["device"]["cache_bytes"])
+    return build_roofs(
+        [*log.all_ceilings.values(), *log.own_ceilings.values()], cache_bytes=log.header["device"]["cache_bytes"]
+    )
 
 
 def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
@@ -231,7 +232,6 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
         key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
         if key not in best_rows or row.rank > best_rows[key].rank:
             best_rows[key] = row
-    shares = {key: compute_mamfu(row, ceilings) for key, row in best_rows.items()}
     return {
         **end.make_summary(len(measured)),
         "best": {
@@ -239,7 +239,7 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
                 "kernel": row.kernel,
                 "shape": str(row.shape),
                 "tflops": round(row.best_rate, 3),
-                "mamfu": None if (share := shares[key]) is None else round(share, 4),
+                "mamfu": None if (share := compute_mamfu(row, ceilings)) is None else round(share, 4),
                 **make_device_record(row),
             }
             for key, row in best_rows.items()

@@ -63,9 +63,11 @@ class Explain(Kind):
         if not rows:
             return super().make_document(log, report_options)
         first = rows[0]
-        head = [describe_machine(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"]
         return make_explanation_document(
-            make_waterfall_steps(rows, DeviceInfo(**log.header["device"])), rows, head, [describe_end(log.summary)]
+            make_waterfall_steps(rows, DeviceInfo(**log.header["device"])),
+            rows,
+            [describe_machine(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"],
+            [describe_end(log.summary)],
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:

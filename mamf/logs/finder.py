@@ -294,7 +294,12 @@ class _RunParser:
                 )
         stages = {row.stage for _, row in self._rows}
         is_staged, has_headline = bool(stages - {""}), bool({"MAMF", "MSMF"} & set(self._best))
-        why = self._explain_interruption(is_staged, has_headline)
+        causes = (
+            (self._header_and_summary.get("tried") == 0, "interrupted before the first shape was measured"),
+            (not self._best, "no summary: the log was cut off, or the run was killed"),
+            (is_staged and not has_headline, "not confirmed: its best figures come from scouts and are not ceilings"),
+        )
+        why = next((cause for is_met, cause in causes if is_met), "")
         if self._is_reduction_second:
             self._remarks.append("the log prints shapes as MxKxN; they are MxNxK here")
         if self._unmatched_count:
@@ -311,19 +316,6 @@ class _RunParser:
             is_complete=not why,
             remarks=(*([why] if why else []), *self._remarks),
         )
-
-    def _explain_interruption(self, is_staged: bool, has_headline: bool) -> str:
-        """Return why the run is not complete; empty if it is.
-
-        ``is_staged``: whether the version has stages. ``has_headline``: whether the summary has a MAMF or MSMF.
-        """
-        if self._header_and_summary.get("tried") == 0:
-            return "interrupted before the first shape was measured"
-        if not self._best:
-            return "no summary: the log was cut off, or the run was killed"
-        if is_staged and not has_headline:
-            return "not confirmed: its best figures come from scouts and are not ceilings"
-        return ""
 
     def _convert_shape(self, printed: str) -> str | None:
         """Convert a printed shape to MxNxK. Returns None if the log has no valid shape.

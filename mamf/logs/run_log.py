@@ -22,7 +22,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -284,8 +284,6 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
         read = read_record(header, HeaderRecord)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
-        if any(isinstance(size, int) and abs(size) > MAX_SIZE for each in devices for size in each.values()):
-            raise ValueError("a number in the device's record has more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]
@@ -401,10 +399,8 @@ def compute_device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
     search_rows: dict[SpeedContext, dict[int, list[Measurement]]] = {}
     for row in rows:
         if row.device is not None and row.is_reference and row.ok:
-            of = reference_visits.setdefault(get_speed_context(row), {}).setdefault(
-                (row.problem, row.shape, row.kernel), {}
-            )
-            of.setdefault(row.device, []).append(row)
+            visits = reference_visits.setdefault(get_speed_context(row), {})
+            visits.setdefault((row.problem, row.shape, row.kernel), {}).setdefault(row.device, []).append(row)
         elif row.device is not None and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):
             search_rows.setdefault(get_speed_context(row), {}).setdefault(row.device, []).append(row)
     found = {context: _compute_speeds_by_reference(each) for context, each in reference_visits.items()}

@@ -153,21 +153,13 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
 def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     unit, factor = FIGURE_UNITS[name]
     lines: dict[str, list[Point]] = {}
-    for place, (device, line) in enumerate(zip(devices, _choose_legend_names(devices), strict=True)):
+    for place, device in enumerate(devices):
         if name in device.figures:
+            # Devices with one name in the legend have one color. With many devices it is the name of their machine.
+            line = device.label if len(devices) <= _MAX_DEVICE_LABELS else f"node {device.node}"
             rate = device.figures[name] * factor
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
     values = [device.figures[name] for device in devices if name in device.figures]
     title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
-
-
-def _choose_legend_names(devices: Sequence[NodeDevice]) -> list[str]:
-    """Return a name for the legend for each device: its label, or the name of its node (machine) if there are too many
-    devices. Devices with one name have one color.
-    """
-    if len(devices) <= _MAX_DEVICE_LABELS:
-        return [device.label for device in devices]
-    nodes = {device.node for device in devices}
-    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device" for device in devices]

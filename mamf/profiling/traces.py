@@ -185,19 +185,14 @@ def _read_and_unpack_file(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            max_bytes = _MAX_TRACE_BYTES
-            if is_packed:
-                # Traces are 10 to 30 times as large as their gzip files. A small forged file could fill the memory.
-                max_bytes = min(max_bytes, 64 * max(state.st_size, 1 << 18))
-            data = (unpacked if is_packed else file).read(max_bytes + 1)
+            data = (unpacked if is_packed else file).read(_MAX_TRACE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > max_bytes:
-        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
+    if len(data) > _MAX_TRACE_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_TRACE_BYTES >> 20} MiB unpacked: trace fewer steps")
     return data
 
 

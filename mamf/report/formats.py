@@ -49,7 +49,10 @@ def format_terminal(document: Document, width: int | None = None) -> str:
 def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, list[str]]:
     """Return a table as text for a terminal, and the titles of the columns that do not fit ``width``."""
     rows = block.visible_rows
-    columns = [_shorten_column(column, block, width) for column in block.visible_columns]
+    columns = [
+        _shorten_column(column, block, width) if width and column.min_characters else column
+        for column in block.visible_columns
+    ]
     kept = drop_columns_to_fit(columns, rows, width)
     cells = [[column.format_cell(row) for column in kept] for row in rows]
     table_text = (
@@ -63,12 +66,10 @@ def _format_lines(texts: Iterable[str], width: int | None) -> str:
     return "".join(f"{wrap_line(escape_invisible_characters(text), width)}\n" for text in texts)
 
 
-def _shorten_column(column: Column[Any], table: Table[Any], width: int | None) -> Column[Any]:
+def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Column[Any]:
     """Return a column that cuts its texts to the room that the other columns leave, but not below
-    ``column.min_characters``. Columns that must not be cut are returned unchanged.
+    ``column.min_characters``.
     """
-    if width is None or not column.min_characters:
-        return column
     others = sum(
         _measure_column_width(each, table.visible_rows) + len(COLUMN_GAP)
         for each in table.visible_columns

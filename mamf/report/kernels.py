@@ -243,15 +243,16 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     )
     by_phase = ((step, {row.problem.phase: row for row in same}) for step, same in steps.items())
     measured = [each for each in by_phase if len(each[1]) > 1]
+    if not measured:
+        return
     columns: list[Column[tuple[Any, _RowsByPhase]]] = [
         Column("kernel", "kernel", lambda each: each[0][0], left=True),
         Column("shape", "shape", lambda each: each[0][1], left=True),
         Column("regime", "regime", lambda each: each[0][2], importance=3, left=True),
         *(column for part in _STEP_PARTS.items() for column in _make_part_columns(*part)),
     ]
-    if measured:
-        yield Table(columns, measured, key="parts")
-        yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
+    yield Table(columns, measured, key="parts")
+    yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
 
 
 def make_kernels_document(
@@ -281,7 +282,7 @@ def make_kernels_document(
             if has_memory
             else []
         ),
-        *describe_devices(rows, header),
+        *(describe_devices(rows, header) if header.get("devices") else ()),
         *shares.describe_ceilings(rows),
     ]
     in_table = {(each.regime, each.problem) for each in (confirmed or {}).values()}

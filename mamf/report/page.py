@@ -62,7 +62,6 @@ class Command:
 
 
 PagePart = Block | Picture | Command
-_MAX_SECTIONS_WITHOUT_CONTENTS = 3
 
 
 @dataclass(frozen=True)
@@ -94,17 +93,6 @@ class Page:
     level: str = ""
     sections: Sequence[Section] = ()
     links: Sequence[tuple[str, str]] = ()
-
-    @property
-    def contents(self) -> list[tuple[int, str]]:
-        """The number and heading of each section, for a table of contents. Empty if the page has few sections or all of
-        them are open.
-        """
-        shown = [section for section in self.sections if section.parts]
-        numbered = [(number, each.heading) for number, each in enumerate(shown, start=1) if each.heading]
-        return (
-            numbered if len(shown) > _MAX_SECTIONS_WITHOUT_CONTENTS and not all(each.is_open for each in shown) else []
-        )
 
 
 def render_page(page: Page) -> str:
@@ -157,7 +145,6 @@ def _load_template(name: str) -> Template:
     )
     environment.globals |= {
         "choose_macro": _choose_macro,
-        "make_table_context": _make_table_context,
         "make_picture_context": make_picture_context,
     }
     environment.filters["markup"] = Markup
@@ -178,19 +165,6 @@ def _choose_macro(part: PagePart) -> str:
     """Return the name of the template macro that renders a part of a section."""
     kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
-
-
-def _make_table_context(table: Table[Any]) -> dict[str, Any]:
-    """Return the cells of a table for its template."""
-    columns = table.visible_columns
-
-    def make_cell(text: str, column: Any) -> dict[str, Any]:
-        return {"text": strip_markup(text), "is_left": column.left, "address": getattr(text, "address", "")}
-
-    return {
-        "heads": [make_cell(column.title, column) for column in columns],
-        "rows": [[make_cell(column.format_cell(row), column) for column in columns] for row in table.visible_rows],
-    }
 
 
 def safe_address(address: str) -> str:

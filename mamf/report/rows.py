@@ -31,6 +31,7 @@ from mamf.report.document import (
     label_kernel,
     make_clock_columns,
     make_columns_from_mappings,
+    make_rate_column,
     name_rate_column,
     shorten_line,
 )
@@ -72,7 +73,7 @@ def make_row_columns(
         Column("reason", "", lambda row: row.reason),
         *rate,
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
-        *make_device_columns(rows),
+        *(make_device_columns(rows) if any(row.device is not None for row in rows) else ()),
         *shares.make_columns(rows),
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
@@ -102,22 +103,20 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
     of ``rows`` read well.
     """
     unit = rows[0].work.unit if rows else "TFLOPS"
-    shown, factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])
-
-    def rate(value: float) -> str:
-        return format_significant(value * factor)
+    factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
 
     def make_statistic_column(name: str, title: str, importance: int = 7) -> Column[Measurement]:
         return Column(
             name_rate_column(f"rate_{name}", unit),
             title,
             lambda row: row.rate(name) if row.summary else None,
-            rate,
+            lambda rate: format_significant(rate * factor),
             importance,
         )
 
     has_other_statistic = any(row.best_by not in ("mean", "median") for row in rows)
-    return [Column(name_rate_column("rate", unit), shown, lambda row: row.best_rate if row.ok else None, rate)], [
+    rate = make_rate_column(name_rate_column("rate", unit), unit, lambda row: row.best_rate if row.ok else None, rows)
+    return [rate], [
         Column(name_rate_column("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
         Column(name_rate_column("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
         make_statistic_column("median", "median" if has_other_statistic else "", 1),
@@ -267,7 +266,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[
         describe_clock(conditions),
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
-        describe_row_device(best),
+        "" if best.device is None else describe_row_device(best),
         *(
             text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON
         ),  # the interval in the first line says it
@@ -307,11 +306,7 @@ def make_device_record(row: Measurement) -> dict[str, Any]:
 
 
 def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-    """Return columns of the device of a row and of its rate scaled to the first device of the run. Return an empty list
-    for a run on one device.
-    """
-    if all(row.device is None for row in rows):
-        return []
+    """Return columns of the device of a row and of its rate scaled to the first device of the run."""
     unit = rows[0].work.unit
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
     return [
@@ -328,11 +323,7 @@ def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]
 
 
 def describe_row_device(row: Measurement) -> str:
-    """Name the device of a row, with its rate scaled to the first device of the run. Return an empty text for a run on
-    one device.
-    """
-    if row.device is None:
-        return ""
+    """Name the device of a row, with its rate scaled to the first device of the run."""
     if row.device_speed in (None, 1.0):
         return f"device {row.device}" + ("" if row.device_speed else ", not compared")
     half_width = row.comparable_interval.half_width / row.comparable_seconds
@@ -341,11 +332,7 @@ def describe_row_device(row: Measurement) -> str:
 
 
 def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """Return lines that list the devices that shared a run and compare their speeds, or no lines for a run on one
-    device.
-    """
-    if not header.get("devices"):
-        return []
+    """Return lines that list the devices that shared a run and compare their speeds."""
     lines = []
     for device in header["devices"]:
         known = [

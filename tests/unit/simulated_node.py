@@ -72,6 +72,5 @@ def install(patch):
     patch.setattr("mamf.node.device.plan_search", short_plan)
     patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=RoundCounts(choosing=0, confirming=3)))
     patch.setattr(FindStrategy, "sustained_candidate_count", 1)
-    patch.setattr("mamf.node.device._SECONDS_PER_ROW", 0.01)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

@@ -110,7 +110,7 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
     monkeypatch.setattr("mamf.cli.commands.run.launch_in_profiler_window", launch)
     assert main(command[command.index("run") :]) == 0
     assert launched[0][:2] == (problem, shape)
-    assert launched[0][-1].launches == 2
+    assert launched[0][3] == 2
 
 
 def test_it_is_shown_in_every_format(run, counted):

@@ -98,11 +98,11 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
 
 def test_a_large_page_begins_with_contents_and_closed_pictures():
     page = make_report([H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
-    assert page.contents == [(1, "Pictures"), (2, "Figures"), (3, "Conditions"), (4, "Reproduce it")]
     assert [section.is_open for section in page.sections] == [False, True, False, True]
-    assert 'href="#part-1"' in render_page(page)
+    headings = ("Pictures", "Figures", "Conditions", "Reproduce it")
+    assert all(f'<a href="#part-{i}">{name}</a>' in render_page(page) for i, name in enumerate(headings, start=1))
     assert [fact.unit for fact in page.facts] == ["%", "%"]
-    assert make_report([FIND]).contents == []
+    assert 'aria-label="Contents"' not in render_page(make_report([FIND]))
 
 
 def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():

@@ -12,11 +12,11 @@ from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.roof import READ_BANDWIDTH, get_ceiling_name, make_ceiling_key
 from mamf.cli.ceilings import (
     add_ceiling_searches,
-    describe_short_budget,
     limit_search_budgets,
     list_needed_ceilings,
     read_given_ceilings,
     require_same_ceilings,
+    warn_of_short_budgets,
 )
 from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
@@ -25,7 +25,6 @@ from mamf.cli.terminal import (
     add_device_options,
     add_devices_options,
     add_measuring_options,
-    add_output_options,
     add_run_options,
     add_shared_options,
     warn,
@@ -88,7 +87,7 @@ def add_options(parser: Parser) -> None:
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
@@ -166,8 +165,7 @@ class _AttentionSession(Session):
         from mamf.logs.records import make_ceiling_record
 
         searches = self._list_searches_for_missing_ceilings()
-        for message in filter(None, map(describe_short_budget, searches)):
-            warn(message)
+        warn_of_short_budgets(searches)
         return SharesStrategy(
             setup,
             self.ceilings,
@@ -181,9 +179,6 @@ class _AttentionSession(Session):
         print_plan(
             self.plan, self.measured_run.remaining_steps, self.backend, self._list_searches_for_missing_ceilings()
         )
-
-    def make_log_name_label(self) -> str:
-        return "-".join(dict.fromkeys(problem.dtype for problem in self.plan.problems))
 
     def is_run_complete(self) -> bool:
         return super().is_run_complete() and not self._list_searches_for_missing_ceilings()

@@ -11,6 +11,7 @@ from mamf.cli.parser import Parser, StoreUnlessOption
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
+from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.engine.runner import Setup
 from mamf.errors import UnavailableError, UsageError
 from mamf.logs.run_log import RunLog, read_run_log
@@ -24,7 +25,6 @@ EXAMPLES = """examples:
   mamf counters sdpa-flash sdpa-cudnn --seq-lens 4096 --causal
   mamf counters --resume LOG
 """
-_NOTHING_COUNTED_EXIT_CODE = 1
 
 
 def add_options(parser: Parser) -> None:
@@ -85,8 +85,7 @@ class CountersSession(Session):
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
         self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}
-        backend_name = options.backend or self.backend.name
-        self.ncu = Ncu(options.ncu, backend_name, self.backend.index, options.launches)
+        self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
     def make_strategy(self, setup: Setup) -> CountingStrategy:
         return CountingStrategy(setup, self.counted_steps, self.ncu)
@@ -100,7 +99,7 @@ class CountersSession(Session):
         return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
 
     def choose_exit_code(self, code: int) -> int:
-        return code or (0 if self.counted_steps else _NOTHING_COUNTED_EXIT_CODE)
+        return code or (0 if self.counted_steps else FAILURE_EXIT_CODE)
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document

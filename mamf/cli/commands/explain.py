@@ -20,7 +20,6 @@ from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_output_options,
     add_run_options,
     add_shared_options,
     choose_note_stream,
@@ -57,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, budget_default="30s")
     add_device_options(parser)
     add_shared_options(parser, "--picture", "--overwrite")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -116,16 +115,12 @@ class ExplainSession(Session):
             self.operation, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
         )
 
-    def make_log_name_label(self) -> str:
-        return f"{self.plan.problems[0].dtype}-{self.plan.shapes[0]}"
-
     def print_report(self, log: RunLog) -> int:
         from mamf.kinds.registry import get_kind
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
-            chart = get_kind(log.plan).make_chart(log)
-            save_figure(draw_figure(chart), self.options.picture, self.options.overwrite)
+            save_figure(draw_figure(get_kind(log.plan).make_chart(log)), self.options.picture, self.options.overwrite)
             print_line(f"figure: {self.options.picture}", choose_note_stream(self.options))
         return code
 

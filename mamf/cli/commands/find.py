@@ -19,7 +19,6 @@ from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
     add_devices_options,
-    add_output_options,
     add_run_options,
     add_session_options,
     add_shared_options,
@@ -77,7 +76,7 @@ def add_options(parser: Parser) -> None:
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -179,9 +178,6 @@ class _MatmulSearchSession(Session):
         print_line(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
-    def make_log_name_label(self) -> str:
-        return str(self.plan.problem.dtype)
-
     def print_report(self, log: RunLog) -> int:
         from mamf.contribution.known_ceilings import compare_with_known_ceilings
         from mamf.logs.ceiling_cache import cache_ceilings
@@ -202,9 +198,13 @@ class _OperationFindSession(Session):
     def make_new_plan(self) -> Plan:
         plan = super().make_new_plan()
         regimes = choose_regimes(self.options.regime, CEILING_REGIMES)
-        budget = self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2
         return replace(
-            plan, kind=FIND, options=None, shapes=self._choose_shapes(plan), regimes=regimes, budget_seconds=budget
+            plan,
+            kind=FIND,
+            options=None,
+            shapes=self._choose_shapes(plan),
+            regimes=regimes,
+            budget_seconds=self.options.budget or DEFAULT_BUDGET_SECONDS * (1 + len(plan.problems)) / 2,
         )
 
     def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:

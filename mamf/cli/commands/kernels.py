@@ -46,10 +46,11 @@ def run_with_options(options: argparse.Namespace) -> int:
             find_entry_points_by_name(OPERATION_GROUP), key=lambda name: (name != "matmul", name != "attention", name)
         )
     )
-    device_line = Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"])
-    print_document(
-        options, Document("Kernels", [device_line, *(make_kernel_table(name, backend) for name in operation_names)])
-    )
+    blocks = [
+        Lines([f"on {backend.info.name} ({backend.name}:{backend.index})"]),
+        *(make_kernel_table(name, backend) for name in operation_names),
+    ]
+    print_document(options, Document("Kernels", blocks))
     return 0
 
 

@@ -33,8 +33,6 @@ EXAMPLES = """examples:
 """
 #: The default time budget with --quick, in seconds.
 _QUICK_SECONDS = 60.0
-#: The minimum number of launches that mamf needs to verify and measure the first row of a model.
-_MIN_FIRST_ROW_LAUNCHES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -125,24 +123,6 @@ class ModelSession(Session):
                 raise make_contradiction_error(self.options, "ceiling", logged_ceiling, self.options.ceiling)
             if any(find_rate({key: ceiling}, *each) for each in needed_keys):
                 self.known_ceilings[key] = ceiling
-
-        if self.plan.budget_seconds is not None and not self.backend.is_accelerator and self.resumed_log is None:
-            self._require_budget_for_first_row(self.plan.budget_seconds)
-
-    def _require_budget_for_first_row(self, budget_seconds: float) -> None:
-        """Raise UsageError if the first row, with its verification, takes more than ``budget_seconds`` on this CPU."""
-        from mamf.engine.estimate import measure_matmul_flops
-        from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
-
-        _, problem, shape, _ = self.measured_run.remaining_steps[0]
-        # Estimate with the rate of float32: the verification of a model of any dtype computes its reference in float32.
-        flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
-        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
-        if row_seconds > budget_seconds:
-            raise UsageError(
-                f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
-                "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
-            )
 
     def print_plan(self) -> None:
         super().print_plan()

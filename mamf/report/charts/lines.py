@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
     HINTS,
@@ -123,13 +124,9 @@ class Chart(Picture):
     @property
     def names(self) -> list[str]:
         """The names of all lines, highest rate first, or in order of appearance if lines do not join the points."""
-        highest_rates: dict[str, float] = {}
-        for panel in self.panels:
-            for line in panel.lines:
-                highest_rates[line.name] = max(highest_rates.get(line.name, 0.0), *(point.y for point in line.points))
-        return (
-            sorted(highest_rates, key=lambda name: -highest_rates[name]) if self.is_connected else list(highest_rates)
-        )
+        lines = (line for panel in self.panels for line in panel.lines)
+        rates = group_pairs((line.name, point.y) for line in lines for point in line.points)
+        return sorted(rates, key=lambda name: -max(rates[name])) if self.is_connected else list(rates)
 
     @property
     def styles(self) -> dict[str, Style]:

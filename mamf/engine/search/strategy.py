@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
@@ -294,7 +294,7 @@ class FindStrategy(PlanStrategy):
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
             try:
-                variants = kernel.variants(self.backend, self.plan.problem, shape)
+                variants: Sequence[Any] = kernel.variants(self.backend, self.plan.problem, shape)
             except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
                 variants = (kernel,)
             if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):

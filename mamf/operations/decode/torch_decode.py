@@ -181,21 +181,19 @@ class PreparedDecode:
         v = k[..., : shape.head_dim_v]
         if not shape.is_latent:
             v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
-        self._operands = q, k, v
+        self._operands = {"q": q, "k": k, "v": v}
 
     def operand_set(self) -> OperandSet:
-        _, k, v = self._operands
-        signs = SignFlipper(join_rows(k if self._shape.is_latent else v))
-        launch = partial(torch.no_grad()(self._bound.attend), *self._operands)
+        signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
+        launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
         return OperandSet(
             launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
 
     def verify(self, result: object) -> Verdict:
         """Verify the type of the output of a launch, and its values for a random sequence."""
-        q, _, v = self._operands
-        outputs = list_tensors(result)
-        expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
+        q, outputs = self._operands["q"], list_tensors(result)
+        expected = q[..., :1].expand(*q.shape[:-1], self._shape.head_dim_v)
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
@@ -206,7 +204,7 @@ class PreparedDecode:
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
-        output = list_tensors(result)[0].reshape(*self._operands[0].shape[:-1], self._shape.head_dim_v)
+        output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
         found = self._judge_sequences(output, self._tables.locate_queries())
         on_host = self._judge_one_head_on_host(output) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
@@ -220,7 +218,7 @@ class PreparedDecode:
         comparisons = []
         for sequence, rows in sequences:
             positions = self._tables.locate_tokens(sequence)
-            q, k, v = self._operands[0][rows], *(gather_tokens(each, positions) for each in self._operands[1:])
+            q, k, v = self._operands["q"][rows], *(gather_tokens(self._operands[name], positions) for name in "kv")
             step = max(1, _CHUNK_ELEMENTS // (len(positions) * self._shape.heads))
             for chunk in (slice(start, start + step) for start in range(0, len(q), step)):
                 expected = compute_sequence_attention(self._shape, q, k, v, chunk)
@@ -240,8 +238,8 @@ class PreparedDecode:
         heads = slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head)
         last = slice(-_ROWS_ON_HOST, None)
         q, k, v = (
-            self._operands[0][rows, heads].cpu(),
-            *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in self._operands[1:]),
+            self._operands["q"][rows, heads].cpu(),
+            *(gather_tokens(self._operands[name][:, kv : kv + 1], positions).cpu() for name in "kv"),
         )
         with use_one_torch_thread():
             expected = compute_sequence_attention(shape, q, k, v, last)

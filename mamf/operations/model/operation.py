@@ -247,7 +247,6 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
         return None
 
 
-_DEFAULT_BATCH, _DEFAULT_CONTEXTS = 8, (256, 512, 1024)
 #: Fields of ModelProblem that the title of a table names only if they differ from their defaults.
 _RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: Names of the model families in titles, by the style of their blocks.
@@ -271,7 +270,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     )
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
-        return [ModelShape(_DEFAULT_BATCH, context) for context in _DEFAULT_CONTEXTS]
+        return [ModelShape(8, context) for context in (256, 512, 1024)]
 
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""

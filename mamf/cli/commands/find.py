@@ -19,7 +19,6 @@ from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
     add_devices_options,
-    add_output_options,
     add_run_options,
     add_session_options,
     add_shared_options,
@@ -77,7 +76,7 @@ def add_options(parser: Parser) -> None:
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:

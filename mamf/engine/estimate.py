@@ -72,9 +72,9 @@ def measure_matmul_flops(
             raise UnsupportedError(
                 f"{kernel.name} does not support {problem.dtype} on {backend.name}: {reason}"
             ) from error
-        where = f"kernel {kernel.name} on the device of backend {backend.name}"
         raise DeviceError(
-            f"the first matmul, {size}x{size}x{size} by {where}, failed: {describe_error(error)}"
+            f"the first matmul, {size}x{size}x{size} by kernel {kernel.name} on the device of backend {backend.name}, "
+            f"failed: {describe_error(error)}"
         ) from error
     finally:
         pool.release()

@@ -150,10 +150,14 @@ class FindStrategy(PlanStrategy):
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.find_leaders(self.pace.candidate_count)] or shapes[:1]
-            near = list_shapes_around(best, step, grid, self.max_steps_from_leader)
             # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
             # coarse steps may fill the waves of tiles exactly.
-            search.set_shapes([*near, *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser)])
+            search.set_shapes(
+                [
+                    *list_shapes_around(best, step, grid, self.max_steps_from_leader),
+                    *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser),
+                ]
+            )
             share = self.pace.scout_end_share + (self.pace.refine_end_share - self.pace.scout_end_share) * number / len(
                 steps
             )
@@ -239,14 +243,13 @@ class FindStrategy(PlanStrategy):
         """Return the kernel of the fastest row of ``tried``, in a list. Return an empty list if that kernel is not
         clearly faster on these shapes than the default kernel.
         """
-        default = (
-            row
+        default_rates = (
+            row.best_rate
             for row in self._scouted_rows
             if row.ok and row.kernel == self._default_kernel_name and row.shape in shapes
         )
-        to_beat = (1 + self.min_gain_share) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
-        if best is None or best.best_rate < to_beat:
+        if best is None or best.best_rate < (1 + self.min_gain_share) * max(default_rates, default=0.0):
             return []
         return [kernel for kernel in self._ranked_kernels if best.kernel in self._algorithm_names[kernel.name]]
 
@@ -410,9 +413,8 @@ class KernelsFindStrategy(RowsStrategy):
             candidates = self._find_best_candidates(problem, _CANDIDATE_COUNTS[regime.name])
             if not candidates:
                 continue
-            shapes = [shape for shape, _ in candidates]
             run.allocate_largest_operands(
-                problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
+                problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape, _ in candidates)
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)

@@ -3,9 +3,9 @@
 A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
 torch_kernels.py is the shortest example.
 
-The reference with which outputs are compared is that of attention, one sequence at a time. It runs on the device, and for one head of a random sequence also on the host. mamf compares the whole
-output before timing and at the end, and the output of a random sequence between the trains (series of launches) of a
-burst.
+mamf compares outputs with the reference of the operation attention, one sequence at a time: the whole output before
+timing and at the end, and the output of a random sequence between the trains (series of launches) of a burst. The
+reference runs on the device, and for one head of a random sequence also on the host.
 """
 
 from __future__ import annotations

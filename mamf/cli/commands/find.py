@@ -218,7 +218,7 @@ class _OperationFindSession(Session):
             info, may_be = self.backend.info, self.operation.may_be_ceiling
             return [shape for shape in shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
 
-        if self.request.names_shapes:
+        if self.request.shapes or self.request.sizes:
             if filter_possible_ceilings(plan.shapes):
                 return plan.shapes
             possible_shapes = filter_possible_ceilings(self.operation.default_shapes(self.backend))

@@ -20,7 +20,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import check_triton_backend
+from mamf.operations.compilation import check_triton_backend, get_architecture_major
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
@@ -137,6 +137,7 @@ _ASSUMED_COMPUTE_UNITS = 64
 # 128 x 256 with 8 warps, fill its registers.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT_BYTES = 16
+_HOPPER_MAJOR = 9
 
 
 class TritonMatmul(TorchMatmul):
@@ -263,11 +264,8 @@ class TritonMatmul(TorchMatmul):
 
 def supports_tensor_descriptors(backend: Backend) -> bool:
     """Return whether the device supports tensor descriptors, and the installed Triton can create them on the host."""
-    architecture = backend.info.architecture or ""
-    is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
-    if not is_known or int(architecture.removeprefix("sm_")) < 90:  # sm_90 is Hopper.
-        return False
-    return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+    has_hardware = backend.runtime == "cuda" and get_architecture_major(backend) >= _HOPPER_MAJOR
+    return has_hardware and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def _choose_arithmetic_options(problem: MatmulProblem, configuration: TritonConfiguration) -> dict[str, Any]:

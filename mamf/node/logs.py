@@ -32,6 +32,8 @@ MULTI_DEVICE_PARTS = ("peers",)
 VERIFY_PART = "verify"
 #: The name of the file with what the parent process knows about the run.
 RUN_FILE_NAME = "run.json"
+# The version of the format of run.json, which the file states.
+_RUN_FILE_SCHEMA = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
 #: Beginnings of the failure reasons for which the device is not at fault.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
@@ -57,7 +59,7 @@ class NodeRun:
 
     def write(self, folder: Path) -> None:
         record = {
-            "schema": 2,
+            "schema": _RUN_FILE_SCHEMA,
             "devices": list(self.devices),
             "is_over": self.was_watched_to_end,
             "not_together": scrub_text(self.why_not_together),

@@ -118,6 +118,10 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
 
 # Maximum number of devices with a separate label on the axis or in the legend of the chart.
 _MAX_DEVICE_LABELS = 12
+# Maximum number of findings whose texts are notes below the chart.
+_MAX_CHART_FINDINGS = 4
+# Maximum number of panels that are drawn next to one another.
+_MAX_PANELS_PER_ROW = 4
 
 
 def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Chart:
@@ -128,7 +132,7 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     if not figures:
         raise UsageError("there is nothing to draw: no device has a figure")
     panels = [_draw_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // 4)
+    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
     ticks = tuple(
@@ -141,7 +145,7 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
         tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
         notes=(
             describe_slowest(devices),
-            *(finding.text for finding in verdict.findings[:4]),
+            *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS]),
             "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale",
         ),
         is_connected=False,

@@ -36,6 +36,8 @@ from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
 #: The command that reads a run log or a trace, by the file's suffix. These files cannot be run as scripts.
 _READER_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
+# Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
+_QUIET_KINETO_LOG_LEVEL = "6"
 _MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
@@ -311,8 +313,7 @@ class StepProfiler:
         """Write the trace of the profiled steps to ``path`` and return it; None if no step was profiled."""
         if not self._profiled_steps or self.failure:
             return None
-        if not path.exists():
-            self._profiler.export_chrome_trace(str(path))
+        self._profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
         first, *others = self.optimizers.values() or [""]
         several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
@@ -443,8 +444,7 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 
 def make_torch_profiler(**options: Any) -> Any:
     """Make a torch.profiler that records the host and all kinds of devices that torch can profile here."""
-    # At level 6, Kineto, the library of torch.profiler, prints nothing when it starts and stops.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
     # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
     return torch.profiler.profile(activities=torch.profiler.supported_activities(), acc_events=True, **options)
 

@@ -169,25 +169,6 @@ class SimulatedSensors:
         )
 
 
-class SimulatedStamps:
-    """The source of clock stamps (cycles and seconds) of the simulated device. A stamp is taken after all earlier
-    launches.
-    """
-
-    def __init__(self, backend: SimulatedBackend) -> None:
-        self.backend = backend
-
-    def stamp(self) -> Elapsed:
-        device = self.backend
-        device.host_time += device.world.launch_seconds / 4
-        device.device_time = device._idle_until_time(device.host_time) + _STAMP_SECONDS
-        device.counted_cycles += _STAMP_SECONDS * device.clock_hz
-        return Elapsed(device.counted_cycles, device.device_time)
-
-    def between(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
-        return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
-
-
 class SimulatedBackend(Backend):
     """One simulated device, whose time advances only when its methods are called.
 
@@ -325,7 +306,16 @@ class SimulatedBackend(Backend):
 
     @property
     def stamps(self) -> ClockStamps | Unavailable:
-        return super().stamps if self.world.true_clock is None else SimulatedStamps(self)
+        return super().stamps if self.world.true_clock is None else self
+
+    def stamp(self) -> Elapsed:
+        self.host_time += self.world.launch_seconds / 4
+        self.device_time = self._idle_until_time(self.host_time) + _STAMP_SECONDS
+        self.counted_cycles += _STAMP_SECONDS * self.clock_hz
+        return Elapsed(self.counted_cycles, self.device_time)
+
+    def between(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
+        return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
 
     def timer_overhead(self) -> float | None:
         return self.world.timer_overhead

@@ -290,17 +290,16 @@ class Meter:
     def _make_figures(
         self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float
     ) -> StepFigures:
-        if seconds <= 0:
-            return StepFigures(number, seconds, between, math.nan, math.nan, math.nan, math.nan)
+        divisor = seconds if seconds > 0 else math.nan
         return StepFigures(
             step=number,
             seconds=seconds / steps,
             seconds_between=between / steps,
-            tokens_per_second=tokens * self._replica_count / seconds,
-            tflops=flop[0] / seconds / TERA,
-            mfu_percent=100 * flop[1] / seconds,
-            mamfu_percent=100 * flop[2] / seconds,
-            samples_per_second=samples * self._replica_count / seconds,
+            tokens_per_second=tokens * self._replica_count / divisor,
+            tflops=flop[0] / divisor / TERA,
+            mfu_percent=100 * flop[1] / divisor,
+            mamfu_percent=100 * flop[2] / divisor,
+            samples_per_second=samples * self._replica_count / divisor,
         )
 
     # -- peaks and ceilings ------------------------------------------------------------------------------------------

@@ -86,6 +86,8 @@ class MeteredCallback:
         self.options = {name: each for name, each in options.items() if each is not None}
         self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
+        #: Functions to call when the metering ends, such as one that removes a hook.
+        self.cleanup = ExitStack()
 
     def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
@@ -94,6 +96,7 @@ class MeteredCallback:
 
     def close(self) -> None:
         """Stop metering, because the training has ended."""
+        self.cleanup.close()
         training, self.training = self.training, None
         if training is not None:
             training.stop_counting()
@@ -250,8 +253,14 @@ class MeteredTraining:
         self.meter.reset()
         if mean is None:
             return {}
-        names = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
-        figures = {name: getattr(mean, name) for name in names} | {"step_seconds": mean.seconds}
+        figures = {
+            "tflops": mean.tflops,
+            "mfu_percent": mean.mfu_percent,
+            "mamfu_percent": mean.mamfu_percent,
+            "tokens_per_second": mean.tokens_per_second,
+            "samples_per_second": mean.samples_per_second,
+            "step_seconds": mean.seconds,
+        }
         return {name: each for name, each in figures.items() if not math.isnan(each)}
 
 
@@ -350,8 +359,7 @@ class BatchPass(NamedTuple):
         """Return (count, length) for each length of packed documents; empty if no documents are packed."""
         lengths: Counter[int] = Counter()
         if self.document_bounds is not None:
-            ends = self.document_bounds.tolist()
-            lengths.update(end - begin for begin, end in pairwise(ends))
+            lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
         elif self.document_positions is not None:
             for row in self.document_positions.tolist():
                 begins = [0, *(place for place in range(1, len(row)) if row[place] != row[place - 1] + 1), len(row)]

@@ -55,18 +55,21 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
         Lines(remarks),
         Answer([*slowest, f"{verdict.reason} (exit code {verdict.exit_code})"]),
     ]
-    data = {
-        "level": verdict.level,
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
-        "not_together": why_not_together,
-        "slowest": describe_slowest(devices),
-        "lost_share": compute_lost_speed_share(devices),
-        "pace": choose_speed_figure(devices),
-        "devices": [asdict(device) for device in devices],
-    }
-    return Document("Node", blocks, data)
+    return Document(
+        "Node",
+        blocks,
+        {
+            "level": verdict.level,
+            "exit_code": verdict.exit_code,
+            "reason": verdict.reason,
+            "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
+            "not_together": why_not_together,
+            "slowest": describe_slowest(devices),
+            "lost_share": compute_lost_speed_share(devices),
+            "pace": choose_speed_figure(devices),
+            "devices": [asdict(device) for device in devices],
+        },
+    )
 
 
 def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
@@ -135,13 +138,11 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
-    ticks = tuple(
-        (float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_DEVICE_LABELS
-    )
+    labeled = devices if len(devices) <= _MAX_DEVICE_LABELS else ()
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("device", ticks=ticks),
+        Axis("device", ticks=tuple((float(place), str(each.index)) for place, each in enumerate(labeled))),
         tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
         notes=(
             describe_slowest(devices),

@@ -78,8 +78,7 @@ class NodeDevice:
     @property
     def full_label(self) -> str:
         """The short name of the device, followed by its bus address and uuid hash, if they are known."""
-        uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
-        known = [each for each in (self.address, uuid) if each]
+        known = [each for each in (self.address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
 
@@ -144,8 +143,11 @@ class Baseline:
 
         If the baseline has no run of this card, the result is all cards of its model and data type.
         """
-        cards = [card for card in self.cards if card.name == device.name]
-        cards = [card for card in cards if not card.dtype or not device.dtype or card.dtype == device.dtype]
+        cards = [
+            card
+            for card in self.cards
+            if card.name == device.name and (card.dtype == device.dtype or not card.dtype or not device.dtype)
+        ]
         same = [card for card in cards if device.uuid_hash and card.uuid_hash == device.uuid_hash]
         return (same, True) if same else (cards, False)
 

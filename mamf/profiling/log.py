@@ -131,8 +131,11 @@ def get_rank_log_path(folder: Path, rank: int) -> Path:
 
 def find_rank_logs(folder: Path) -> dict[int, Path]:
     """Return the paths of the logs of ranks in a folder, by rank. Logs that are incomplete are included."""
-    names = {path: path.stem.removeprefix("rank-") for path in folder.glob(RANK_LOG_PATTERN)}
-    return {int(name): path for path, name in names.items() if name.isdecimal() and len(name) < 6}
+    return {
+        int(name): path
+        for path in folder.glob(RANK_LOG_PATTERN)
+        if (name := path.stem.removeprefix("rank-")).isdecimal() and len(name) < 6
+    }
 
 
 def read_rank_logs(folder: Path) -> ProfilesByRank:
@@ -280,10 +283,9 @@ def describe_device(profile: Profile) -> str:
 
 def describe_largest_classes(profile: Profile) -> str:
     """Return one line with the three classes that take most of a step, with their shares and MAMFU."""
-    largest = sorted(profile.classes, key=lambda row: -row.visible)[:3]
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
-        for row in largest
+        for row in sorted(profile.classes, key=lambda row: -row.visible)[:3]
     ]
     return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 

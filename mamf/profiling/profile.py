@@ -239,14 +239,14 @@ def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindC
 
 def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]:
     by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy_intervals)
-    rows = [
+    rows = (
         KernelRow(
             *names,
             len({each.event for each in work_intervals}),
             sum_interval_seconds(_merge_busy_intervals(work_intervals)),
         )
         for names, work_intervals in by_name.items()
-    ]
+    )
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 

@@ -127,14 +127,10 @@ class Physics:
     true_clock: float | None = 0.83
 
 
-class SimulatedOutOfMemoryError(MemoryError):
-    pass
-
-
 class SimulatedPool(OperandPool):
     """An operand pool of a simulated device that counts bytes and allocates nothing.
 
-    ``capacity``: its size in bytes. Raises SimulatedOutOfMemoryError if operands need more.
+    ``capacity``: its size in bytes. Raises MemoryError if operands need more.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -144,7 +140,7 @@ class SimulatedPool(OperandPool):
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
         nbytes = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
         if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + nbytes > self.capacity:
-            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
+            raise MemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
         self.bytes_by_name[name] = nbytes
 
     def release(self) -> None:
@@ -348,9 +344,10 @@ class SimulatedBackend(Backend):
 
         ``operands``: a key of the operand set, by which the device knows whether the set is still in the cache.
         """
-        watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
         self._true_clock_share = self.world.true_clock or 1.0
-        self._launch(cycles, self.clock_hz, watts, operands)
+        self._launch(
+            cycles, self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts, operands
+        )
         self._true_clock_share = 1.0
 
     def move(self, nbytes: float, operands: object) -> None:
@@ -378,8 +375,7 @@ class SimulatedBackend(Backend):
         if self.device_time < self.fully_awake_time:
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
-        noisy = work * self._compute_time_factor() * (noise if noise > 0.5 else 0.5)
-        self._run_on_device(noisy / rate, watts)
+        self._run_on_device(work * self._compute_time_factor() * max(noise, 0.5) / rate, watts)
 
     def _idle_until_time(self, target_time: float) -> float:
         idle = target_time - self.device_time
@@ -426,4 +422,4 @@ class SimulatedBackend(Backend):
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, SimulatedOutOfMemoryError)
+        return isinstance(error, MemoryError)

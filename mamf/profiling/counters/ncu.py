@@ -102,8 +102,11 @@ class DeviceKernel:
     @property
     def occupancy_limiters(self) -> tuple[str, ...]:
         """The resources, such as registers, that limit how many blocks of the kernel fit on a compute unit."""
-        room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMIT_METRICS.items()}
-        known = {name: blocks for name, blocks in room.items() if blocks is not None}
+        known = {
+            name: blocks
+            for name, metric in OCCUPANCY_LIMIT_METRICS.items()
+            if (blocks := self.metrics.get(metric)) is not None
+        }
         return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
 
 
@@ -160,8 +163,12 @@ def make_launch_counts(
         kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)
     ]
     if rest or len({tuple(each.name for each in launch) for launch in kernels_by_launch}) != 1:
-        reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
-        return LaunchCounts(kernel, problem, shape, reason=reason)
+        return LaunchCounts(
+            kernel,
+            problem,
+            shape,
+            reason=f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)",
+        )
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
     known = tuple(filter(None, cycles))
     medians = tuple(map(_compute_median_kernel, zip(*kernels_by_launch, strict=True)))
@@ -376,8 +383,11 @@ class Ncu:
 def make_run_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
     operation = get_operation(problem.operation)
-    fields = {name: value for name, value in operation.problem_record(problem).items() if name != "dtype"}
-    texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
+    texts = [
+        f"{name}={'none' if value is None else value}"
+        for name, value in operation.problem_record(problem).items()
+        if name != "dtype"
+    ]
     return ["--operation", operation.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
 
 

@@ -167,6 +167,9 @@ def make_find_chart(
 
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
 
+#: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
+_FLOP_LABEL = "FLOP"
+
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes of a
@@ -214,8 +217,7 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
         ticks = make_labeled_ticks(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    # Ticks of work have decimal prefixes, not those of multiples of 1024.
-    text = format_in_giga if of.axis_label == "FLOP" else format_in_kibi
+    text = format_in_giga if of.axis_label == _FLOP_LABEL else format_in_kibi
     return Axis(of.axis_label, is_log, make_labeled_ticks(at.values(), text)), lambda row: at[row.shape]
 
 

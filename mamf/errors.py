@@ -84,10 +84,6 @@ class MamfWarning(UserWarning):
     """A warning about a problem that does not stop a run. The command line prints each warning once, in one line."""
 
 
-class PluginWarning(MamfWarning):
-    """The warning that mamf skips a broken plugin, because the user did not request it by name."""
-
-
 class LogChangedWarning(MamfWarning):
     """The warning that another program changed the log of a run, and that mamf wrote the log again.
 
@@ -169,10 +165,7 @@ def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
 
 def get_first_message_line(error: BaseException) -> str:
     """Return the first line of an exception's message, shortened because the messages of vendors can fill pages."""
-    try:
-        lines = str.strip(str(error)).splitlines()
-    except get_catchable_plugin_errors():
-        lines = ["its message cannot be read"]
+    lines = str(error).strip().splitlines()
     return lines[0].strip()[:_MAX_MESSAGE_CHARACTERS] if lines else type(error).__name__
 
 
@@ -292,10 +285,7 @@ def is_number(value: object) -> bool:
 
 def shorten(value: object) -> str:
     """Return the text of a value, shortened so that it fits in a one-line error."""
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except ValueError:  # Python refuses to write an int of more than 4300 digits
-        return "with thousands of digits"
+    text = value if isinstance(value, str) else repr(value)
     return (
         text
         if len(text) <= 2 * _MAX_SHOWN_CHARACTERS

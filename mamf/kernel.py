@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
@@ -49,9 +49,10 @@ class Work:
 #: Number of rows, and also of columns, in a cell: mamf divides an output matrix into square cells to report where its
 #: values are wrong.
 CELL = 64
-# A tile of an output may have these numbers of cells along a side. Report a period only if at least 3 tiles are wrong,
-# because any two tiles have one. Name at most 4 tiles.
-_TILE_SIDES_IN_CELLS, _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = (4, 2, 1), 3, 4
+# The sizes that a tile of an output may have, in rows and columns of cells, the largest first. Report a period only if
+# at least 3 tiles are wrong, because any two tiles have one. Name at most 4 tiles.
+_TILE_SIZES = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
+_MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,8 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     and the period with which wrong tiles repeat, if any.
     """
     down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
-    sides = sorted(product(_TILE_SIDES_IN_CELLS, _TILE_SIDES_IN_CELLS), key=lambda side: -side[0] * side[1])
-    fitting = (side for side in sides if side == (1, 1) or (side[0] <= down and side[1] <= across))
-    height, width = next(side for side in fitting if _forms_whole_tiles(wrong, *side, down, across))
+    fitting = (size for size in _TILE_SIZES if size == (1, 1) or (size[0] <= down and size[1] <= across))
+    height, width = next(size for size in fitting if _forms_whole_tiles(wrong, *size, down, across))
     tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
     down, across = -(-down // height), -(-across // width)
     numbers = {

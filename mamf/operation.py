@@ -405,11 +405,6 @@ class Request:
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     preset: Preset[Any] = field(default_factory=Preset)
 
-    @property
-    def names_shapes(self) -> bool:
-        """Whether the request names shapes or sizes. If not, it means the operation's default shapes."""
-        return bool(self.shapes or self.sizes or self.preset.shapes or self.preset.sizes)
-
     def make_problems(self, backend: Backend) -> tuple[Any, ...]:
         """Make a problem for every combination of the fields. The device supplies the defaults. Raises UsageError."""
         preset_fields = {

@@ -218,14 +218,13 @@ class Plan:
         require_values("regimes", self.regimes, str)
         require_share("precision", self.precision)
         require_known(("clock", self.clock, CLOCKS))
-        if self.budget_seconds is not None:
-            require_seconds("budget_seconds", self.budget_seconds)
+        for label, seconds in (("budget_seconds", self.budget_seconds), ("seconds", self.seconds)):
+            if seconds is not None:
+                require_seconds(label, seconds)
         if self.is_search:
             require_known(*(("regime for a ceiling", name, CEILING_REGIMES) for name in self.regimes))
         else:
             require_values("shapes", self.shapes, object)
-        if self.seconds is not None:
-            require_seconds("seconds", self.seconds)
         if self.layers and len(self.layers) != len(self.shapes):
             raise UsageError(f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one per shape, or none")
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))

@@ -52,8 +52,8 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
     every = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible_samples(every, row.amount, limit, row.timer_accuracy)
     if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(every):
-        rate = f"{row.amount / max(min(impossible), 1e-12) / TERA:.0f} {row.work.unit}"
-        return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate})"
+        rate = row.amount / max(min(impossible), 1e-12) / TERA
+        return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate:.0f} {row.work.unit})"
     if not possible:
         return "the measurement has no samples"
     return _explain_beyond_clock(row, info) if limit else _explain_suspect_samples(row, info, possible)

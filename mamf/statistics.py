@@ -134,8 +134,6 @@ def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
     """Compute the statistics of samples in seconds. ``figure``: whether the interval is that of the ``mean`` or the
     ``median``. Raises ValueError if there are no samples.
     """
-    if not samples:
-        raise ValueError("there are no samples to summarize")
     return Summary(
         count=len(samples),
         mean=_stdlib.fmean(samples),

@@ -76,17 +76,16 @@ class TorchOperandPool(OperandPool):
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
         if buffer.dtype == torch.int32:  # mamf only overwrites the output of int8 matmuls with this, so any integers do
             buffer.random_(-128, 128, generator=generator)
-            return
-        if buffer.dtype.itemsize > 1:
+        elif buffer.dtype.itemsize > 1:
             fill_random(buffer, self._data, generator)
-            return
-        for chunk in buffer.split(_ELEMENTS_PER_DRAW):
-            values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
-            fill_random(values, self._data, generator)
-            if buffer.dtype == torch.int8:
-                # 4 standard deviations of normal data and 1 of uniform data become 127.
-                values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
-            chunk.copy_(values)
+        else:
+            for chunk in buffer.split(_ELEMENTS_PER_DRAW):
+                values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
+                fill_random(values, self._data, generator)
+                if buffer.dtype == torch.int8:
+                    # 4 standard deviations of normal data and 1 of uniform data become 127.
+                    values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
+                chunk.copy_(values)
 
 
 def require_memory(backend: Backend, nbytes: int) -> None:
@@ -283,8 +282,7 @@ class AcceleratorBackend(TorchBackend):
     def free_memory(self) -> int | None:
         vendor = self.vendor()
         free, _total = vendor.mem_get_info(self.index)
-        cached = vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index)
-        return int(free + cached)
+        return int(free + vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index))
 
     def allocated_memory(self) -> int | None:
         return self._read_requested_bytes("current", self.vendor().memory_allocated)

@@ -26,14 +26,13 @@ import functools
 import inspect
 import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
-from mamf.engine.runner import NamedKernel
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import replace_assumed_traits
@@ -46,7 +45,7 @@ from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.plans import BEST_CLOCK, BURST, SHUFFLED_ORDER, Plan, SweepOptions
+from mamf.plans import BEST_CLOCK, BURST, SHUFFLED_ORDER, SweepOptions
 from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
 from mamf.report.document import format_count
 
@@ -167,7 +166,8 @@ def search(
     plan, chosen = plan_search(
         opened, wanted, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
-    return CeilingSearch(_run(plan, opened, list(zip(plan.kernels, chosen, strict=True)), log), asked[-1])
+    kernels = list(zip(plan.kernels, chosen, strict=True))
+    return CeilingSearch(Run(plan, opened, kernels, path=None if log is None else Path(log)), asked[-1])
 
 
 class CeilingSearch:
@@ -266,7 +266,7 @@ def measure_kernels(
         budget_seconds=budget_seconds,
         options=how,
     )
-    run = _run(plan, opened, chosen, log)
+    run = Run(plan, opened, chosen, path=None if log is None else Path(log))
     if ceilings or ceiling_kernel:
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
@@ -289,10 +289,6 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
     Measurement(matmul 8192x8192x8192 by simulated.mm, burst: ... TFLOPS)
     """
     return measure_kernels("matmul", shapes, **options)
-
-
-def _run(plan: Plan, backend: Backend, kernels: Sequence[NamedKernel], log: str | Path | None) -> Run:
-    return Run(plan, backend, kernels, path=None if log is None else Path(log))
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:

@@ -102,14 +102,6 @@ class RoofPoint:
         """The measured rate divided by the roof; if compute limits the work, this share is MAMFU."""
         return None if self.roof is None else self.row.comparable_rate / self.roof
 
-    @property
-    def bound_text(self) -> str | None:
-        """What limits the work, as text for tables, with the remark "near its limit" from NEAR_LIMIT_SHARE
-        of the roof.
-        """
-        near = ", near its limit" if self.share is not None and self.share >= NEAR_LIMIT_SHARE else ""
-        return self.bound and f"{self.bound}{near}"
-
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """Make the roof point of a measured row under the name ``name``.

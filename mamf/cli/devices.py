@@ -35,7 +35,7 @@ from mamf.cli.terminal import (
     redirect_reports,
     warn,
 )
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
 from mamf.engine.runner import get_crashes
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
@@ -78,8 +78,6 @@ from mamf.plugins.discovery import find_first_backend, load_backend_class, open_
 #: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
-#: The exit codes if a device failed or nothing was measured, and if a kernel's output was wrong.
-_FAILED_EXIT_CODE, WRONG_RESULT_EXIT_CODE = 1, 3
 #: Seconds that a process has to complete its log after its parent process has ended.
 _MAX_LOG_END_SECONDS = 15.0
 
@@ -167,7 +165,7 @@ def _run_on_devices(
         try:
             while due := {device: each.popleft() for device, each in queues.items() if each}:
                 watch = ChildWatch(
-                    [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, WRONG_RESULT_EXIT_CODE)
+                    [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, REGRESSION_EXIT_CODE)
                 )
                 watch_children(watch, due, on_event=forward_warning)
                 failure_reasons |= watch.failure_reasons
@@ -193,7 +191,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
-        return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, _FAILED_EXIT_CODE)
+        return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
     from mamf.report.verification import count_checked
 
     log = read_run(folder)
@@ -207,10 +205,10 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the rest{remedy}")
     if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
-        return WRONG_RESULT_EXIT_CODE
+        return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE
-    return _FAILED_EXIT_CODE if failure_reasons or not any(row.ok for row in log.measurements) else 0
+    return FAILURE_EXIT_CODE if failure_reasons or not any(row.ok for row in log.measurements) else 0
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
@@ -260,7 +258,7 @@ def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: S
         options.given = set()
     with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
         code = run_command(options)
-    if code != _FAILED_EXIT_CODE:
+    if code != FAILURE_EXIT_CODE:
         return code
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"

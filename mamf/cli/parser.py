@@ -112,9 +112,6 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
         options.given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
-        for action in parser._actions:  # before Python 3.13, --option=-- sets an empty list
-            if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
-                parser.error(f"argument {action.option_strings[0]}: expected a value")
         if unknown:
             parser.error(f"unknown option {unknown[0]!r}{parser.suggest_option(unknown[0])}")
         return options

@@ -36,8 +36,13 @@ _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _RESUME_OPTIONS = {"requeue", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
-#: The options that have another name than the field of Plan that they set, by field.
-_OPTION_BY_FIELD = {"regimes": "regime", "seconds": "time-limit"}
+#: The options that have another name than the field of Plan or of its options that they set, by field.
+_OPTION_BY_FIELD = {
+    "regimes": "regime",
+    "seconds": "time-limit",
+    "warmup_launches": "num-warmup-iterations",
+    "timed_launches": "num-iterations",
+}
 #: Fields of a plan that this module does not compare with the options: they may differ in a resumed run, follow from
 #: other fields, or are compared by other code.
 _NOT_COMPARED_FIELDS = {
@@ -166,7 +171,8 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
     for name in records[0]:
         values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
         found[name] = frozenset(values) if len(values) > 1 else values.pop()
-    return {**found, "no-flush": not plan.flush, **(vars(plan.options) if plan.options else {})}
+    of_kind = vars(plan.options).items() if plan.options else ()
+    return {**found, "no-flush": not plan.flush, **{_OPTION_BY_FIELD.get(name, name): each for name, each in of_kind}}
 
 
 def make_contradiction_error(

@@ -26,7 +26,7 @@ from mamf.cli.resuming import (
     run_interruptible,
 )
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
 from mamf.engine.runner import NamedKernel, Setup, Strategy
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.kinds.driver import ResumedLog, Run
@@ -39,8 +39,6 @@ from mamf.operation import Operation, Request
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 from mamf.report.document import Document, format_count
-
-NOTHING_MEASURED_EXIT_CODE = 1
 
 
 def run_session(options: argparse.Namespace, make_session: Callable[..., Session], *arguments: Any) -> int:
@@ -63,8 +61,8 @@ def run_kernel_session(
     """
     of_regimes = {
         "flush": ("--no-flush", BURST),
-        "num_iterations": ("--num-iterations", CLASSIC),
-        "num_warmup_iterations": ("--num-warmup-iterations", CLASSIC),
+        "timed_launches": ("--num-iterations", CLASSIC),
+        "warmup_launches": ("--num-warmup-iterations", CLASSIC),
     }
     for name in () if options.resume else sorted(of_regimes.keys() & options.given):
         option, regime = of_regimes[name]
@@ -271,7 +269,7 @@ class Session:
             if not run.is_written:
                 warn(str(error))
             return error.exit_code
-        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else NOTHING_MEASURED_EXIT_CODE
+        return 0 if any(row.ok and run.is_result(row) for row in run.rows) else FAILURE_EXIT_CODE
 
     def _report_finished_run(self, run_exit_code: int) -> int:
         """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""

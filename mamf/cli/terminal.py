@@ -307,10 +307,6 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser.add_argument_group("device"), "--backend", "--device")
 
 
-def add_output_options(parser: argparse.ArgumentParser) -> None:
-    add_shared_options(parser, "--format", "--top", "--wide")
-
-
 def add_run_options(
     parser: argparse.ArgumentParser, budget_default: str = SHARED_OPTIONS["--budget"].default_text
 ) -> None:
@@ -380,4 +376,4 @@ def add_session_options(
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser, budget_default)
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")

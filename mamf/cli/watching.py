@@ -37,7 +37,9 @@ from mamf.errors import (
     RunLogWriteError,
 )
 
-INTERRUPTED_EXIT_CODE = 130
+#: Exit codes of commands: 1 if nothing was measured or something failed, 3 if a figure is worse than the one that it is
+#: compared with or a result is wrong, and 130 after a signal.
+FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, INTERRUPTED_EXIT_CODE = 1, 3, 130
 #: The signals that end a run. SIGHUP is not among them if it was ignored when the process started, as under nohup.
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN

@@ -15,8 +15,8 @@ from mamf.engine.regimes.base import CheckedKernel, launch_between_marks
 from mamf.errors import (
     DeviceError,
     MamfError,
+    MamfWarning,
     PluginError,
-    PluginWarning,
     UnsupportedError,
     describe_error,
     get_catchable_plugin_errors,
@@ -72,9 +72,9 @@ def measure_matmul_flops(
             raise UnsupportedError(
                 f"{kernel.name} does not support {problem.dtype} on {backend.name}: {reason}"
             ) from error
-        where = f"kernel {kernel.name} on the device of backend {backend.name}"
         raise DeviceError(
-            f"the first matmul, {size}x{size}x{size} by {where}, failed: {describe_error(error)}"
+            f"the first matmul, {size}x{size}x{size} by kernel {kernel.name} on the device of backend {backend.name}, "
+            f"failed: {describe_error(error)}"
         ) from error
     finally:
         pool.release()
@@ -111,7 +111,7 @@ def choose_working_kernels(
             faults.append(error)
             continue
         for fault in faults:
-            warnings.warn(f"{fault}; mamf skips this kernel", PluginWarning, stacklevel=2)
+            warnings.warn(f"{fault}; mamf skips this kernel", MamfWarning, stacklevel=2)
         return kernels[number:]
     if isinstance(faults[0], UnsupportedError):
         return kernels[:1]

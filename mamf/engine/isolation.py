@@ -81,12 +81,12 @@ def _start_process() -> subprocess.Popen[bytes]:
     """Start a process that checks kernels on request. It ends when its stdin closes. It has its own session, so that
     Ctrl-C does not reach it.
     """
-    command = [
-        sys.executable,
-        "-c",
-        "from mamf.operations.isolated import run_checking_process; run_checking_process()",
-    ]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", "from mamf.operations.isolated import run_checking_process; run_checking_process()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
 
 
 _ISOLATION_BY_BACKEND: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()

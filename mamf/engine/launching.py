@@ -64,48 +64,35 @@ def launch_in_profiler_window(
         raise UnsupportedError(reason)
     try:
         with kernel.settings(backend, problem):
-            return _launch_and_verify(kernel, problem, shape, backend, launches, verifies, watch_launch, repeats)
+            begun = backend.now()
+            pool = backend.operand_pool(problem.data, problem.seed)
+            ready = kernel.prepare(backend, problem, shape, pool)
+            checked = CheckedKernel(ready)
+            if verifies:
+                checked.warm_up_and_verify(backend)
+                checked.poison()
+            else:
+                launch_between_marks(checked.launches[0], backend)
+                backend.synchronize()
+            prepared = backend.now()
+            with backend.profiler_window(f"{kernel.name} {shape}"):
+                marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launches)]
+            backend.synchronize()
+            if verifies:
+                checked.verify()
+                checked.require_unchanged_operands()
+            return ProfiledLaunches(
+                seconds=tuple(backend.seconds_between(*each) for each in marks),
+                preparing_seconds=prepared - begun,
+                verdict=checked.verdict if verifies else None,
+                device_kernels=watch_launch and tuple(watch_launch(checked.launches[0])),
+                is_deterministic=_check_determinism(checked, backend, repeats, ready.checksum),
+            )
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
         raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
-
-
-def _launch_and_verify(
-    kernel: AnyKernel,
-    problem: Any,
-    shape: Any,
-    backend: Backend,
-    launches: int,
-    verifies: bool,
-    watch_launch: LaunchWatcher | None,
-    repeats: int,
-) -> ProfiledLaunches:
-    begun = backend.now()
-    pool = backend.operand_pool(problem.data, problem.seed)
-    ready = kernel.prepare(backend, problem, shape, pool)
-    checked = CheckedKernel(ready)
-    if verifies:
-        checked.warm_up_and_verify(backend)
-        checked.poison()
-    else:
-        launch_between_marks(checked.launches[0], backend)
-        backend.synchronize()
-    prepared = backend.now()
-    with backend.profiler_window(f"{kernel.name} {shape}"):
-        marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launches)]
-    backend.synchronize()
-    if verifies:
-        checked.verify()
-        checked.require_unchanged_operands()
-    return ProfiledLaunches(
-        seconds=tuple(backend.seconds_between(*each) for each in marks),
-        preparing_seconds=prepared - begun,
-        verdict=checked.verdict if verifies else None,
-        device_kernels=watch_launch and tuple(watch_launch(checked.launches[0])),
-        is_deterministic=_check_determinism(checked, backend, repeats, ready.checksum),
-    )
 
 
 def time_kernel_parts(

@@ -197,9 +197,9 @@ class Runner:
         try:
             regime.start()
         except get_catchable_plugin_errors() as error:
-            device = f"the device of backend {self.backend.name}"
             raise DeviceError(
-                f"{device} failed before the first shape in {regime.name}: {describe_error(error)}"
+                f"the device of backend {self.backend.name} failed before the first shape in {regime.name}: "
+                f"{describe_error(error)}"
             ) from error
         return regime
 

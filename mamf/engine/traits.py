@@ -78,8 +78,9 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
         try:
             _traits_by_device[key] = measure_traits(backend)
         except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
-            fault = describe_error(error)
-            remark = f"mamf assumes how long to rest between launches, because measuring it failed: {fault}"
+            remark = (
+                f"mamf assumes how long to rest between launches, because measuring it failed: {describe_error(error)}"
+            )
             burst = replace(backend.burst_traits, remark=remark)
             sustained = replace(backend.sustained_traits, remark=remark)
             _traits_by_device[key] = MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))

@@ -130,7 +130,7 @@ def _count_attention_forward_flop(
 
     All shapes are (batch, heads, tokens, head dimension).
     """
-    return 2 * _count_query_key_pairs(query, key) * (query[-1] + value[-1])
+    return 2 * math.prod(query[:3]) * key[-2] * (query[-1] + value[-1])
 
 
 def _count_attention_backward_flop(
@@ -140,7 +140,7 @@ def _count_attention_backward_flop(
 
     They include the recomputed scores, and the gradients of scores, values, queries and keys.
     """
-    return 2 * _count_query_key_pairs(query, key) * (3 * query[-1] + 2 * value[-1])
+    return 2 * math.prod(query[:3]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
 def _count_convolution_backward_flop(
@@ -152,9 +152,3 @@ def _count_convolution_backward_flop(
     """
     is_transposed, wanted = others[4], others[7]
     return 2 * math.prod(inputs if is_transposed else gradient) * math.prod(weight[1:]) * int(sum(wanted[:2]))
-
-
-def _count_query_key_pairs(query: Sequence[int], key: Sequence[int]) -> int:
-    """Return the number of pairs of a query and a key, summed over the batch and over all query heads."""
-    batch, heads, queries, _ = query
-    return batch * heads * queries * key[-2]

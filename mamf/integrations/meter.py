@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, resolve_backend
@@ -26,6 +26,9 @@ from mamf.measurement import TERA, Rate
 
 #: A number of FLOP in one dtype, or numbers of FLOP by dtype.
 Flops = float | Mapping[str, float]
+#: Smallest and largest accepted ceiling in FLOP/s. No device is slower or faster, so a number outside these limits is
+#: in another unit.
+_MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
 _MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
 
@@ -63,7 +66,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
             raise UsageError("this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
-    if not 1e9 <= ceiling <= 1e18:  # No device is slower or faster, so the number is in another unit.
+    if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
         raise UsageError(f"ceiling {shorten(ceiling)} must be in FLOP/s: write 700 TFLOPS as 700e12")
     return float(ceiling)
 
@@ -97,6 +100,19 @@ class StepFigures:
     samples_per_second: float = math.nan
 
 
+class _UnreadStep(NamedTuple):
+    """A step that may not have ended on the device yet, so the meter has not read its marks.
+
+    - ``marks``: the end of the previous step, the call of ``begin`` (None without a call), and the end of this step.
+    - ``compute_work``: a function that returns the step's tokens, samples and FLOP, and the seconds that these FLOP
+      would take at the datasheet's peak and at the ceiling.
+    """
+
+    step_number: int
+    marks: tuple[Any, Any, Any]
+    compute_work: Callable[[], tuple[float, ...]]
+
+
 class Meter:
     """A meter of the steps of a training loop: TFLOPS, MFU (share of the datasheet), MAMFU (share of the ceiling).
 
@@ -119,7 +135,7 @@ class Meter:
     - ``backend``: a device, as ``mamf.peak`` takes it; the default is the one that this process uses.
 
     Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. Its methods
-    raise nothing. A meter belongs to the thread that calls it first; other threads may read ``mean``.
+    raise nothing. Give each training loop its own meter; other threads may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -150,27 +166,25 @@ class Meter:
             {name: value for name, value in locals().items() if name not in {"self", "model", "backend"}}
         )
         self.backend = resolve_backend(backend)
+        self._has_events = self.backend.timer != "host clock"
+        # On a backend that the host's clock times, mark() would wait for the device.
+        self._place_mark: Callable[[], Any] = self.backend.mark if self._has_events else self.backend.now
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
-        self._replica_count, self._share_of_rank = world_size // model_parallel, 1 / model_parallel
+        self._replica_count = world_size // model_parallel
         self._given_ceiling = None if ceiling is None else convert_ceiling_to_flops(ceiling)
         self._tokens_per_pass = tokens_per_step
         self._flops_per_pass, self._flop_per_token = flops_per_step, 0.0
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("give the meter either model= with sequence_length=, or flops_per_step=")
-            self._flop_per_token = model_flops(model).per_token(sequence_length, causal) * self._share_of_rank
+            self._flop_per_token = model_flops(model).per_token(sequence_length, causal) / model_parallel
         self._lock = threading.RLock()
         self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}
-        self._given_warnings: set[str] = set()
-        self._thread_id = 0
         self._step_number = 0
         self._end_mark: Any = None
         self._begin_mark: Any = None
-        #: The last step, which may not have ended on the device yet: its number, its marks (the end of the previous
-        #: step, the call of ``begin`` or None without a call, and the end of this step), and a function that returns
-        #: its work as ``_compute_work`` does.
-        self._unread_step: tuple[int, tuple[Any, Any, Any], Callable[[], tuple[float, ...]]] | None = None
+        self._unread_step: _UnreadStep | None = None
         self._total_figures, self._read_step_count = [0.0] * 7, 0
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._find_peak_and_ceiling(self._resolve_dtype(name))
@@ -178,8 +192,7 @@ class Meter:
     def begin(self) -> None:
         """Mark that the data of the next step are ready. The time since the end of the last step counts as waiting."""
         with self._lock:
-            if self._is_called_by_first_thread():
-                self._begin_mark = self._place_mark()
+            self._begin_mark = self._place_mark()
 
     def step(
         self,
@@ -195,15 +208,13 @@ class Meter:
         the step's time.
         """
         with self._lock:
-            if not self._is_called_by_first_thread():
-                return None
             end, start = self._place_mark(), self._begin_mark if self._end_mark is None else self._end_mark
             figures = self.finish()
             self._step_number += 1
             if start is not None and self._step_number > self.warmup_steps:
                 if tokens is None and self._tokens_per_pass is not None:
                     tokens = self._tokens_per_pass * self.accumulation
-                self._unread_step = (
+                self._unread_step = _UnreadStep(
                     self._step_number,
                     (start, self._begin_mark, end),
                     functools.partial(self._compute_work, tokens, samples, flops, self.accumulation),
@@ -217,14 +228,15 @@ class Meter:
             step, self._unread_step = self._unread_step, None
             if step is None:
                 return None
-            number, (start, begun, end), compute_work = step
+            start, begun, end = step.marks
             if self._has_events:
                 self.backend.wait(end)
-            between = math.nan if begun is None else self._measure_seconds(start, begun)
-            sums = (self._measure_seconds(start, end), between, *compute_work())
+            measure = self.backend.seconds_between if self._has_events else lambda first, last: last - first
+            between = math.nan if begun is None else measure(start, begun)
+            sums = (measure(start, end), between, *step.compute_work())
             self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]
             self._read_step_count += 1
-            return self._make_figures(number, 1, *sums)
+            return self._make_figures(step.step_number, 1, *sums)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
@@ -245,36 +257,6 @@ class Meter:
         with self._lock:
             self.finish()
             self._end_mark = self._begin_mark = None
-
-    def _is_called_by_first_thread(self) -> bool:
-        """Return whether this thread is the first that called the meter; if not, give a warning.
-
-        Only one thread may end steps, because the steps of two training loops would count each other's time.
-        """
-        self._thread_id = self._thread_id or threading.get_ident()
-        is_own = self._thread_id == threading.get_ident()
-        if not is_own:
-            self._warn_once("the meter does not count steps of another thread: give each training loop its own Meter")
-        return is_own
-
-    def _warn_once(self, line: str) -> None:
-        if line not in self._given_warnings:
-            self._given_warnings.add(line)
-            with suppress(Warning):  # Raise nothing, even if the program turns warnings into errors.
-                warnings.warn(line, MamfWarning, stacklevel=4)
-
-    # -- time --------------------------------------------------------------------------------------------------------
-
-    @property
-    def _has_events(self) -> bool:
-        return self.backend.timer != "host clock"
-
-    def _place_mark(self) -> Any:
-        # On a backend that the host's clock times, mark() would wait for the device.
-        return self.backend.mark() if self._has_events else self.backend.now()
-
-    def _measure_seconds(self, start: Any, end: Any) -> float:
-        return self.backend.seconds_between(start, end) if self._has_events else float(end - start)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -308,17 +290,16 @@ class Meter:
     def _make_figures(
         self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float
     ) -> StepFigures:
-        if seconds <= 0:
-            return StepFigures(number, seconds, between, math.nan, math.nan, math.nan, math.nan)
+        divisor = seconds if seconds > 0 else math.nan
         return StepFigures(
             step=number,
             seconds=seconds / steps,
             seconds_between=between / steps,
-            tokens_per_second=tokens * self._replica_count / seconds,
-            tflops=flop[0] / seconds / TERA,
-            mfu_percent=100 * flop[1] / seconds,
-            mamfu_percent=100 * flop[2] / seconds,
-            samples_per_second=samples * self._replica_count / seconds,
+            tokens_per_second=tokens * self._replica_count / divisor,
+            tflops=flop[0] / divisor / TERA,
+            mfu_percent=100 * flop[1] / divisor,
+            mamfu_percent=100 * flop[2] / divisor,
+            samples_per_second=samples * self._replica_count / divisor,
         )
 
     # -- peaks and ceilings ------------------------------------------------------------------------------------------
@@ -332,8 +313,9 @@ class Meter:
                     ceiling = find_measured_peak(self.backend, dtype).flops
                 except MamfError as error:
                     ceiling = math.nan
-                    if not self._given_warnings:
-                        self._warn_once(f"MAMFU is NaN: {error}")
+                    if not any(math.isnan(each) for _, each in self._peaks_and_ceilings.values()):
+                        with suppress(Warning):  # Raise nothing, even if the program turns warnings into errors.
+                            warnings.warn(f"MAMFU is NaN: {error}", MamfWarning, stacklevel=3)
             self._peaks_and_ceilings[dtype] = (listed.flops if listed else math.nan, ceiling)
         return self._peaks_and_ceilings[dtype]
 

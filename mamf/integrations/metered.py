@@ -29,6 +29,9 @@ from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible_characters
 
+#: Maximum number of steps whose FLOP torch counts, and the relative difference up to which two lengths count as equal.
+_MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
+
 
 def warn(line: str) -> None:
     """Give the warning ``line``. Raises nothing, even if the program turns warnings into errors."""
@@ -83,6 +86,8 @@ class MeteredCallback:
         self.options = {name: each for name, each in options.items() if each is not None}
         self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
+        #: Functions to call when the metering ends, such as one that removes a hook.
+        self.cleanup = ExitStack()
 
     def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
@@ -91,6 +96,7 @@ class MeteredCallback:
 
     def close(self) -> None:
         """Stop metering, because the training has ended."""
+        self.cleanup.close()
         training, self.training = self.training, None
         if training is not None:
             training.stop_counting()
@@ -173,10 +179,12 @@ class MeteredTraining:
         """Return whether torch must count a step with this mean length, because the counted lengths do not cover it.
 
         FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between
-        them. Lengths that differ by up to 1 % count as equal, and torch counts at most eight steps.
+        them.
         """
         known = self._counted_flop
-        return not known or (len(known) < 8 and not min(known) * 0.99 <= length <= max(known) * 1.01)
+        if not known or len(known) >= _MAX_COUNTED_STEPS:
+            return not known
+        return not min(known) * (1 - _LENGTH_TOLERANCE) <= length <= max(known) * (1 + _LENGTH_TOLERANCE)
 
     def _find_fixed_length(self, batch_pass: BatchPass) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
@@ -245,8 +253,14 @@ class MeteredTraining:
         self.meter.reset()
         if mean is None:
             return {}
-        names = ("tflops", "mfu_percent", "mamfu_percent", "tokens_per_second", "samples_per_second")
-        figures = {name: getattr(mean, name) for name in names} | {"step_seconds": mean.seconds}
+        figures = {
+            "tflops": mean.tflops,
+            "mfu_percent": mean.mfu_percent,
+            "mamfu_percent": mean.mamfu_percent,
+            "tokens_per_second": mean.tokens_per_second,
+            "samples_per_second": mean.samples_per_second,
+            "step_seconds": mean.seconds,
+        }
         return {name: each for name, each in figures.items() if not math.isnan(each)}
 
 
@@ -282,24 +296,23 @@ class GradientWatch:
 
     def make_formula(self) -> ModelFlops:
         """Return the FLOP formula with the shares of weights and layers that had gradients in the first step."""
-        adapters = [each for each in self._had_gradient if each in self._adapters]
-        layers = [each for each in self._had_gradient if each not in self._adapters]
-        weights, in_adapters = self._formula.weights, sum(map(_count_weights, adapters))
-        in_layers = sum(map(_count_weights, layers))
+        in_adapters = sum(_count_weights(each) for each in self._had_gradient if each in self._adapters)
+        in_layers = sum(_count_weights(each) for each in self._had_gradient) - in_adapters
         if not in_layers:  # A sharded model keeps its weights outside of its layers.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # The formula counts only experts that a token uses, so scale its count by the share of weights with gradients.
-        trained_weights = weights * sum(_count_weights(each, trained=True) for each in layers) / in_layers
-        trained_weights += sum(_count_weights(each, trained=True) for each in adapters)
-        input_weights = weights * sum(_count_weights(each) for each in layers if self._had_gradient[each]) / in_layers
-        input_weights += sum(_count_weights(each) for each in adapters if self._had_gradient[each])
+        scale = self._formula.weights / in_layers
+        scales = {each: 1.0 if each in self._adapters else scale for each in self._had_gradient}
+        trained = sum(factor * _count_weights(each, trained=True) for each, factor in scales.items())
+        with_input = sum(scales[each] * _count_weights(each) for each, had in self._had_gradient.items() if had)
+        weights = self._formula.weights + in_adapters
         attended = [any(self._had_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
-            weights=weights + in_adapters,
-            trained_share=trained_weights / (weights + in_adapters),
-            input_share=input_weights / (weights + in_adapters),
+            weights=weights,
+            trained_share=trained / weights,
+            input_share=with_input / weights,
             attention_share=sum(attended) / len(attended),
         )
 
@@ -346,8 +359,7 @@ class BatchPass(NamedTuple):
         """Return (count, length) for each length of packed documents; empty if no documents are packed."""
         lengths: Counter[int] = Counter()
         if self.document_bounds is not None:
-            ends = self.document_bounds.tolist()
-            lengths.update(end - begin for begin, end in pairwise(ends))
+            lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
         elif self.document_positions is not None:
             for row in self.document_positions.tolist():
                 begins = [0, *(place for place in range(1, len(row)) if row[place] != row[place - 1] + 1), len(row)]

@@ -91,8 +91,8 @@ class ModelFlops:
         if self.encoder is None:
             return sequences * length * self.per_token(length, causal)
         targets, length = targets or length, self.encoder.positions or length
-        across = 12 * self.layers * self.attention_width * length
-        decoded = replace(self, encoder=None).per_token(targets, causal) + across
+        cross_attention = 12 * self.layers * self.attention_width * length
+        decoded = replace(self, encoder=None).per_token(targets, causal) + cross_attention
         return sequences * (length * self.encoder.per_token(length) + targets * decoded)
 
     def _count_attention_flop(self, length: int, causal: bool) -> float:
@@ -135,8 +135,9 @@ def model_flops(model: Any) -> ModelFlops:
             f"no formula for {shorten(kind)!r}{', but its text_config has one' * (part in sections)}: "
             f"count FLOP with mamf.count_flops, or give flops_per_step=; known: {known}"
         )
-    has_head = getattr(model, "get_output_embeddings", lambda: model)() is not None
-    return _ArchitectureReader(config, kind).make_formula(has_head)
+    return _ArchitectureReader(config, kind).make_formula(
+        has_head=getattr(model, "get_output_embeddings", lambda: model)() is not None
+    )
 
 
 @functools.cache

@@ -28,7 +28,6 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     """
 
     start_method = "on_train_begin"
-    _batch_hook: Any = None
 
     def attach(self, trainer: Any) -> MamfuCallback:
         """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
@@ -49,7 +48,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         defaults = {"dtype": _find_matmul_dtype(args, model), "world_size": args.world_size}
         defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
         self.start_metering(model, model, defaults, is_compiled=bool(args.torch_compile))
-        self._batch_hook = model.register_forward_pre_hook(self._record_batch, with_kwargs=True)
+        self.cleanup.callback(model.register_forward_pre_hook(self._record_batch, with_kwargs=True).remove)
 
     @stop_metering_on_error
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -82,12 +81,6 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     @stop_metering_on_error
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.close()
-
-    def close(self) -> None:
-        super().close()
-        if self._batch_hook is not None:
-            self._batch_hook.remove()
-            self._batch_hook = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @stop_metering_on_error

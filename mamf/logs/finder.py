@@ -27,8 +27,6 @@ from mamf.machine.privacy import scrub_text
 
 #: The maximum size of an unpacked log in bytes, which is about a million rows.
 MAX_BYTES = 128 << 20
-#: The maximum number of runs in one file, because each of them becomes a log.
-MAX_RUNS = 1000
 _MAX_LINE_LENGTH = 4000
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (
@@ -62,16 +60,11 @@ def _read_finder_text(path: Path) -> str:
             content = file.read(MAX_BYTES + 1)
         if content.startswith(_GZIP_MAGIC):
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_BYTES + 1)
-    except (EOFError, zlib.error) as error:
-        raise RunLogError(f"cannot be unpacked ({error}): unpack it yourself") from None
-    except OSError as error:
-        raise RunLogError(f"cannot be read ({error.strerror or error})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise RunLogError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(content) > MAX_BYTES:
         raise RunLogError(f"has more than {MAX_BYTES >> 20} MiB, so it is not a log of mamf-finder")
-    text = content.decode("utf-16" if content.startswith(_UTF16_MARKS) else "utf-8-sig", errors="replace")
-    if "\0" in text:
-        raise RunLogError("is binary: pass the text file that mamf-finder wrote to its --output_file")
-    return text
+    return content.decode("utf-16" if content.startswith(_UTF16_MARKS) else "utf-8-sig", errors="replace")
 
 
 def parse_finder_runs(text: str, on_read: OnRead = lambda count: None) -> list[FinderRun]:
@@ -94,8 +87,6 @@ def parse_finder_runs(text: str, on_read: OnRead = lambda count: None) -> list[F
             "has no row or summary of mamf-finder 2 to 4: pass the text file "
             "that mamf-finder wrote to its --output_file"
         )
-    if len(runs) > MAX_RUNS:
-        raise RunLogError(f"has more than {MAX_RUNS} runs: split it")
     return runs
 
 
@@ -120,7 +111,6 @@ _HARMLESS_NAMES = {
     "torch",
     "cuda",
 }
-_MAX_PRIVATE_NAMES = 1000
 
 
 def _make_scrubber(text: str) -> Callable[[str], str]:
@@ -131,8 +121,6 @@ def _make_scrubber(text: str) -> Callable[[str], str]:
     """
     names = dict.fromkeys((name for host in _UNAME_LINE.findall(text) for name in (host, host.split(".")[0])), "<host>")
     names |= dict.fromkeys(_HOME_PATH.findall(text), "<user>")
-    if len(names) > _MAX_PRIVATE_NAMES:
-        raise RunLogError(f"names more than {_MAX_PRIVATE_NAMES} hosts and users, so it is not the log of one machine")
     # Sort the longest names first, because a short host name may be part of a longer one.
     private = sorted(
         (name for name in names if len(name) > 2 and name.lower() not in _HARMLESS_NAMES), key=len, reverse=True
@@ -294,7 +282,12 @@ class _RunParser:
                 )
         stages = {row.stage for _, row in self._rows}
         is_staged, has_headline = bool(stages - {""}), bool({"MAMF", "MSMF"} & set(self._best))
-        why = self._explain_interruption(is_staged, has_headline)
+        causes = (
+            (self._header_and_summary.get("tried") == 0, "interrupted before the first shape was measured"),
+            (not self._best, "no summary: the log was cut off, or the run was killed"),
+            (is_staged and not has_headline, "not confirmed: its best figures come from scouts and are not ceilings"),
+        )
+        why = next((cause for is_met, cause in causes if is_met), "")
         if self._is_reduction_second:
             self._remarks.append("the log prints shapes as MxKxN; they are MxNxK here")
         if self._unmatched_count:
@@ -311,19 +304,6 @@ class _RunParser:
             is_complete=not why,
             remarks=(*([why] if why else []), *self._remarks),
         )
-
-    def _explain_interruption(self, is_staged: bool, has_headline: bool) -> str:
-        """Return why the run is not complete; empty if it is.
-
-        ``is_staged``: whether the version has stages. ``has_headline``: whether the summary has a MAMF or MSMF.
-        """
-        if self._header_and_summary.get("tried") == 0:
-            return "interrupted before the first shape was measured"
-        if not self._best:
-            return "no summary: the log was cut off, or the run was killed"
-        if is_staged and not has_headline:
-            return "not confirmed: its best figures come from scouts and are not ceilings"
-        return ""
 
     def _convert_shape(self, printed: str) -> str | None:
         """Convert a printed shape to MxNxK. Returns None if the log has no valid shape.

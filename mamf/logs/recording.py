@@ -284,13 +284,12 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
 def make_plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to the JSON values of the header. Shapes become the text that their operation prints."""
     of = get_operation(plan.operation)
-    record = {
-        name: _convert_to_json(value, of) for name, value in vars(plan).items() if name not in ("kind", "options")
-    }
     options = _convert_to_json(plan.options, of) or {}
-    if not plan.is_shared:
-        options = {name: value for name, value in options.items() if name not in ("rank", "ranks")}
-    return {_KIND_FIELD: plan.kind, **record, "options": options}
+    return {
+        _KIND_FIELD: plan.kind,
+        **{name: _convert_to_json(each, of) for name, each in vars(plan).items() if name not in ("kind", "options")},
+        "options": {name: each for name, each in options.items() if plan.is_shared or name not in ("rank", "ranks")},
+    }
 
 
 def _convert_to_json(value: Any, operation: AnyOperation) -> Any:

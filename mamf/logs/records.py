@@ -287,7 +287,7 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
     return make_json_values(record)
 
 
-def read_measurement_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Measurement:
+def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
     """Convert the JSON values of a record to a measurement.
 
     Raises KeyError or ValueError if the values are not a measurement.

@@ -22,7 +22,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -32,7 +32,7 @@ from mamf.logs.records import (
     read_measurement_record,
     read_record,
 )
-from mamf.measurement import Measurement, Rate, Tabular
+from mamf.measurement import Measurement, Rate, Tabular, group_pairs
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
@@ -94,7 +94,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
         except msgspec.DecodeError:
             # The log of a command line that is not UTF-8 contains lone surrogates. msgspec refuses them, so json parses
             # the line.
-            record = _DECODER.decode(text.decode())
+            record = json.loads(text.decode())
+            json.dumps(record, allow_nan=False)  # Raises ValueError for NaN and infinity.
     except ValueError:
         raise ValueError("not a JSON object") from None
     except RecursionError:
@@ -102,16 +103,6 @@ def parse_record(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log: it has no field 'record'")
     return record
-
-
-def _parse_finite_number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number
-
-
-_DECODER = json.JSONDecoder(parse_float=_parse_finite_number, parse_constant=_parse_finite_number)
 
 
 def find_repeated_fields(line: bytes) -> list[str]:
@@ -284,8 +275,6 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
         read = read_record(header, HeaderRecord)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
-        if any(isinstance(size, int) and abs(size) > MAX_SIZE for each in devices for size in each.values()):
-            raise ValueError("a number in the device's record has more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]
@@ -301,12 +290,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
     if kind not in STRUCT_BY_RECORD:
         raise ValueError(f"unknown record {kind!r}")
     if kind == "measurement":
-        plan, operation = log.header["plan"], record.get("operation")
-        searched = [search["operation"] for search in plan["searches"]]
-        expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
-        if isinstance(operation, str) and operation not in expected and not is_compute_roof(operation):
-            raise ValueError(f"a row of {operation} does not belong in a log of {plan['operation']}")
-        log.measurements.append(read_measurement_record(record, log.header))
+        log.measurements.append(read_measurement_record(record))
         log.summary = None
     elif kind == "ceiling":
         log.add_ceiling(read_ceiling_record(record, log.header))
@@ -387,28 +371,20 @@ class DeviceSpeed(NamedTuple):
 SpeedContext = tuple[str, str]
 #: Speeds of devices by regime and dtype, then by index of the device.
 DeviceSpeeds = Mapping[SpeedContext, Mapping[int, DeviceSpeed]]
-#: Rows of the reference kernel by (problem, shape, kernel), then by index of the device.
-_ReferenceVisits = dict[Any, dict[int, list[Measurement]]]
 
 
-def compute_device_speeds(rows: Iterable[Measurement]) -> DeviceSpeeds:
+def compute_device_speeds(rows: Sequence[Measurement]) -> DeviceSpeeds:
     """Compute the speed of each device relative to the device with the lowest index, for each regime and dtype.
 
-    If each device search_rows for its own ceiling, the speed is the ratio of the ceilings. Otherwise it is the ratio of
+    If each device searched for its own ceiling, the speed is the ratio of the ceilings. Otherwise it is the ratio of
     the median rates of the reference kernel, which every device measures between its other rows.
     """
-    reference_visits: dict[SpeedContext, _ReferenceVisits] = {}
-    search_rows: dict[SpeedContext, dict[int, list[Measurement]]] = {}
-    for row in rows:
-        if row.device is not None and row.is_reference and row.ok:
-            of = reference_visits.setdefault(get_speed_context(row), {}).setdefault(
-                (row.problem, row.shape, row.kernel), {}
-            )
-            of.setdefault(row.device, []).append(row)
-        elif row.device is not None and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):
-            search_rows.setdefault(get_speed_context(row), {}).setdefault(row.device, []).append(row)
-    found = {context: _compute_speeds_by_reference(each) for context, each in reference_visits.items()}
-    for context, by_device in search_rows.items():
+    pairs = [(get_speed_context(row), row) for row in rows if row.device is not None]
+    references = group_pairs(pair for pair in pairs if pair[1].is_reference and pair[1].ok)
+    searches = group_pairs(pair for pair in pairs if pair[1].phase in (CHOOSE_PHASE, CONFIRM_PHASE))
+    found = {context: _compute_speeds_by_reference(same) for context, same in references.items()}
+    for context, same in searches.items():
+        by_device = group_pairs((row.device, row) for row in same if row.device is not None)
         ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
         if context in found and ceilings.keys() >= found[context].keys():
             found[context] = _compute_speeds_by_ceilings(ceilings)
@@ -432,13 +408,17 @@ def get_speed_context(row: Measurement) -> SpeedContext:
     return row.regime, row.problem.dtype
 
 
-def _compute_speeds_by_reference(visits: _ReferenceVisits) -> dict[int, DeviceSpeed]:
-    first = min(device for of in visits.values() for device in of)
+def _compute_speeds_by_reference(rows: Iterable[Measurement]) -> dict[int, DeviceSpeed]:
+    """Compute the speed of each device relative to the device with the lowest index, from rows of reference kernels."""
+    by_reference = group_pairs(
+        ((row.problem, row.shape, row.kernel), (row.device, row)) for row in rows if row.device is not None
+    )
+    first = min(device for same in by_reference.values() for device, _ in same)
     speeds: dict[int, DeviceSpeed] = {}
-    for of in visits.values():
-        if first in of:
-            for device, own in of.items():
-                speeds.setdefault(device, _compute_speed(own, of[first]))
+    for by_device in map(group_pairs, by_reference.values()):
+        if first in by_device:
+            for device, own in by_device.items():
+                speeds.setdefault(device, _compute_speed(own, by_device[first]))
     return speeds
 
 

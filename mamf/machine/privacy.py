@@ -163,11 +163,13 @@ _QUOTED_PATH_PATTERN = re.compile(
     rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_PATH_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.IGNORECASE
 )
 _PATH_SEPARATOR = re.compile(r"/|\\+(?! )")
-# Names of accounts and hosts that do not identify anyone.
-_ANONYMOUS_NAMES = frozenset({"root", "user", "localhost", "admin", "ubuntu", "runner"})
-# Two-letter words that are common in messages. A host or user with such a name is not replaced.
-_COMMON_WORDS = frozenset(
+# A shorter name of a host or user is not replaced, because single letters occur in every text.
+_MIN_PRIVATE_NAME_LENGTH = 2
+# Names of hosts and users that are not replaced: they do not identify anyone, or they are two-letter words that are
+# common in messages.
+_HARMLESS_NAMES = frozenset(
     {
+        *("root", "user", "localhost", "admin", "ubuntu", "runner"),
         *("am", "an", "as", "at", "be", "by", "do", "go", "he", "if", "in", "is", "it", "me", "my", "no", "of", "ok"),
         *("on", "or", "so", "to", "up", "us", "we", "gb", "hz", "kb", "mb", "ms", "ns", "tb", "mm", "nn", "nt", "tn"),
         "tt",
@@ -258,5 +260,5 @@ def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple(
         (re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE), replacement)
         for name, replacement in names.items()
-        if len(name) >= 2 and not name.isdigit() and name.lower() not in _ANONYMOUS_NAMES | _COMMON_WORDS
+        if len(name) >= _MIN_PRIVATE_NAME_LENGTH and not name.isdigit() and name.lower() not in _HARMLESS_NAMES
     )

@@ -26,6 +26,10 @@ PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
 WARNING_KEY = "warning"
 #: Phases of a child process: it waits until all other children wait too, or it measures at the same time as they do.
 WAITING_PHASE, TOGETHER_PHASE = "waits for the others", "together"
+# Maximum time to wait for the next message before looking for hanging children.
+_POLL_SECONDS = 0.5
+# Maximum time after SIGTERM in which a child may close its log. Then it is killed.
+_MAX_CLOSING_SECONDS = 15.0
 #: Exit codes of a child process that are not failures: 0 (success) and 130 (interrupted by Ctrl-C).
 SUCCESS_EXIT_CODES = (0, 130)
 
@@ -144,8 +148,7 @@ def watch_children_until_end(
     - ``on_event``: called with each event, after ``watch`` has recorded it.
     """
     while watch.running_ranks:
-        # Wait for a short time only, to look for hanging children.
-        if (event := wait_for_event(0.5)) is not None:
+        if (event := wait_for_event(_POLL_SECONDS)) is not None:
             watch.record_event(event)
             on_event(event)
         for rank in watch.mark_hanging_as_failed():
@@ -195,7 +198,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._event_queue: queue.Queue[ChildEvent] = queue.Queue()
         environment = {**make_thread_limit_variables(len(commands)), **environment}
-        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.processes: dict[int, Any] = {}
         try:
             for rank, command in commands.items():
                 self.processes[rank] = start_child(command, environment)
@@ -209,11 +212,9 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
         """Send a line of text to a child's stdin. If the child has ended, do nothing, because its end arrives as an
         event.
         """
-        stdin = self.processes[rank].stdin
-        assert stdin is not None
         with contextlib.suppress(OSError):
-            stdin.write(f"{line}\n")
-            stdin.flush()
+            self.processes[rank].stdin.write(f"{line}\n")
+            self.processes[rank].stdin.flush()
 
     def wait_for_event(self, seconds: float) -> ChildEvent | None:
         """Return the next message or end of any child, or None if nothing arrives within ``seconds``."""
@@ -222,24 +223,22 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
         except queue.Empty:
             return None
 
-    def _read_messages(self, rank: int, process: subprocess.Popen[str]) -> None:
+    def _read_messages(self, rank: int, process: Any) -> None:
         # Runs in a thread: puts each line of the child's stdout into the queue as an event, and then its exit code.
         last_lines: list[str] = []
         stderr_reader = threading.Thread(target=self._forward_stderr, args=(rank, process, last_lines), daemon=True)
         stderr_reader.start()
-        assert process.stdout is not None
         for line in process.stdout:
             self._event_queue.put(ChildEvent(rank, parse_message(line)))
         exit_code = process.wait()
         stderr_reader.join(timeout=1.0)
         self._event_queue.put(ChildEvent(rank, None, exit_code, last_lines[-1] if last_lines else ""))
 
-    def _forward_stderr(self, rank: int, process: subprocess.Popen[str], last_lines: list[str]) -> None:
+    def _forward_stderr(self, rank: int, process: Any, last_lines: list[str]) -> None:
         """Put each line of a child's stderr into the queue as an event. Runs in a thread.
 
         ``last_lines``: a list that this method changes, so that its only item is the last line.
         """
-        assert process.stderr is not None
         for line in filter(None, map(str.strip, process.stderr)):
             last_lines[:] = [line]
             self._event_queue.put(ChildEvent(rank, {WARNING_KEY: line}))
@@ -248,7 +247,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
         """Ask all children by SIGTERM to close their logs and end, then kill each child that still runs after 15 s."""
         for process in self.processes.values():
             process.terminate()
-        deadline = time.monotonic() + 15.0
+        deadline = time.monotonic() + _MAX_CLOSING_SECONDS
         for process in self.processes.values():
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))

@@ -27,6 +27,12 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 # Time for which one bandwidth pattern or one direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
+# The share of the time budget for the search for the fastest matmul, and the minimum share for each later part. A later
+# part gets all of the time that the earlier parts left over.
+_FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
+# Sizes in MiB of the largest array whose bandwidth is measured, and of each copy. Those of a CPU are smaller, so that a
+# CPU takes about as long as an accelerator.
+_ACCELERATOR_SIZES_MIB, _HOST_SIZES_MIB = (1024, 256), (64, 16)
 #: The fields of the problems that a part of bandwidth or copies measures.
 _PROBLEM_FIELDS_BY_PART = {
     "bandwidth": [{"pattern": "copy"}, {"pattern": "read"}],
@@ -97,8 +103,8 @@ class DeviceRun:
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
         """Return the plan and the kernels of a part."""
         if part == "find":
-            problem, half = problem_for(self.backend, self.dtype), self.budget_seconds / 2
-            plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=half, is_quick=True)
+            problem, seconds = problem_for(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
+            plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
             return plan, list(zip(plan.kernels, found, strict=True))
         if part == VERIFY_PART:
             verified = choose_kernels_to_verify(self.backend, None)
@@ -106,8 +112,7 @@ class DeviceRun:
         operation = make_operation("bandwidth" if part == "bandwidth" else "copies")
         available = choose_kernels(operation, self.backend)
         chosen = [(name, kernel) for name, kernel in available if kernel.is_default] or available
-        # Use smaller sizes on a CPU, so that a CPU takes about as long as an accelerator.
-        array_mib, copy_mib = (1024, 256) if self.backend.is_accelerator else (64, 16)
+        array_mib, copy_mib = _ACCELERATOR_SIZES_MIB if self.backend.is_accelerator else _HOST_SIZES_MIB
         shapes: list[Any] = [CopyShape(copy_mib * MIB)]
         if part == "bandwidth":
             shapes = [min(BandwidthShape(array_mib * MIB), max(operation.default_shapes(self.backend)))]
@@ -117,8 +122,7 @@ class DeviceRun:
             [operation.problem_for(self.backend, fields) for fields in _PROBLEM_FIELDS_BY_PART[part]],
             shapes,
             seconds=_SECONDS_PER_ROW,
-            # The part gets all of the time that the earlier parts left over, but at least 1/16 of the budget.
-            budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds / 16)
+            budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds * _MIN_BUDGET_SHARE)
             if part in SINGLE_DEVICE_PARTS
             else None,
             flush=part == "bandwidth",

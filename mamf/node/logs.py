@@ -32,6 +32,8 @@ MULTI_DEVICE_PARTS = ("peers",)
 VERIFY_PART = "verify"
 #: The name of the file with what the parent process knows about the run.
 RUN_FILE_NAME = "run.json"
+# The version of the format of run.json, which the file states.
+_RUN_FILE_SCHEMA = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
 #: Beginnings of the failure reasons for which the device is not at fault.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
@@ -57,7 +59,7 @@ class NodeRun:
 
     def write(self, folder: Path) -> None:
         record = {
-            "schema": 2,
+            "schema": _RUN_FILE_SCHEMA,
             "devices": list(self.devices),
             "is_over": self.was_watched_to_end,
             "not_together": scrub_text(self.why_not_together),
@@ -122,8 +124,8 @@ def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = No
     if not is_node_folder(folder):
         raise UsageError(f"{folder} has no logs of 'mamf node': name a folder that 'mamf node' wrote")
     run = known_run or read_run_file(folder) or NodeRun()
-    names = (_LOG_NAME_PATTERN.fullmatch(path.name) for path in folder.iterdir())
-    indices = dict.fromkeys([*run.devices, *sorted(int(each[1]) for each in names if each)])
+    with_logs = {int(name[1]) for path in folder.iterdir() if (name := _LOG_NAME_PATTERN.fullmatch(path.name))}
+    indices = dict.fromkeys([*run.devices, *sorted(with_logs)])
     return run, [
         add_logs_to_device(NodeDevice(index, node), read_device_logs(folder, index), run, len(indices))
         for index in indices
@@ -325,8 +327,8 @@ def make_contributed_baseline(devices: Iterable[NodeDevice]) -> Baseline:
     power limit) and data types as these devices.
     """
     cards = []
-    for name, build, dtype in {(device.name, device.build, device.dtype) for device in devices}:
-        rows = find_contributed_rates(name, build[0], dtype)
-        figures = {row.regime: row.rate for row in rows if row.power_limit_watts == build[1]}
+    for name, (units, watts), dtype in {(device.name, device.build, device.dtype) for device in devices}:
+        rows = find_contributed_rates(name, units, dtype)
+        figures = {row.regime: row.rate for row in rows if row.power_limit_watts == watts}
         cards += [NodeDevice(0, name=name, dtype=dtype, figures=figures)] if figures else []
     return Baseline("the contributed ceilings of this model", cards)

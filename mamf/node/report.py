@@ -55,18 +55,21 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
         Lines(remarks),
         Answer([*slowest, f"{verdict.reason} (exit code {verdict.exit_code})"]),
     ]
-    data = {
-        "level": verdict.level,
-        "exit_code": verdict.exit_code,
-        "reason": verdict.reason,
-        "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
-        "not_together": why_not_together,
-        "slowest": describe_slowest(devices),
-        "lost_share": compute_lost_speed_share(devices),
-        "pace": choose_speed_figure(devices),
-        "devices": [asdict(device) for device in devices],
-    }
-    return Document("Node", blocks, data)
+    return Document(
+        "Node",
+        blocks,
+        {
+            "level": verdict.level,
+            "exit_code": verdict.exit_code,
+            "reason": verdict.reason,
+            "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
+            "not_together": why_not_together,
+            "slowest": describe_slowest(devices),
+            "lost_share": compute_lost_speed_share(devices),
+            "pace": choose_speed_figure(devices),
+            "devices": [asdict(device) for device in devices],
+        },
+    )
 
 
 def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
@@ -118,6 +121,10 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
 
 # Maximum number of devices with a separate label on the axis or in the legend of the chart.
 _MAX_DEVICE_LABELS = 12
+# Maximum number of findings whose texts are notes below the chart.
+_MAX_CHART_FINDINGS = 4
+# Maximum number of panels that are drawn next to one another.
+_MAX_PANELS_PER_ROW = 4
 
 
 def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Chart:
@@ -128,20 +135,18 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     if not figures:
         raise UsageError("there is nothing to draw: no device has a figure")
     panels = [_draw_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // 4)
+    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
     across = -(-len(panels) // rows)
     padded = [*panels, *[None] * (rows * across - len(panels))]
-    ticks = tuple(
-        (float(place), str(each.index)) for place, each in enumerate(devices) if len(devices) <= _MAX_DEVICE_LABELS
-    )
+    labeled = devices if len(devices) <= _MAX_DEVICE_LABELS else ()
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("device", ticks=ticks),
+        Axis("device", ticks=tuple((float(place), str(each.index)) for place, each in enumerate(labeled))),
         tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
         notes=(
             describe_slowest(devices),
-            *(finding.text for finding in verdict.findings[:4]),
+            *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS]),
             "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale",
         ),
         is_connected=False,
@@ -153,21 +158,13 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
 def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     unit, factor = FIGURE_UNITS[name]
     lines: dict[str, list[Point]] = {}
-    for place, (device, line) in enumerate(zip(devices, _choose_legend_names(devices), strict=True)):
+    for place, device in enumerate(devices):
         if name in device.figures:
+            # Devices with one name in the legend have one color. With many devices it is the name of their machine.
+            line = device.label if len(devices) <= _MAX_DEVICE_LABELS else f"node {device.node}"
             rate = device.figures[name] * factor
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
     values = [device.figures[name] for device in devices if name in device.figures]
     title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)
-
-
-def _choose_legend_names(devices: Sequence[NodeDevice]) -> list[str]:
-    """Return a name for the legend for each device: its label, or the name of its node (machine) if there are too many
-    devices. Devices with one name have one color.
-    """
-    if len(devices) <= _MAX_DEVICE_LABELS:
-        return [device.label for device in devices]
-    nodes = {device.node for device in devices}
-    return [f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device" for device in devices]

@@ -78,8 +78,7 @@ class NodeDevice:
     @property
     def full_label(self) -> str:
         """The short name of the device, followed by its bus address and uuid hash, if they are known."""
-        uuid = self.uuid_hash and f"uuid {self.uuid_hash}"
-        known = [each for each in (self.address, uuid) if each]
+        known = [each for each in (self.address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
 
@@ -105,6 +104,8 @@ SHORTFALL_LIMITS = {
     TO_DEVICE: 0.4,
     TO_HOST: 0.4,
 }
+#: A shortfall (how far a figure is below its reference) of more than this multiple of its limit is CRITICAL.
+CRITICAL_LIMIT_MULTIPLE = 2.0
 #: Maximum relative standard deviation of a figure among the other devices at which a shortfall can be CRITICAL. If the
 #: other devices differ more, the shortfall may be normal.
 MAX_SPREAD_FOR_CRITICAL = 0.015
@@ -114,6 +115,15 @@ MAX_SPREAD_FOR_CRITICAL = 0.015
 # the fastest of many, so its limits are wider.
 _SAME_CARD_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
 _OTHER_CARD_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
+
+# Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
+_EXPECTED_THROTTLE_REASONS = ("power cap",)
+_MIN_THROTTLED_SHARE = 0.1
+# A figure whose confidence interval has a larger half-width (as a share of the figure) is a finding and is not
+# compared. On healthy cards it is below 3 %. Copies to and from the host are exempt, because the copies of several
+# devices slow one another down.
+_MAX_COMPARABLE_HALF_WIDTH = 0.1
+_HOST_COPIES = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,11 @@ class Baseline:
 
         If the baseline has no run of this card, the result is all cards of its model and data type.
         """
-        cards = [card for card in self.cards if card.name == device.name]
-        cards = [card for card in cards if not card.dtype or not device.dtype or card.dtype == device.dtype]
+        cards = [
+            card
+            for card in self.cards
+            if card.name == device.name and (card.dtype == device.dtype or not card.dtype or not device.dtype)
+        ]
         same = [card for card in cards if device.uuid_hash and card.uuid_hash == device.uuid_hash]
         return (same, True) if same else (cards, False)
 
@@ -221,14 +234,12 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
             )
             yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():
-        if reason != "power cap" and share >= 0.1:  # Devices reach their power cap under load.
+        if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
-    # The half-width of an interval is below 3 % of the figure on healthy cards. Copies to and from the host are exempt,
-    # because the copies of several devices slow one another down.
-    return figure in (TO_DEVICE, TO_HOST) or device.half_widths.get(figure, 0.0) <= 0.1
+    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
@@ -322,7 +333,11 @@ def _make_shortfall_finding(
     - ``reference_name``: the name of what the device is compared with, such as the baseline.
     - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are too few.
     """
-    is_critical = shortfall.share > 2 * shortfall.limit and spread is not None and spread <= MAX_SPREAD_FOR_CRITICAL
+    is_critical = (
+        shortfall.share > CRITICAL_LIMIT_MULTIPLE * shortfall.limit
+        and spread is not None
+        and spread <= MAX_SPREAD_FOR_CRITICAL
+    )
     value = (
         f" {format_figure(shortfall.figure, device.figures[shortfall.figure])}"
         if shortfall.figure in FIGURE_UNITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
@@ -14,10 +14,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.operation import DeclaredProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
 
-Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-COLLECTIVES: tuple[str, ...] = get_args(Collective)
-#: Largest accepted number of communication blocks. It is more than any device can run at once.
-MAX_BLOCKS = 1024
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class CollectiveShape(BandwidthShape):
@@ -43,7 +40,8 @@ class CollectiveProblem(DeclaredProblem):
     seed: int = 0
     blocks: int = field(
         default=0,
-        metadata=describe("number of communication blocks; 0: library default", minimum=0, maximum=MAX_BLOCKS),
+        # The maximum is more blocks than any device can run at once.
+        metadata=describe("number of communication blocks; 0: library default", minimum=0, maximum=1024),
     )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:

@@ -26,7 +26,6 @@ _SAMPLE_COUNT = 256
 # An all_reduce in place reduces its own result again in each launch, so the expected sums grow exponentially. They are
 # computed for at most this many doublings, which exceeds the range of float32: further launches change no result.
 _MAX_DOUBLINGS = 500
-_NO_GROUP = Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
 
 class TorchDistributed(CollectiveKernel):
@@ -34,8 +33,9 @@ class TorchDistributed(CollectiveKernel):
     is_default = True
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
-        is_rank = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return check_torch_backend(backend) if is_rank else _NO_GROUP
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return check_torch_backend(backend)
+        return Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
     def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
         if (reason := self.unavailable(backend)) is not None:

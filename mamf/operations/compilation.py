@@ -1,8 +1,9 @@
-"""Help kernels that use torch.compile or Triton: compile for one shape, and check whether Triton works."""
+"""Help kernels that are compiled: compile for one shape, read the architecture, and check whether Triton works."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -36,6 +37,12 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
     import torch._functorch.config
 
     return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
+
+
+def get_architecture_major(backend: Backend) -> int:
+    """Return the major version of the NVIDIA architecture of a backend's device, such as 9 for sm_90; 0 if unknown."""
+    match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
+    return int(match[1]) if match else 0
 
 
 def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from mamf.backend import MIB, Backend
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import DeclaredProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
 
-CopyDirection = Literal["to_device", "to_host", "to_peer"]
-DIRECTIONS: tuple[str, ...] = get_args(CopyDirection)
 _PATH_BY_DIRECTION = {
     "to_device": "pinned host to device",
     "to_host": "device to pinned host",
     "to_peer": "device to next device",
 }
+DIRECTIONS = tuple(_PATH_BY_DIRECTION)
 
 
 class CopyShape(BandwidthShape):

@@ -89,11 +89,6 @@ def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-#: Tokens per device in the presets for training and for decoding. Each token goes to several experts.
-_TOKENS_PER_DEVICE = 8192
-_DECODE_TOKENS = 64
-
-
 #: The part of the mixture-of-experts layer of each model that is on one device: the number of experts, how many of them
 #: process each token, and the widths of a token outside and inside of an expert.
 EXPERT_LAYERS = {
@@ -118,8 +113,8 @@ def _make_preset(tokens: int) -> Preset[GroupedShape]:
 
 
 PRESETS: Mapping[str, Preset[GroupedShape]] = {
-    "moe": _make_preset(_TOKENS_PER_DEVICE),
-    "moe-decode": _make_preset(_DECODE_TOKENS),
+    "moe": _make_preset(tokens=8192),
+    "moe-decode": _make_preset(tokens=64),
 }
 
 

@@ -134,8 +134,8 @@ def combine_operand_sets(
             for tensor in each.outputs:
                 poison_tensor(tensor)
             for tensor in list_tensors(result):
-                spares = [torch.empty_like(tensor) for _ in range(_SPARE_TENSORS_PER_OUTPUT)]
-                for memory in (tensor, *spares):
+                # Overwrite two new tensors too, because the allocator may reuse their memory for the next output.
+                for memory in (tensor, torch.empty_like(tensor), torch.empty_like(tensor)):
                     poison_tensor(memory)
 
     def changed_operands() -> Sequence[str]:
@@ -174,13 +174,6 @@ def _combine_by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Ca
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-# Outputs are overwritten with NaN, and integer outputs with a number that is almost the smallest int32. The byte 0x7F
-# is NaN in all 8-bit float dtypes of torch except the fnuz dtypes, where 0x80 is NaN.
-_POISON_BYTE = 0x7F
-_POISON_INT = -(2**31) + 1
-# The number of new tensors that are poisoned per output, because the allocator may reuse their memory for the next
-# output.
-_SPARE_TENSORS_PER_OUTPUT = 2
 # The number of columns of the table in which compute_checksums sums a tensor's words.
 _CHECKSUM_COLUMNS = 4096
 
@@ -194,13 +187,14 @@ def check_torch_backend(backend: Backend) -> Unavailable | None:
 
 def poison_tensor(tensor: torch.Tensor) -> None:
     """Overwrite a tensor with values that no launch produces, so that verification finds entries that the next launch
-    does not write.
+    does not write: with NaN, or integers with a number that is almost the smallest int32.
     """
     with torch.no_grad():
         if tensor.dtype in (torch.int32, torch.int64):
-            tensor.fill_(_POISON_INT)
+            tensor.fill_(-(2**31) + 1)
         elif tensor.dtype.itemsize == 1:
-            tensor.view(torch.uint8).fill_(0x80 if "fnuz" in str(tensor.dtype) else _POISON_BYTE)
+            # The byte 0x80 is NaN in the fnuz dtypes, and 0x7F is NaN in all other 8-bit float dtypes of torch.
+            tensor.view(torch.uint8).fill_(0x80 if "fnuz" in str(tensor.dtype) else 0x7F)
         else:
             tensor.fill_(float("nan"))
 

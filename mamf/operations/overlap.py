@@ -173,11 +173,6 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
 
-# Matmuls as in training (8192 rows) and in decoding (16 rows), each with a small and a large amount of other work.
-_ACCELERATOR_SHAPES = tuple(OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024))
-_HOST_SHAPES = (OverlapShape(256, 256, 256, MIB),)
-
-
 class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     name = "overlap"
     kernel_group = "mamf.overlap_kernels"
@@ -188,7 +183,10 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     is_of_links = True
 
     def default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
-        return _ACCELERATOR_SHAPES if backend.is_accelerator else _HOST_SHAPES
+        if not backend.is_accelerator:
+            return (OverlapShape(256, 256, 256, MIB),)
+        # Matmuls as in training (8192 rows) and in decoding (16 rows), each with little and with much other work.
+        return [OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024)]
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
         return super().problem_for(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})

@@ -116,7 +116,9 @@ def describe_type_violation(value: object, annotation: Any) -> str:
         is_valid = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
         is_valid = is_valid and math.isfinite(value)  # type: ignore[arg-type]
     elif origin in _CHECKED_DATACLASSES and isinstance(value, origin):
-        return _describe_field_violation(value, origin)
+        fields = _get_attribute_annotations(origin).items()
+        violations = ((name, _describe_contract_violation(getattr(value, name), each, name)) for name, each in fields)
+        return next((f"one whose {name} is {valid_values}" for name, valid_values in violations if valid_values), "")
     elif _is_subclass(origin, Mapping):
         is_valid = isinstance(value, Mapping) and _have_type(value.keys(), parameters[0])
         is_valid = is_valid and _have_type(value.values(), parameters[1])  # type: ignore[attr-defined]
@@ -134,13 +136,6 @@ def describe_type_violation(value: object, annotation: Any) -> str:
 @functools.cache
 def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(annotation) or annotation, get_args(annotation)
-
-
-def _describe_field_violation(value: object, kind: type) -> str:
-    for name, annotation in _get_attribute_annotations(kind).items():
-        if valid_description := _describe_contract_violation(getattr(value, name), annotation, name):
-            return f"one whose {name} is {valid_description}"
-    return ""
 
 
 def _describe_contract_violation(value: object, annotation: Any, name: str) -> str:

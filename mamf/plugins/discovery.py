@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mamf.backend import Backend, Unavailable
 from mamf.errors import (
     MamfError,
+    MamfWarning,
     PluginError,
-    PluginWarning,
     UnavailableError,
     UnknownNameError,
     UsageError,
@@ -95,18 +95,14 @@ def find_entry_points_by_name(group: str) -> dict[str, EntryPoint]:
     for entry_point in find_entry_points(group=group):
         known = points_by_name.setdefault(entry_point.name, entry_point)
         if known.value != entry_point.value:
-            raise UsageError(
-                f"{group} {entry_point.name!r} is claimed by {_describe_origin(known)} "
-                f"and by {_describe_origin(entry_point)}: uninstall one of them"
+            claims = " and by ".join(
+                f"{point.dist.name if point.dist else 'an unknown distribution'} ({point.value})"
+                for point in (known, entry_point)
             )
+            raise UsageError(f"{group} {entry_point.name!r} is claimed by {claims}: uninstall one of them")
     if not points_by_name:
         raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL_ADVICE}")
     return points_by_name
-
-
-def _describe_origin(entry_point: EntryPoint) -> str:
-    distribution = entry_point.dist.name if entry_point.dist else "an unknown distribution"
-    return f"{distribution} ({entry_point.value})"
 
 
 def is_loaded_by_path(kernel: AnyKernel) -> bool:
@@ -318,7 +314,7 @@ def warn_if_plugin_broken() -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        warnings.warn(f"{error}; mamf skips this kernel", PluginWarning, stacklevel=3)
+        warnings.warn(f"{error}; mamf skips this kernel", MamfWarning, stacklevel=3)
 
 
 AnyOperation = Operation[Any, Any]

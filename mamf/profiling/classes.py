@@ -25,6 +25,9 @@ COMMUNICATION = "communication"
 COPIES, OPTIMIZER = "memory copies", "optimizer"
 #: Prefix of the names of the ranges that mamf puts around the forward passes of modules.
 MODULE_PREFIX = "mamf: module "
+#: Maximum depth of nested kernel names. A wrapper is a kernel that only launches another kernel, which is its template
+#: argument, and may be a wrapper too.
+_MAX_WRAPPER_DEPTH = 4
 #: All classes of work, in the order in which reports list them. While events of several classes run at the same time,
 #: the time counts for the class that comes first here.
 WORK_CLASSES = (
@@ -95,11 +98,10 @@ def classify_event(event: Event) -> str:
 
 
 @functools.cache
-def classify_kernel_name(kernel: str, max_depth: int = 4) -> str | None:
+def classify_kernel_name(kernel: str, max_depth: int = _MAX_WRAPPER_DEPTH) -> str | None:
     """Return the class of a kernel by its name alone, or None if no rule matches the name.
 
-    A wrapper is a kernel that only launches another kernel, which is one of its template arguments and may be a wrapper
-    too. ``max_depth``: the maximum number of wrappers around each other.
+    ``max_depth``: the maximum number of wrappers around each other to look into.
     """
     function, template_arguments = split_kernel_name(kernel)
     if max_depth and (wrapper_class := _find_class_by_rules("wrapper", function)) is not None:
@@ -152,6 +154,9 @@ def compute_class_seconds(
 
 
 _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
+#: Suffix that split_kernel_name removes: ROCm reports the name of a kernel's descriptor, which is the kernel's name
+#: followed by this suffix.
+_DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Pattern of one token of a mangled C++ name. Literals, types and substitutions are separate tokens, so that their
 #: digits are not taken for the length of an identifier.
@@ -172,8 +177,7 @@ def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
     if mangled := _MANGLED_PREFIX.match(name):
         qualified_function, *template_arguments = _list_mangled_identifiers(name[mangled.end() :]) or [name]
         return qualified_function, tuple(template_arguments)
-    # ROCm reports the name of a kernel's descriptor, which is the kernel's name followed by .kd.
-    qualified_function, inner = _split_demangled_name(name.removesuffix(".kd"))
+    qualified_function, inner = _split_demangled_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
     return qualified_function, tuple(each.strip() for each in inner if each.strip())
 
 

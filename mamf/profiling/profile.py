@@ -29,6 +29,9 @@ from mamf.profiling.traces import (
 OUTSIDE_MODULES = "outside of any module"
 #: Name of the memory row with the peak of allocated memory. The other memory rows are parts of this peak.
 PEAK_MEMORY = "peak"
+#: Largest share of FLOP in dtypes without a known ceiling with which MAMFU is still computed, without these FLOP. An
+#: example is float32 rotary tables next to bfloat16 matmuls.
+_MAX_SHARE_WITHOUT_CEILING = 0.01
 #: Parts of a module's path that fold_module_name replaces: the number of a layer, and the attribute in which a wrapper
 #: of torch keeps the module that it wraps.
 _FOLDED_NAME_PARTS = re.compile(
@@ -236,14 +239,14 @@ def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindC
 
 def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]:
     by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy_intervals)
-    rows = [
+    rows = (
         KernelRow(
             *names,
             len({each.event for each in work_intervals}),
             sum_interval_seconds(_merge_busy_intervals(work_intervals)),
         )
         for names, work_intervals in by_name.items()
-    ]
+    )
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
@@ -334,7 +337,6 @@ def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: FindCe
     """
     known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := find_ceiling(dtype))}
     unknown = sum(count for dtype, count in flop.items() if dtype not in known)
-    # Leave out up to 1 % of FLOP without a ceiling, such as those of float32 rotary tables next to bfloat16 matmuls.
-    if not seconds or not flop or unknown > 0.01 * sum(flop.values()):
+    if not seconds or not flop or unknown > _MAX_SHARE_WITHOUT_CEILING * sum(flop.values()):
         return None
     return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds

@@ -36,6 +36,8 @@ from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
 #: The command that reads a run log or a trace, by the file's suffix. These files cannot be run as scripts.
 _READER_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
+# Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
+_QUIET_KINETO_LOG_LEVEL = "6"
 _MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
@@ -311,8 +313,7 @@ class StepProfiler:
         """Write the trace of the profiled steps to ``path`` and return it; None if no step was profiled."""
         if not self._profiled_steps or self.failure:
             return None
-        if not path.exists():
-            self._profiler.export_chrome_trace(str(path))
+        self._profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
         first, *others = self.optimizers.values() or [""]
         several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
@@ -346,8 +347,9 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
     run_decorated, process = None, os.getpid()
     with program.prepare_interpreter(), _install_hooks_on_steps(profiler, function):
         if function and function.startswith(_MAIN_PREFIX):
-            decorator = functools.partial(_wrap_with_hooks, after=profiler.end_step)
-            run_decorated = program.make_decorated_run(function.removeprefix(_MAIN_PREFIX), decorator)
+            run_decorated = program.make_decorated_run(
+                function.removeprefix(_MAIN_PREFIX), functools.partial(_wrap_with_hooks, after=profiler.end_step)
+            )
         code = program.run(run_decorated)
     if os.getpid() != process:  # The script forked this process, and only its parent reports a profile.
         atexit._run_exitfuncs()
@@ -364,9 +366,12 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
             stack.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         for name in ("backward", "grad"):
             _replace_with_wrapper(stack, torch.autograd, name, after=profiler.end_delayed_step_after_backward)
-        # torch.profiler uses the profile of autograd too.
-        autograd_profile = torch.autograd.profiler.profile
-        _replace_with_wrapper(stack, autograd_profile, "_prepare_trace", before=profiler.stop_for_profiler_of_script)
+        _replace_with_wrapper(
+            stack,
+            torch.autograd.profiler.profile,  # torch.profiler uses this class too.
+            "_prepare_trace",
+            before=profiler.stop_for_profiler_of_script,
+        )
         stack.callback(profiler.finish)
         for watch in profiler.watches:
             # Register the watches before the hook that ends the step, because torch calls hooks in this order.
@@ -437,14 +442,13 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        events = read_trace(path).events
-    return [event.name for event in sorted(events, key=lambda event: event.start) if event.is_on_device]
+        events = sorted(read_trace(path).events, key=lambda event: event.start)
+    return [event.name for event in events if event.is_on_device]
 
 
 def make_torch_profiler(**options: Any) -> Any:
     """Make a torch.profiler that records the host and all kinds of devices that torch can profile here."""
-    # At level 6, Kineto, the library of torch.profiler, prints nothing when it starts and stops.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
     # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
     return torch.profiler.profile(activities=torch.profiler.supported_activities(), acc_events=True, **options)
 

@@ -19,10 +19,19 @@ from mamf.errors import UsageError
 EventKind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
 #: Kinds of events that run on the device. Events of all other kinds run on the host.
 DEVICE_EVENT_KINDS = ("kernel", "copy")
+#: Prefix of the annotations of Gloo, which communicates on the host, in separate threads. The time of such an
+#: annotation includes waiting for other ranks.
+_HOST_COMMUNICATION_PREFIX = "gloo:"
 #: Disjoint intervals in order of time, as (begin, end) in seconds.
 Intervals = list[tuple[float, float]]
 #: Name of the annotation that ``mamf profile`` puts in a trace at the end of each training step.
 STEP_MARK = "mamf: step"
+#: Prefixes of the annotations that torch puts around a step of its profiler's schedule and a step of an optimizer.
+_PROFILER_STEP_PREFIX, _OPTIMIZER_STEP_PREFIX = "ProfilerStep#", "Optimizer.step#"
+#: Category of annotations on the device's clock.
+_DEVICE_ANNOTATION_CATEGORY = "gpu_user_annotation"
+#: Part of the names of the runtime calls that launch a graph.
+_GRAPH_LAUNCH_NAME = "GraphLaunch"
 _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
     "kernel": "kernel",
     **dict.fromkeys(("gpu_memcpy", "gpu_memset"), "copy"),
@@ -34,6 +43,7 @@ _BACKWARD_NODE_PREFIX = "autograd::engine::evaluate_function"
 # Tolerance for the order of two times: the trace rounds times to nanoseconds, so a call may seem to end after its
 # caller.
 _ROUNDING_SECONDS = 2e-9
+_MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 #: Size of the largest trace to read, in bytes after decompression. The Python objects that json makes from a trace take
 #: about ten times as much memory as its text.
 _MAX_TRACE_BYTES = 1 << 30
@@ -144,11 +154,10 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
         intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
     else:
         intervals = list(_yield_self_intervals([event for event in trace.events if event.kind == "operation"]))
-    # Gloo communicates on the host, in separate threads. Its annotations include the time of waiting for other ranks.
     intervals += [
         BusyInterval(event, event.start, event.end)
         for event in trace.events
-        if event.kind == "annotation" and event.name.startswith("gloo:")
+        if event.kind == "annotation" and event.name.startswith(_HOST_COMMUNICATION_PREFIX)
     ]
     clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in intervals)
     return [each for each in clipped if each.end > each.start]
@@ -185,19 +194,14 @@ def _read_and_unpack_file(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            max_bytes = _MAX_TRACE_BYTES
-            if is_packed:
-                # Traces are 10 to 30 times as large as their gzip files. A small forged file could fill the memory.
-                max_bytes = min(max_bytes, 64 * max(state.st_size, 1 << 18))
-            data = (unpacked if is_packed else file).read(max_bytes + 1)
+            data = (unpacked if is_packed else file).read(_MAX_TRACE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > max_bytes:
-        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
+    if len(data) > _MAX_TRACE_BYTES:
+        raise UsageError(f"{path} is larger than {_MAX_TRACE_BYTES >> 20} MiB unpacked: trace fewer steps")
     return data
 
 
@@ -211,12 +215,12 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
         [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
     )
     device = [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
-    replays = {key for key, event in launches.items() if "GraphLaunch" in event.name}
+    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH_NAME in event.name}
     events = [*host, *(_make_device_event(each, origin, launches, replays) for each in device)]
     annotations = [
         (str(each.get("name")), *_convert_to_seconds(each, origin))
         for each in timed
-        if each.get("cat") == "gpu_user_annotation"
+        if each.get("cat") == _DEVICE_ANNOTATION_CATEGORY
     ]
     start, end, count, ends = _find_step_bounds(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
@@ -287,8 +291,8 @@ def _make_device_event(
 
 
 def _convert_to_seconds(raw: _RawEvent, origin: float) -> tuple[float, float]:
-    start = (raw["ts"] - origin) * 1e-6
-    return start, start + max(raw["dur"], 0) * 1e-6
+    start = (raw["ts"] - origin) * _MICROSECOND
+    return start, start + max(raw["dur"], 0) * _MICROSECOND
 
 
 def _find_step_bounds(
@@ -307,13 +311,13 @@ def _find_step_bounds(
         return marks[0], marks[-1], len(marks) - 1, ""
     on_host = [(event.name, event.start, event.end) for event in events]
     for ranges in (device_annotations, on_host):
-        if steps := [each for each in ranges if each[0].startswith("ProfilerStep#")]:
+        if steps := [each for each in ranges if each[0].startswith(_PROFILER_STEP_PREFIX)]:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
     # Leave out optimizers that step in hooks of the backward pass: they step several times per training step.
     optimizers = [
         event.name
         for event in events
-        if event.name.startswith("Optimizer.step#")
+        if event.name.startswith(_OPTIMIZER_STEP_PREFIX)
         and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_callers())
     ]
     for ranges in (device_annotations, on_host):
@@ -337,7 +341,7 @@ def _parse_kernel_table(text: str) -> Trace:
 
 
 def _parse_kernel_row(row: Mapping[str, str], name: str, start_column: str, end_column: str) -> Event:
-    start, end = (float(row[column].replace(",", "")) * 1e-9 for column in (start_column, end_column))
+    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (start_column, end_column))
     return Event(row[name], "kernel", start, start + end if end_column == "Duration (ns)" else end)
 
 

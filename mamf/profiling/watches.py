@@ -26,6 +26,10 @@ from mamf.profiling.classes import MODULE_PREFIX
 from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module_name
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
+#: Maximum number of events that torch keeps in its history of allocations.
+_MAX_HISTORY_ENTRIES = 1_000_000
+#: Maximum number of modules in the table that says which modules allocated the peak memory.
+_MAX_MODULE_ROWS = 10
 
 
 class MemoryWatch:
@@ -63,7 +67,7 @@ class MemoryWatch:
             return
         with self._record_error_in_remark():
             torch.cuda.reset_peak_memory_stats()
-            torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+            torch.cuda.memory._record_memory_history(max_entries=_MAX_HISTORY_ENTRIES)
 
     def record_optimizer_step(self, optimizer: Any, *_: object) -> None:
         if self._is_running:
@@ -127,7 +131,7 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 def make_memory_rows_by_module(
     history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
 ) -> list[MemoryRow]:
-    """Return how much of the memory at its peak the ten modules with most of it allocated in their forward passes.
+    """Return how much of the memory at its peak each module allocated in its forward pass, largest first.
 
     ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: begin and end of forward
     passes in ns on the same clock as the history, and the module's name.
@@ -151,7 +155,7 @@ def make_memory_rows_by_module(
             within.append(waiting.popleft())
         within = [each for each in within if each[1] >= now]
         nbytes[f"in {fold_module_name(within[-1][2])}" if within else "in no module"] += entry["size"]
-    return [MemoryRow(name, size) for name, size in nbytes.most_common(10)]
+    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULE_ROWS)]
 
 
 class DtypeWatch:

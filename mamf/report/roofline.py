@@ -138,8 +138,7 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.row.work.unit), importance=2),
     Column("roof", "", lambda point: point.roof),
     Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
-    Column("", "bound by", lambda point: point.bound_text, importance=1, left=True),
-    Column("bound_by", "", lambda point: point.bound),
+    Column("bound_by", "bound by", lambda point: point.bound, importance=1, left=True),
 ]
 
 

@@ -197,15 +197,12 @@ class Shares:
             point = make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
             return getattr(point, name, None)
 
-        roof, share, bound, bound_text = (
-            partial(read_roof_point, name=name) for name in ("roof", "share", "bound", "bound_text")
-        )
+        roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof", "share", "bound"))
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
             Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
             Column("share_of_roof", "% of roof", share, format_percent, 1),
-            Column("bound_by", "", bound),
-            Column("", "bound by", bound_text, importance=3, left=True),
+            Column("bound_by", "bound by", bound, importance=3, left=True),
         ]
         return [
             Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),

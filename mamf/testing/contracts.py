@@ -312,4 +312,4 @@ class OperationContract(_KernelFixture):
         assert row.status in ("ok", "unsupported"), row.reason
         record = json.loads(json.dumps(make_measurement_record(row)))
         if row.ok and "problem" in record:
-            assert read_measurement_record(record, {}) == row
+            assert read_measurement_record(record) == row

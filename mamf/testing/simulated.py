@@ -127,14 +127,10 @@ class Physics:
     true_clock: float | None = 0.83
 
 
-class SimulatedOutOfMemoryError(MemoryError):
-    pass
-
-
 class SimulatedPool(OperandPool):
     """An operand pool of a simulated device that counts bytes and allocates nothing.
 
-    ``capacity``: its size in bytes. Raises SimulatedOutOfMemoryError if operands need more.
+    ``capacity``: its size in bytes. Raises MemoryError if operands need more.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -144,7 +140,7 @@ class SimulatedPool(OperandPool):
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
         nbytes = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
         if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + nbytes > self.capacity:
-            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
+            raise MemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
         self.bytes_by_name[name] = nbytes
 
     def release(self) -> None:
@@ -167,25 +163,6 @@ class SimulatedSensors:
                 *(("hardware thermal slowdown",) if device.is_throttled else ()),
             ),
         )
-
-
-class SimulatedStamps:
-    """The source of clock stamps (cycles and seconds) of the simulated device. A stamp is taken after all earlier
-    launches.
-    """
-
-    def __init__(self, backend: SimulatedBackend) -> None:
-        self.backend = backend
-
-    def stamp(self) -> Elapsed:
-        device = self.backend
-        device.host_time += device.world.launch_seconds / 4
-        device.device_time = device._idle_until_time(device.host_time) + _STAMP_SECONDS
-        device.counted_cycles += _STAMP_SECONDS * device.clock_hz
-        return Elapsed(device.counted_cycles, device.device_time)
-
-    def between(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
-        return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
 
 
 class SimulatedBackend(Backend):
@@ -325,7 +302,16 @@ class SimulatedBackend(Backend):
 
     @property
     def stamps(self) -> ClockStamps | Unavailable:
-        return super().stamps if self.world.true_clock is None else SimulatedStamps(self)
+        return super().stamps if self.world.true_clock is None else self
+
+    def stamp(self) -> Elapsed:
+        self.host_time += self.world.launch_seconds / 4
+        self.device_time = self._idle_until_time(self.host_time) + _STAMP_SECONDS
+        self.counted_cycles += _STAMP_SECONDS * self.clock_hz
+        return Elapsed(self.counted_cycles, self.device_time)
+
+    def between(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
+        return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
 
     def timer_overhead(self) -> float | None:
         return self.world.timer_overhead
@@ -358,9 +344,10 @@ class SimulatedBackend(Backend):
 
         ``operands``: a key of the operand set, by which the device knows whether the set is still in the cache.
         """
-        watts = self.world.cap_watts if self.is_capped else self.world.boost_watts
         self._true_clock_share = self.world.true_clock or 1.0
-        self._launch(cycles, self.clock_hz, watts, operands)
+        self._launch(
+            cycles, self.clock_hz, self.world.cap_watts if self.is_capped else self.world.boost_watts, operands
+        )
         self._true_clock_share = 1.0
 
     def move(self, nbytes: float, operands: object) -> None:
@@ -388,8 +375,7 @@ class SimulatedBackend(Backend):
         if self.device_time < self.fully_awake_time:
             work *= self.world.waking_times
         noise = self.random.gauss(1, self.world.noise)
-        noisy = work * self._compute_time_factor() * (noise if noise > 0.5 else 0.5)
-        self._run_on_device(noisy / rate, watts)
+        self._run_on_device(work * self._compute_time_factor() * max(noise, 0.5) / rate, watts)
 
     def _idle_until_time(self, target_time: float) -> float:
         idle = target_time - self.device_time
@@ -436,4 +422,4 @@ class SimulatedBackend(Backend):
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, SimulatedOutOfMemoryError)
+        return isinstance(error, MemoryError)

@@ -18,6 +18,9 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.simulated import Physics, SimulatedBackend
 
+# Maximum relative error of a correct result, for a problem that defines no tolerance.
+_DEFAULT_TOLERANCE = 1e-2
+
 
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that runs on simulated devices only, and computes at ``share`` of the device's peak rate.
@@ -52,7 +55,7 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
             backend,
             shape,
             sets,
-            getattr(problem, "tolerance", 1e-2),
+            getattr(problem, "tolerance", _DEFAULT_TOLERANCE),
             lambda index: partial(run, (shape, index, problem, self.name)),
         )
         return replace(prepared, rewrite_output=(lambda: None) if rewrite else None)

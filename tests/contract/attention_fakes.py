@@ -8,7 +8,6 @@ import importlib.metadata
 import math
 import sys
 import types
-from types import SimpleNamespace
 
 import torch
 
@@ -267,9 +266,7 @@ def xformers(monkeypatch, asked, is_built=True):
 
     operators = {"memory_efficient_attention": memory_efficient_attention, "LowerTriangularMask": LowerTriangularMask}
     pretend_versions(monkeypatch, xformers="0.0.35")
-    install(monkeypatch, "xformers.ops", **operators)
-    dispatch = SimpleNamespace(_dispatch_fw=lambda inputs, needs_gradient: SimpleNamespace(NAME="fa2F@2.8.4"))
-    return install(monkeypatch, "xformers.ops.fmha", Inputs=SimpleNamespace, dispatch=dispatch)
+    return install(monkeypatch, "xformers.ops", **operators)
 
 
 def aiter(monkeypatch, asked, is_old=False):

@@ -43,7 +43,7 @@ BOTH_SIDES = "b1h4q160k160d64w12"
 SHAPES = (FULL, CAUSAL, GQA, LONGER, WINDOW, BOTH_SIDES)
 BACKENDS = ("cpu", "cuda", "hpu", "mps", "rocm", "xpu")
 ON_CPU = ("eager", "sdpa", "sdpa-flash", "sdpa-math", "flex", "compiled-eager")
-COMMANDS = ("pip install", "pip uninstall", "git clone", "bash ", "sudo apt", "mamf attention --")
+COMMANDS = ("pip install", "git clone", "bash ", "sudo apt", "mamf attention --")
 
 
 def shape_of(text):
@@ -439,20 +439,9 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
 # -- xFormers, AITER and Gaudi ---------------------------------------------------------------------------------------
 
 
-def test_an_xformers_that_takes_flash_attn_4_for_2_is_a_reason(library, monkeypatch):
-    kernel, backend = library("xformers")
-    missing = "flash_attn.flash_attn_interface"
-    fakes.fail_to_import(monkeypatch, "xformers.ops", ModuleNotFoundError(f"No module named '{missing}'", name=missing))
-    reason = kernel.unavailable(backend)
-    assert missing in reason.reason
-    assert reason.remedy.startswith("pip install flash-attn")
-
-
 def test_xformers_takes_shared_heads_in_groups_without_copying_and_forward_only(library, asked):
     kernel, backend = library("xformers")
-    verdict = verdict_of(kernel, backend, GQA)
-    assert verdict.ok
-    assert verdict.details["ran"] == "fa2F@2.8.4"
+    assert verdict_of(kernel, backend, GQA).ok
     (options,) = asked
     assert options["ndim"] == 5
     assert options["key_stride"][3] == 0

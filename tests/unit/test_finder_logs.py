@@ -200,8 +200,8 @@ class TestFiles:
                 b"     1 |  100.0 TFLOPS @ 256x1024x4096 | best:  100.0 TFLOPS @ 256x1024x4096 (MxNxK)\n",
                 "has no row or summary",
             ),
-            (b"\0\1\2", "binary"),
-            (gzip.compress(samples.V2G.encode())[:200], "cannot be unpacked"),
+            (b"\0\1\2", "has no row or summary"),
+            (gzip.compress(samples.V2G.encode())[:200], "cannot be read"),
         ],
     )
     def test_what_is_no_log(self, tmp_path, content, said):

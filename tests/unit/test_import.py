@@ -54,15 +54,6 @@ def test_a_packed_file_of_much_is_refused(folder, capsys, monkeypatch):
     assert "has more than 1 MiB" in capsys.readouterr().err
 
 
-def test_a_file_names_no_more_runs_and_hosts_than_a_log(folder, capsys):
-    head = f"Benchmark started on 2025-01-04 16:01:02\n{samples.three_row(1, 100.0, samples.FIRST, 100.0)}\n"
-    log("runs.txt", head * 1001)
-    log("hosts.txt", head + "".join(f"Linux host{number} x86_64\n" for number in range(1001)))
-    for name, told in (("runs.txt", "more than 1000 runs"), ("hosts.txt", "more than 1000 hosts")):
-        assert imported(name) == 2
-        assert told in capsys.readouterr().err
-
-
 def test_what_is_there_is_kept_and_nothing_written_beside_it(folder, capsys):
     (folder / "b.jsonl").write_text("precious")
     assert imported(log("a.out"), log("b.out")) == 2

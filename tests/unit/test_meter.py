@@ -198,17 +198,6 @@ def test_another_thread_may_read_the_mean_while_steps_are_metered(card):
     assert meter.mean().step == 200
 
 
-def test_steps_of_another_thread_are_left_out(card):
-    meter = meter_of(card)
-    train(card, meter, steps=2)
-    with pytest.warns(UserWarning, match="give each training loop its own Meter") as warned:
-        other = threading.Thread(target=train, args=(card, meter, 3))
-        other.start()
-        other.join()
-    assert len(warned) == 1
-    assert meter.mean().step == 2
-
-
 def test_the_model_within_a_wrapper_is_found(card):
     model = SimpleNamespace(config=GPT2)
     wrapped = SimpleNamespace(module=model)  # as DistributedDataParallel has it

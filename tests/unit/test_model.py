@@ -102,7 +102,7 @@ def test_what_is_no_model_is_said_in_a_line(fields):
 def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, architectures):
     model = make_operation("model")
     request = Request(model, fields=fields, preset=model.presets()[size] if size else Preset())
-    assert [problem.architecture for problem in request.make_problems(backend)] == architectures
+    assert [model.words(problem)[0] for problem in request.make_problems(backend)] == architectures
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -60,8 +60,8 @@ OTHER = {
         "--clock": ("none", "clock none", "best"),
         "--reference-every": ("10", "reference-every 10", "100"),
         "--time-limit": ("2s", "time-limit 2", "1"),
-        "--num-warmup-iterations": ("1", "warmup-launches 1", "50"),
-        "--num-iterations": ("1", "timed-launches 1", "100"),
+        "--num-warmup-iterations": ("1", "num-warmup-iterations 1", "50"),
+        "--num-iterations": ("1", "num-iterations 1", "100"),
     },
     "find": PRODUCT,
     "attention": {

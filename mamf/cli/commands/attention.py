@@ -25,7 +25,6 @@ from mamf.cli.terminal import (
     add_device_options,
     add_devices_options,
     add_measuring_options,
-    add_output_options,
     add_run_options,
     add_shared_options,
     warn,
@@ -88,7 +87,7 @@ def add_options(parser: Parser) -> None:
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:

@@ -15,12 +15,12 @@ from pathlib import Path
 from mamf.backend import Backend
 from mamf.cli import run_command
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line, warn
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_file_atomically
 from mamf.logs.run_log import read_run_log
 from mamf.plans import BURST, SUSTAINED
-from mamf.report.document import Answer, Block, Document, Table, describe_machine
+from mamf.report.document import Answer, Block, Document, Lines, Table, describe_machine
 from mamf.report.formats import drop_columns_to_fit, format_markdown
 from mamf.text import Markup, escape_markdown
 
@@ -30,7 +30,6 @@ EXAMPLES = """examples:
   mamf report autoprofile                               the folder as one page
 Run the command again to measure what is missing.
 """
-_FAILURE_EXIT_CODE = 1
 _BUDGET_SECONDS, _CPU_BUDGET_SECONDS = 270.0, 150.0
 #: The share of the time budget that each command gets, by the name of its log without suffix. The profile of a model's
 #: training step, which is not in this table, takes the remaining time.
@@ -84,7 +83,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                 warn(str(error))
                 skip_reasons[name] = str(error)
                 # Only a missing log makes the command fail: a missing picture does not change the exit code.
-                code = _FAILURE_EXIT_CODE if name in LOG_HEADINGS else code
+                code = FAILURE_EXIT_CODE if name in LOG_HEADINGS else code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
@@ -119,8 +118,9 @@ class AutoprofileCommands:
         yield self._make_resumable_command(
             "ceilings", "find", *dtype_options, "--regime", BURST, *([SUSTAINED] if is_accelerator else [])
         )
-        array_size = "4GiB" if is_accelerator else "128MiB"
-        yield self._make_resumable_command("bandwidth", "bandwidth", "--pattern", "copy", "--size", array_size)
+        yield self._make_resumable_command(
+            "bandwidth", "bandwidth", "--pattern", "copy", "--size", "4GiB" if is_accelerator else "128MiB"
+        )
         attention_sizes = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
         ceiling_options = self._make_ceiling_option(BURST) or ["--no-ceiling"]
         attention = ["attention", *dtype_options, "--direction", "fwd", "bwd", *attention_sizes, "--time-limit", "0.3s"]
@@ -130,17 +130,13 @@ class AutoprofileCommands:
         if kernels := self._choose_counters_arguments():
             yield self._make_resumable_command("counters", "counters", *kernels)
         if not self._has_log("step"):
-            step_options = (
-                ["--steps", "1", "--warmup", "1"] if not is_accelerator else ["--steps", "3", "--warmup", "3"]
-            )
-            output_options = ["--output", str(self.folder / "step.jsonl")]
+            step_count = "3" if is_accelerator else "1"
             yield (
                 "step.jsonl",
                 [
                     "profile",
-                    *step_options,
+                    *("--steps", step_count, "--warmup", step_count, "--output", str(self.folder / "step.jsonl")),
                     *self._make_ceiling_option(SUSTAINED),
-                    *output_options,
                     *self._device_options,
                     *self._make_model_step_command(),
                 ],
@@ -239,41 +235,33 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 
     ``skip_reasons``: for each log that is missing, its file name and the reason why it was not measured.
     """
-    return "\n".join(f"{part.rstrip()}\n" for part in _yield_summary_sections(folder, skip_reasons))
-
-
-def _yield_summary_sections(folder: Path, skip_reasons: Mapping[str, str]) -> Iterator[str]:
     from mamf.cli.commands.show import make_log_document
-    from mamf.report import document as documents
 
     run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
     device_name = str(header["device"]["name"]) if header else "This device"
-    yield f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"
-    if header:
-        yield escape_markdown(describe_machine(header))
+    sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
+    sections += [escape_markdown(describe_machine(header))] if header else []
     for name, title in LOG_HEADINGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
-            picture_blocks = (
-                [documents.Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
-            )
+            picture_blocks = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
             report = make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
-            blocks = [
+            blocks: list[Block] = [
                 *_choose_essential_blocks(report),
                 *picture_blocks,
-                documents.Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
+                Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
         else:
-            blocks = [documents.Lines([f"not measured: {skip_reasons.get(name, 'the run ended before it')}"])]
-        yield f"## {title}\n\n{format_markdown(documents.Document(title, blocks))}"
+            blocks = [Lines([f"not measured: {skip_reasons.get(name, 'the run ended before it')}"])]
+        sections.append(f"## {title}\n\n{format_markdown(Document(title, blocks))}")
+    return "\n".join(f"{section.rstrip()}\n" for section in sections)
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then
     the report's conclusion.
     """
-    blocks = report.visible_blocks
-    for table in [each for each in blocks if isinstance(each, Table)][:1]:
+    for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:
         yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))
-    yield from (each for each in blocks if isinstance(each, Answer))
+    yield from (each for each in report.visible_blocks if isinstance(each, Answer))

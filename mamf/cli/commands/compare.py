@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from mamf.cli.terminal import add_shared_options, print_document
+from mamf.cli.watching import REGRESSION_EXIT_CODE
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError, parse_share
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 
@@ -21,7 +22,6 @@ EXAMPLES = """examples:
   mamf compare A1 A2 A3 --against B1 B2 B3              repeated runs of A and B, alternating: detect a loss of 0.5 %
   mamf compare h100.jsonl h200.jsonl --anyway           two devices: the title says so
 """
-_REGRESSION_EXIT_CODE = 3
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, make_comparison_document(comparison, options.tolerance, options.top))
-    return _REGRESSION_EXIT_CODE if comparison.is_slower(options.tolerance) else 0
+    return REGRESSION_EXIT_CODE if comparison.is_slower(options.tolerance) else 0
 
 
 def _print_side_by_side(

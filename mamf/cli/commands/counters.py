@@ -9,8 +9,9 @@ from typing import Any
 
 from mamf.cli.parser import Parser, StoreUnlessOption
 from mamf.cli.planning import AnyOperation, add_launch_options
-from mamf.cli.session import NOTHING_MEASURED_EXIT_CODE, Session, run_kernel_session
+from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
+from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.engine.runner import Setup
 from mamf.errors import UnavailableError, UsageError
 from mamf.logs.run_log import RunLog, read_run_log
@@ -98,7 +99,7 @@ class CountersSession(Session):
         return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
 
     def choose_exit_code(self, code: int) -> int:
-        return code or (0 if self.counted_steps else NOTHING_MEASURED_EXIT_CODE)
+        return code or (0 if self.counted_steps else FAILURE_EXIT_CODE)
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document

@@ -20,7 +20,6 @@ from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_output_options,
     add_run_options,
     add_shared_options,
     choose_note_stream,
@@ -57,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, budget_default="30s")
     add_device_options(parser)
     add_shared_options(parser, "--picture", "--overwrite")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:

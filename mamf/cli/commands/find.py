@@ -19,7 +19,6 @@ from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
     add_devices_options,
-    add_output_options,
     add_run_options,
     add_session_options,
     add_shared_options,
@@ -77,7 +76,7 @@ def add_options(parser: Parser) -> None:
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -219,7 +218,7 @@ class _OperationFindSession(Session):
             info, may_be = self.backend.info, self.operation.may_be_ceiling
             return [shape for shape in shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
 
-        if self.request.names_shapes:
+        if self.request.shapes or self.request.sizes:
             if filter_possible_ceilings(plan.shapes):
                 return plan.shapes
             possible_shapes = filter_possible_ceilings(self.operation.default_shapes(self.backend))

@@ -12,17 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.cli.session import NOTHING_MEASURED_EXIT_CODE, Session, run_kernel_session
+from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_output_options,
     add_run_options,
+    add_shared_options,
     choose_note_stream,
     is_report_for_people,
     parse_duration,
     print_line,
     warn,
 )
+from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE
 from mamf.engine.runner import Setup
 from mamf.engine.strategies.studies import GuardStrategy
 from mamf.errors import IncomparableError, UsageError, parse_share, require_known, require_values, require_whole_number
@@ -49,7 +50,6 @@ EXAMPLES = """examples:
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
 docs/guard.md describes the file and has a workflow.
 """
-_REGRESSION_EXIT_CODE = 3
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_device_options(parser)
     add_run_options(parser, budget_default="none; an unfinished run exits with 1, or with 3 if a row is slower")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
@@ -204,12 +204,12 @@ class _GuardSession(Session):
             raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
 
     def choose_exit_code(self, code: int) -> int:
-        if self.options.update or code not in (0, NOTHING_MEASURED_EXIT_CODE):
+        if self.options.update or code not in (0, FAILURE_EXIT_CODE):
             return code or self.update_exit_code
         if self.result is None:
-            return NOTHING_MEASURED_EXIT_CODE
+            return FAILURE_EXIT_CODE
         is_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
-        return _REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else NOTHING_MEASURED_EXIT_CODE
+        return REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else FAILURE_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
         return super().make_document(log) if self.result is None else make_guard_document(self.result)
@@ -237,7 +237,7 @@ class _GuardSession(Session):
         if log.tier != "complete":
             warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
         elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
-            self.update_exit_code, (half_width, row) = NOTHING_MEASURED_EXIT_CODE, noisy_rows[0]
+            self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
                 f"tolerance of {format_share(self.options.tolerance)}, above all {row.kernel} {row.shape} "

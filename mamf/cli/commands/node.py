@@ -8,17 +8,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.cli import run_command
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
+from mamf.node.verdict import Baseline, NodeDevice
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
-
-if TYPE_CHECKING:
-    from mamf.node.verdict import Baseline, NodeDevice
 
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN

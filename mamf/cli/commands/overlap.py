@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_output_options,
     add_run_options,
     add_shared_options,
     get_report_stream,
@@ -87,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_device_options(parser)
     add_run_options(parser, "none")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import (
     add_device_options,
-    add_output_options,
     add_shared_options,
     choose_note_stream,
     get_report_stream,
@@ -110,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)"
     )
     add_device_options(parser)
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
     parser.set_defaults(script=None)
 
 

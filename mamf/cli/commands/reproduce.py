@@ -13,7 +13,7 @@ from mamf.cli.parser import StoreUnlessOption
 from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
-from mamf.cli.watching import Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten
 from mamf.kernel import AnyKernel
 from mamf.kinds.driver import ResumedLog
@@ -49,7 +49,6 @@ EXAMPLES = """examples:
   mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel outside of mamf must be named here
 docs/reproducing.md says how it decides.
 """
-_SLOWER_EXIT_CODE, _UNFINISHED_EXIT_CODE = 3, 1
 _MAX_CLAIM_CHARACTERS = 500
 #: The pattern of a claim (a figure to check) as the user types it for --claim: rate, unit, kernel, shape, and values of
 #: fields of the problem, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd".
@@ -262,6 +261,6 @@ class ReproduceSession(Session):
 
     def choose_exit_code(self, code: int) -> int:
         judged = judge_claims(self.plan.options, self.measured_run.rows)
-        if code not in (0, _UNFINISHED_EXIT_CODE) or not any(each.is_slower for each in judged):
+        if code not in (0, FAILURE_EXIT_CODE) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)
-        return _SLOWER_EXIT_CODE
+        return REGRESSION_EXIT_CODE

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
+from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.contribution.review import (
     Review,
     find_free_place,
@@ -30,7 +31,6 @@ EXAMPLES = """examples:
   mamf results table                                    write results/README.md and the page of each accelerator
   mamf results site --output site                       write pages of all figures: open site/index.html
 """
-_REJECTED_EXIT_CODE = 1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def check_logs(options: argparse.Namespace) -> int:
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
     print_document(options, make_reviews_document(reviews, options.paths))
-    return _REJECTED_EXIT_CODE if any(review.is_rejected() for review in reviews) else 0
+    return FAILURE_EXIT_CODE if any(review.is_rejected() for review in reviews) else 0
 
 
 def _review_folder(folder: Path) -> list[Review]:
@@ -123,7 +123,7 @@ def submit_logs(options: argparse.Namespace) -> int:
     if not options.dry_run:
         _require_results_folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
     paths = find_shared_logs(options.log) if options.log.is_dir() else [options.log]
-    return max((_submit_log(options, path) for path in paths), default=_REJECTED_EXIT_CODE)
+    return max((_submit_log(options, path) for path in paths), default=FAILURE_EXIT_CODE)
 
 
 def _submit_log(options: argparse.Namespace, path: Path) -> int:
@@ -132,7 +132,7 @@ def _submit_log(options: argparse.Namespace, path: Path) -> int:
         print_line(line)
     if review.is_rejected():
         warn(f"{path} is not submitted: fix the errors, or measure again")
-        return _REJECTED_EXIT_CODE
+        return FAILURE_EXIT_CODE
     content = path.read_bytes()
     target_path = find_free_place(review, root)
     print_line(f"tier {review.tier}; {len(content) / 1e3:.0f} kB -> {target_path}")
@@ -180,7 +180,7 @@ def write_tables(options: argparse.Namespace) -> int:
         }
         for path in pages:
             print_line(f"{path} is {'stale: run mamf results table' if path in stale_paths else 'up to date'}")
-        return _REJECTED_EXIT_CODE if stale_paths else 0
+        return FAILURE_EXIT_CODE if stale_paths else 0
     for path, page in pages.items():
         write_file_atomically(path, page)
         print_line(f"written: {path}")

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamf.backend import MIB, Backend
+from mamf.ceilings.roof import RoofPoint
 from mamf.cli import run_command
 from mamf.cli.terminal import (
     add_device_options,
-    add_output_options,
     add_shared_options,
     choose_note_stream,
     print_document,
@@ -29,9 +28,6 @@ from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import ROOF_EXPORT_FORMATS, UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
-
-if TYPE_CHECKING:
-    from mamf.ceilings.roof import RoofPoint
 
 EXAMPLES = """examples:
   mamf roofline                                             measure the roofs and balance points of the device
@@ -80,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"
     )
     add_shared_options(group, "--overwrite")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:

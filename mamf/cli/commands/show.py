@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mamf.cli.terminal import add_output_options, add_shared_options, print_document
+from mamf.cli.terminal import add_shared_options, print_document
 from mamf.errors import UsageError
+from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP
-
-if TYPE_CHECKING:
-    from mamf.logs.run_log import RunLog
-    from mamf.report.document import Document
+from mamf.report.document import Document
 
 EXAMPLES = """examples:
   mamf show LOG                         the report that the run printed
@@ -30,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
     )
     add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:

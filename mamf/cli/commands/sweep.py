@@ -5,7 +5,6 @@ another operation, and print the fastest rows.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import Any
 
 from mamf.cli.parser import Parser
@@ -15,7 +14,6 @@ from mamf.cli.terminal import (
     add_device_options,
     add_devices_options,
     add_measuring_options,
-    add_output_options,
     add_run_options,
     add_session_options,
     add_shared_options,
@@ -40,13 +38,6 @@ EXAMPLES = """examples:
   mamf sweep --operation NAME --help                  the options for kernels of another operation
   mamf sweep --operation NAME --shapes A B --set FIELD=X,Y
 """
-#: The name of the command-line option, with underscores, that sets each field of SweepOptions.
-_SWEEP_OPTION_BY_FIELD = {
-    "order": "order",
-    "warmup_launches": "num_warmup_iterations",
-    "timed_launches": "num_iterations",
-    "reference_every": "reference_every",
-}
 
 
 def add_options(parser: Parser) -> None:
@@ -65,12 +56,14 @@ def add_options(parser: Parser) -> None:
     group = add_measuring_options(parser, "burst; classic is mamf-finder's protocol", operation.regimes)
     group.add_argument(
         "--num-warmup-iterations",
+        dest="warmup_launches",
         type=parse_index,
         metavar="COUNT",
         help="number of untimed warm-up launches, in the regime classic only (default: 50)",
     )
     group.add_argument(
         "--num-iterations",
+        dest="timed_launches",
         type=parse_size,
         metavar="COUNT",
         help="number of timed launches, in the regime classic only (default: 100)",
@@ -94,7 +87,7 @@ def add_options(parser: Parser) -> None:
     add_devices_options(parser)
     add_run_options(parser)
     add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -133,11 +126,10 @@ class _OneKernelSession(Session):
         return [(planned_name, kernel)]
 
     def make_new_plan(self) -> Plan:
-        values_by_field = {field: getattr(self.options, option) for field, option in _SWEEP_OPTION_BY_FIELD.items()}
-        values_by_field["reference"] = self.options.reference and self.operation.parse_shape(self.options.reference)
-        sweep_options = replace(
-            SweepOptions(SHUFFLED_ORDER), **{field: each for field, each in values_by_field.items() if each is not None}
-        )
+        names = ("order", "warmup_launches", "timed_launches", "reference_every")
+        values = {name: value for name in names if (value := getattr(self.options, name)) is not None}
+        reference = self.operation.parse_shape(self.options.reference) if self.options.reference else None
+        sweep_options = SweepOptions(**{"order": SHUFFLED_ORDER, "reference": reference, **values})
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], sweep_options)
 
     def print_plan(self) -> None:

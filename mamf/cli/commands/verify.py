@@ -12,12 +12,12 @@ from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
     add_devices_options,
-    add_output_options,
     add_run_options,
     add_shared_options,
     parse_index,
     print_line,
 )
+from mamf.cli.watching import REGRESSION_EXIT_CODE
 from mamf.engine.runner import NamedKernel
 from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify_plan
 from mamf.operation import Request
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(group, "--backend", "--device")
     add_devices_options(parser, "all")
     add_run_options(parser, budget_default=f"{VERIFY_BUDGET_SECONDS:.0f}s")
-    add_output_options(parser)
+    add_shared_options(parser, "--format", "--top", "--wide")
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -98,7 +98,6 @@ class _VerifySession(Session):
         return self.options.budget is None
 
     def choose_exit_code(self, code: int) -> int:
-        from mamf.cli.devices import WRONG_RESULT_EXIT_CODE
         from mamf.report.verification import count_checked
 
-        return WRONG_RESULT_EXIT_CODE if count_checked(self.measured_run.rows)["wrong"] else code
+        return REGRESSION_EXIT_CODE if count_checked(self.measured_run.rows)["wrong"] else code

@@ -304,8 +304,10 @@ class Regime(ABC):
             return
         before, self._last_clock = self._last_clock, self.backend.now()
         if rounds and before == self._last_clock:
-            fault = f"its clock stood still for {_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
-            raise PluginError(f"backend {self.backend.name} is broken: {fault}")
+            raise PluginError(
+                f"backend {self.backend.name} is broken: its clock stood still for {_ROUNDS_PER_CLOCK_CHECK} rounds of "
+                "launches"
+            )
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry

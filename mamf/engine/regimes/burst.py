@@ -234,9 +234,7 @@ class Burst(Regime):
         return True
 
     def _rest_until_recovered(self) -> None:
-        owed = self._rest_until - self.backend.now()
-        if owed > 0:
-            self.backend.sleep(owed)
+        self.backend.sleep(max(0.0, self._rest_until - self.backend.now()))
 
     def _compute_train_size(self, period: float, sample_count: int) -> int:
         """Return the number of launches in the next train. ``period``: device seconds of a cache flush and a launch.

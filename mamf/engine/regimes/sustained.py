@@ -195,7 +195,13 @@ class Sustained(Regime):
                 samples.remarks.append("clock and power had not settled when the measurement began")
             self._take_block_samples(blocks, rule, samples)
             last_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
-            self.synchronize(checked, *self._queue_last_marks())
+            # Queue a mark and an idle mark (which waits for all queues of the device) after the last launch. If the
+            # device has already finished that launch, queue cache flushes ahead of the marks, because another queue may
+            # still be busy.
+            mark, idle = self.queue_marks_behind_flushes(0)
+            if idle is None and self.backend.has_idle_marks:
+                mark, idle = self.queue_marks_behind_flushes()
+            self.synchronize(checked, mark, idle)
         if not isinstance(stamps, Unavailable):
             passed = stamps.between(blocks.first_stamp, last_stamp)
             samples.clock_hz = passed and passed.clock_hz
@@ -203,16 +209,6 @@ class Sustained(Regime):
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return samples
-
-    def _queue_last_marks(self) -> tuple[object, object]:
-        """Queue a mark and an idle mark (which waits for all queues of the device) after the last launch, and return
-        both. If the device has already finished the last launch, queue cache flushes ahead of the marks, because
-        another queue may still be busy.
-        """
-        mark, idle = self.queue_marks_behind_flushes(0)
-        return (
-            (mark, idle) if idle is not None or not self.backend.has_idle_marks else self.queue_marks_behind_flushes()
-        )
 
     def _run_until_settled(self, blocks: _BlockQueue, rule: StoppingRule) -> bool:
         """Run blocks of launches until their rate no longer drifts. Return False if that takes too long or the budget

@@ -170,8 +170,10 @@ def plan_search(
     except UnsupportedError:  # The row of this single shape will say why the kernel does not support the problem.
         grid, scouts, refinements = MatmulGrid(*((MIN_PROBE_SIZE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
-        reached = f"{problem.dtype}, which reaches {flops / 1e9:.3g} GFLOPS here"
-        raise UsageError(f"a budget of {budget_seconds:g} s is too short for {reached}: raise the budget")
+        raise UsageError(
+            f"a budget of {budget_seconds:g} s is too short for {problem.dtype}, which reaches {flops / 1e9:.3g} "
+            "GFLOPS here: raise the budget"
+        )
     first = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
     plan = Plan(
         FIND,

@@ -192,8 +192,11 @@ class ConfirmationRounds:
         launches that it leaves queued, and for the visits that confirm. While rows of an interrupted run answer the
         steps, it always is.
         """
-        bridge = self.runner.backend.sustained_traits.bridge_seconds
-        needed = self._shortest_step_seconds.get(Sustained.name, 0.0) + bridge + self.estimate_confirm_seconds()
+        needed = (
+            self._shortest_step_seconds.get(Sustained.name, 0.0)
+            + self.runner.backend.sustained_traits.bridge_seconds
+            + self.estimate_confirm_seconds()
+        )
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirm_seconds(self) -> float:

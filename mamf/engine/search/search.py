@@ -211,9 +211,15 @@ class Search:
         if first is not None:
             return first
         # With few measurements, the surrogate knows neither what the rate depends on nor whether a faster shape is
-        # left.
+        # left. So draw a random candidate among those that are neither measured yet nor hopeless (near failed ones).
         if not self._surrogate.is_fitted or len(self._observed_rows) < _MIN_MEASUREMENTS_TO_PREDICT:
-            return self._draw_unmeasured_candidate()
+            left = [
+                candidate
+                for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
+                if not is_hopeless and candidate not in self.measured
+            ]
+            self.is_exhausted = not left
+            return left[int(self._random.integers(len(left)))] if left else None
         doubtful = self._mask_tried(self._surrogate.mean + _DOUBT_DEVIATIONS * self._surrogate.deviation).max()
         is_sure = (
             len(self.measured) >= _MIN_MEASUREMENTS_TO_END
@@ -258,18 +264,6 @@ class Search:
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
             best_candidate_by_shape.setdefault(candidate[0], candidate)
         return list(best_candidate_by_shape.values())[:count]
-
-    def _draw_unmeasured_candidate(self) -> Candidate | None:
-        """Return a random shape and kernel that is neither measured yet nor hopeless (near failed ones); None if all
-        are.
-        """
-        left = [
-            candidate
-            for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
-            if not is_hopeless and candidate not in self.measured
-        ]
-        self.is_exhausted = not left
-        return left[int(self._random.integers(len(left)))] if left else None
 
     def _select_successes(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}

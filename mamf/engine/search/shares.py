@@ -82,6 +82,6 @@ class SharesStrategy(RowsStrategy):
                 continue
             record = make_ceiling_record(confirmed[regime])
             yield LogRecord("ceiling", record)
-            device = {"device": asdict(backend.info)}
-            ceiling = read_ceiling_record(record, device)  # Its rate is rounded as in the log.
+            # Read the record, so that the rate is rounded as in the log.
+            ceiling = read_ceiling_record(record, {"device": asdict(backend.info)})
             self.found[make_ceiling_key(ceiling)] = ceiling

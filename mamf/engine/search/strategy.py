@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
@@ -116,29 +116,23 @@ class FindStrategy(PlanStrategy):
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _search_burst(self) -> StepsWithRows:
-        problem, grid = self.plan.problem, self.options.grid
+        problem, grid, pace = self.plan.problem, self.options.grid, self.pace
         shapes = [shape for shape in grid.shapes() if fits_grid(grid, shape)]
         regime = self._start_regime(Burst(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
-        search = Search(
-            shapes,
-            self._default_kernel_name,
-            compute_units=units,
-            seed=problem.seed,
-            first=first,
-        )
+        search = Search(shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first=first)
         self.runner.on_phase("burst: scouting")
-        seconds = self.pace.scout_end_share * self._budget_seconds / self.options.scouts
+        seconds = pace.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked_kernels:
             count = min(self.options.scouts, FIRST_SHAPES + len(first))
             yield from self._run_search(
-                search, regime, "scout", count, self._compute_phase_end(self.pace.scout_end_share), rule
+                search, regime, "scout", count, self._compute_phase_end(pace.scout_end_share), rule
             )
             yield from self._add_best_kernels(search, regime, rule, self._ranked_kernels)
         yield from self._run_search(
-            search, regime, "scout", self.options.scouts, self._compute_phase_end(self.pace.scout_end_share), rule
+            search, regime, "scout", self.options.scouts, self._compute_phase_end(pace.scout_end_share), rule
         )
         if not self.options.is_quick:
             yield from self._add_best_kernels(
@@ -149,38 +143,38 @@ class FindStrategy(PlanStrategy):
         # eighth and a sixteenth of the grid's step, in multiples of 16.
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
         for number, step in enumerate(steps, start=1):
-            best = [shape for shape, _ in search.find_leaders(self.pace.candidate_count)] or shapes[:1]
-            near = list_shapes_around(best, step, grid, self.max_steps_from_leader)
+            best = [shape for shape, _ in search.find_leaders(pace.candidate_count)] or shapes[:1]
             # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
             # coarse steps may fill the waves of tiles exactly.
-            search.set_shapes([*near, *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser)])
-            share = self.pace.scout_end_share + (self.pace.refine_end_share - self.pace.scout_end_share) * number / len(
-                steps
+            search.set_shapes(
+                [
+                    *list_shapes_around(best, step, grid, self.max_steps_from_leader),
+                    *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser),
+                ]
             )
+            share = pace.scout_end_share + (pace.refine_end_share - pace.scout_end_share) * number / len(steps)
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
-        leaders = search.find_leaders(self.pace.candidate_count)
-        kinds = find_best_per_size_pair(self._scouted_rows)[: self.pace.candidate_count // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: self.pace.candidate_count]
+        leaders = search.find_leaders(pace.candidate_count)
+        kinds = find_best_per_size_pair(self._scouted_rows)[: pace.candidate_count // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: pace.candidate_count]
         self.runner.on_phase("burst: choosing the fastest algorithms of each shape")
-        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: self.pace.algorithm_shape_count]))
-        end_time = self._compute_phase_end(self.pace.choose_end_share) if self.options.is_quick else self._deadline
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: pace.algorithm_shape_count]))
+        end_time = self._compute_phase_end(pace.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms(regime, shapes, rule, self._ranked_kernels, end_time)
-        for rows in group_pairs(
-            (row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes
-        ).values():
-            fastest = max(rows, key=lambda row: row.best_rate)
-            candidates.append((fastest.shape, fastest.kernel))
+        rows_by_shape = group_pairs((row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes)
+        fastest = [max(rows, key=lambda row: row.best_rate) for rows in rows_by_shape.values()]
+        candidates += [(row.shape, row.kernel) for row in fastest]
         measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
         confirming = yield from self._confirmation.run_rounds(
             regime,
             list(dict.fromkeys(candidates)),
-            self.pace.burst_rounds,
-            self._compute_phase_end(self.pace.choose_end_share),
-            self._compute_phase_end(self.pace.burst_end_share),
+            pace.burst_rounds,
+            self._compute_phase_end(pace.choose_end_share),
+            self._compute_phase_end(pace.burst_end_share),
         )
         return [*measured, *confirming]
 
@@ -239,14 +233,13 @@ class FindStrategy(PlanStrategy):
         """Return the kernel of the fastest row of ``tried``, in a list. Return an empty list if that kernel is not
         clearly faster on these shapes than the default kernel.
         """
-        default = (
-            row
+        default_rates = (
+            row.best_rate
             for row in self._scouted_rows
             if row.ok and row.kernel == self._default_kernel_name and row.shape in shapes
         )
-        to_beat = (1 + self.min_gain_share) * max((row.best_rate for row in default), default=0.0)
         best = max(tried, key=lambda row: row.best_rate, default=None)
-        if best is None or best.best_rate < to_beat:
+        if best is None or best.best_rate < (1 + self.min_gain_share) * max(default_rates, default=0.0):
             return []
         return [kernel for kernel in self._ranked_kernels if best.kernel in self._algorithm_names[kernel.name]]
 
@@ -294,7 +287,7 @@ class FindStrategy(PlanStrategy):
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
             try:
-                variants = kernel.variants(self.backend, self.plan.problem, shape)
+                variants: Sequence[Any] = kernel.variants(self.backend, self.plan.problem, shape)
             except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
                 variants = (kernel,)
             if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):
@@ -339,12 +332,10 @@ class FindStrategy(PlanStrategy):
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
         self.runner.on_phase("sustained: loading the device until it settles, then measuring")
-        rule, end_time = (
-            StoppingRule(self.plan.precision, VISIT_SECONDS),
-            self._compute_phase_end(self.pace.visit_end_share),
-        )
+        rule = StoppingRule(self.plan.precision, VISIT_SECONDS)
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
+            end_time = self._compute_phase_end(self.pace.visit_end_share)
             if not self.runner.has_next_step(regime, "visit", end_time, is_due=len(visits) < 2):
                 break
             step = Step(self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
@@ -410,9 +401,8 @@ class KernelsFindStrategy(RowsStrategy):
             candidates = self._find_best_candidates(problem, _CANDIDATE_COUNTS[regime.name])
             if not candidates:
                 continue
-            shapes = [shape for shape, _ in candidates]
             run.allocate_largest_operands(
-                problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
+                problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape, _ in candidates)
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)

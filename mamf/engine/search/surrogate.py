@@ -248,11 +248,10 @@ class Surrogate:
         parts = CovarianceParts(compute_distances(self.features, observed, observed))
         self.hyperparameters = find_likeliest_hyperparameters(parts, np.array(self._values), self.hyperparameters)
         lower = np.linalg.cholesky(compute_noisy_covariance(parts, self.hyperparameters))
-        right = np.stack([np.array(self._values), np.ones(len(values))], axis=1)
         self._projected = np.linalg.solve(
             lower, compute_covariance(CovarianceParts(compute_distances(self.features, observed)), self.hyperparameters)
         )
-        self._whitened = np.linalg.solve(lower, right)
+        self._whitened = np.linalg.solve(lower, np.stack([np.array(self._values), np.ones(len(values))], axis=1))
         self._rows = observed
         self._update_predictions()
 

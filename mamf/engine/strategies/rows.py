@@ -146,9 +146,8 @@ class RowsStrategy(PlanStrategy):
         speeds, run = self._recent_rates.get((step.kernel, step.problem)), self.runner
         if run.deadline is None or not speeds:
             return run.is_budget_over()
-        min_launches = 1 + StoppingRule.min_samples
-        seconds = min_launches * step.problem.work(step.shape).amount / stdlib_statistics.median(speeds)
-        return bool(seconds > run.deadline - run.now())
+        amount = (1 + StoppingRule.min_samples) * step.problem.work(step.shape).amount
+        return bool(amount / stdlib_statistics.median(speeds) > run.deadline - run.now())
 
     def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
         """Measure the matmul of the ceiling for this problem and regime now, and return its row; None if there is no

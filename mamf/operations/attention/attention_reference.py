@@ -249,12 +249,14 @@ def compute_reference_attention(
     batch: int,
     kv_slice: slice,
     rows: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> dict[str, torch.Tensor]:
     """Compute the output and, if ``tensors`` contains do, the gradients of all heads that share the kv heads in
     ``kv_slice``.
 
     ``batch``: the index of the sequence. ``rows``: compute only these rows of the output and of dQ, and neither dK nor
-    dV; None: all. Return the results by name, in the shapes of ``view_heads``.
+    dV; None: all. ``scale``: the factor of the scores; None: 1 / sqrt(d). Return the results by name, in the shapes of
+    ``view_heads``.
 
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
@@ -263,7 +265,7 @@ def compute_reference_attention(
     q, k, v, *rest = (
         convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None) for name in names
     )
-    scale = 1 / math.sqrt(shape.head_dim)
+    scale = scale or 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for block, masked in yield_row_blocks(shape, q.device, rows):

@@ -9,11 +9,10 @@ import torch
 
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import (
-    KernelLibrary,
-    LibraryAttention,
-    get_window_size,
-)
+from mamf.operations.attention.torch_attention import NO_LIMIT, KernelLibrary, LibraryAttention, get_window_size
+
+# The module of FlashAttention 3 as part of a package. Some builds have the module at the top instead.
+_FA3_MODULE_IN_PACKAGE = "flash_attn_3.flash_attn_interface"
 
 
 class _FlashAttentionKernel(LibraryAttention):
@@ -42,7 +41,7 @@ class FlashAttention2Library(KernelLibrary):
     distribution_name = "flash-attn"
     install_command = "pip install flash-attn --no-build-isolation"
     runtimes = ("cuda", "hip")
-    capability_range = (8, 0), (99, 9)
+    capability_range = (8, 0), NO_LIMIT
 
     def import_library(self) -> Any:
         module = super().import_library()
@@ -70,10 +69,10 @@ class FlashAttention3Library(KernelLibrary):
 
     def import_library(self) -> Any:
         try:
-            return importlib.import_module("flash_attn_3.flash_attn_interface")
+            return importlib.import_module(_FA3_MODULE_IN_PACKAGE)
         except ModuleNotFoundError as error:
-            # Some builds have the module at the top. If one of the module's dependencies is missing, raise the error.
-            if error.name not in ("flash_attn_3", "flash_attn_3.flash_attn_interface"):
+            # If the module exists, but one of its dependencies is missing, raise the error.
+            if not f"{_FA3_MODULE_IN_PACKAGE}.".startswith(f"{error.name}."):
                 raise
             return super().import_library()
 

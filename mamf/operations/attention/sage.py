@@ -13,6 +13,7 @@ import torch
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
+    NO_LIMIT,
     ComputeCapability,
     QuantizedAttention,
 )
@@ -68,7 +69,7 @@ class Sage1(_SageAttention):
     release = 1
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
-    capability_range = (8, 0), (99, 9)
+    capability_range = (8, 0), NO_LIMIT
     product_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured

@@ -309,6 +309,8 @@ class PreparedAttention:
 
 
 ComputeCapability = tuple[int, int]
+#: The highest compute capability of a library that also supports all newer NVIDIA cards.
+NO_LIMIT: ComputeCapability = (99, 9)
 # Libraries raise RuntimeError with these texts for dtypes, features and sizes that they, or the way in which they were
 # built, do not support.
 _REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
@@ -337,7 +339,7 @@ class KernelLibrary:
     distribution_name: ClassVar[str]
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
-    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), (99, 9)
+    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), NO_LIMIT
     portable_command: ClassVar[str] = PORTABLE_COMMAND
     alternative_command: ClassVar[str] = ""
 
@@ -380,15 +382,13 @@ class KernelLibrary:
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
                 return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
-            return Unavailable(reason, self.make_repair_command(error))
+            # pip installs a missing dependency. Otherwise pip needs --force-reinstall, and --no-deps, because it would
+            # also reinstall the dependencies and replace torch.
+            reinstallation = self.install_command.replace(" --no-deps", "").replace(
+                "pip install", "pip install --force-reinstall --no-deps", 1
+            )
+            return Unavailable(reason, self.install_command if missing else reinstallation)
         return None
-
-    def make_repair_command(self, error: Exception) -> str:
-        """Return the command that repairs an installed library whose import raises ``error``."""
-        # pip needs --no-deps, because it would otherwise also reinstall the dependencies and replace torch.
-        return self.install_command.replace(" --no-deps", "").replace(
-            "pip install", "pip install --force-reinstall --no-deps", 1
-        )
 
     def import_library_quietly(self) -> Any:
         with contextlib.redirect_stdout(sys.stderr):

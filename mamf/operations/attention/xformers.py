@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,12 +27,6 @@ class XFormers(LibraryAttention):
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
-    def make_repair_command(self, error: Exception) -> str:
-        if "flash_attn" in str(error):
-            # xFormers takes flash_attn, the namespace package of flash-attn-4, for FlashAttention 2 and fails.
-            return "pip install flash-attn --no-build-isolation   # or: pip uninstall flash-attn-4"
-        return super().make_repair_command(error)
-
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
             return f"{self.name} has no backward pass with fewer kv heads than heads"
@@ -50,7 +41,12 @@ class XFormers(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = group_heads_by_kv_head(shape, q, k, v)
+        if shape.heads != shape.kv_heads:
+            # For query heads that share keys and values, xFormers expects the shape [batch, sequence, kv heads, query
+            # heads per kv head, head dimension].
+            group = shape.heads // shape.kv_heads
+            q = q.unflatten(2, (shape.kv_heads, group))
+            k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (k, v))
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
@@ -60,31 +56,3 @@ class XFormers(LibraryAttention):
             reasons = re.sub(r"\A.*?\n(?=`)", "", str(error), flags=re.DOTALL)
             raise UnsupportedError(" ".join(reasons.split())) from error
         return output.flatten(2, 3) if output.ndim == 5 else output
-
-    def details(
-        self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
-    ) -> dict[str, Any]:
-        details = super().details(problem, shape, operands)
-        # Name the operator that xFormers' dispatcher chooses. If this private interface is missing in another release,
-        # the measurement must not fail.
-        with contextlib.suppress(Exception):
-            ops, fmha = self.import_library_quietly(), importlib.import_module("xformers.ops.fmha")
-            q, k, v = group_heads_by_kv_head(shape, *operands)
-            inputs = fmha.Inputs(query=q, key=k, value=v, attn_bias=ops.LowerTriangularMask() if shape.causal else None)
-            details["ran"] = str(fmha.dispatch._dispatch_fw(inputs, problem.has_backward).NAME)
-        return details
-
-
-def group_heads_by_kv_head(
-    shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return views of q, k and v in the shape that xFormers expects if query heads share keys and values.
-
-    The shape is [batch, sequence, kv heads, query heads per kv head, head dimension]. If no heads share keys, return q,
-    k and v as they are.
-    """
-    if shape.heads == shape.kv_heads:
-        return q, k, v
-    group = shape.heads // shape.kv_heads
-    keys, values = (tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (k, v))
-    return q.unflatten(2, (shape.kv_heads, group)), keys, values

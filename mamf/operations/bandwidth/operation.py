@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
@@ -27,11 +27,10 @@ from mamf.measurement import TERA, Measurement
 from mamf.operation import DeclaredProblem, Operation, describe
 from mamf.peaks import find_bandwidth
 
-Pattern = Literal["copy", "read", "write", "triad"]
-PATTERNS: tuple[str, ...] = get_args(Pattern)
-#: For each pattern, the arrays that a pass reads, and those that it writes, with the names that STREAM gives them.
+#: The arrays that a pass reads, by pattern, with the names that STREAM gives them. All patterns but ``read`` write
+#: ``a``.
 READ_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
-WRITTEN_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("a",), "read": (), "write": ("a",), "triad": ("a",)}
+PATTERNS = tuple(READ_ARRAYS)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 _FLOP_PER_ELEMENT = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: Number of arrays of the pattern with the most arrays (triad).
@@ -114,7 +113,7 @@ class BandwidthProblem(DeclaredProblem):
     @property
     def arrays(self) -> tuple[str, ...]:
         """Names of the arrays of the pattern: first the array that a pass writes, if any, then those that it reads."""
-        return (*WRITTEN_ARRAYS[self.pattern], *READ_ARRAYS[self.pattern])
+        return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS[self.pattern])
 
     def elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements in each array."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from mamf.operations.attention.torch_attention import NO_LIMIT
 from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
@@ -31,7 +32,7 @@ class _FlashInferKernel(LibraryDecode):
     module_name = "flashinfer"
     distribution_name = "flashinfer-python"
     install_command = "pip install flashinfer-python"
-    capability_range = (7, 5), (99, 9)
+    capability_range = (7, 5), NO_LIMIT
     has_contiguous = False
     head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 

@@ -3,10 +3,9 @@
 A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
 torch_kernels.py is the shortest example.
 
-The reference with which outputs are compared consists of matmuls and a softmax in float64, in code that is independent
-of the kernels. It runs on the device, and for one head of a random sequence also on the host. mamf compares the whole
-output before timing and at the end, and the output of a random sequence between the trains (series of launches) of a
-burst.
+mamf compares outputs with the reference of the operation attention, one sequence at a time: the whole output before
+timing and at the end, and the output of a random sequence between the trains (series of launches) of a burst. The
+reference runs on the device, and for one head of a random sequence also on the host.
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.attention_reference import (
-    convert_to_float64,
+    compute_reference_attention,
     judge_distance,
     measure_distance,
 )
+from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary
 from mamf.operations.decode.operation import (
     DecodeKernel,
@@ -181,21 +181,19 @@ class PreparedDecode:
         v = k[..., : shape.head_dim_v]
         if not shape.is_latent:
             v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
-        self._operands = q, k, v
+        self._operands = {"q": q, "k": k, "v": v}
 
     def operand_set(self) -> OperandSet:
-        _, k, v = self._operands
-        signs = SignFlipper(join_rows(k if self._shape.is_latent else v))
-        launch = partial(torch.no_grad()(self._bound.attend), *self._operands)
+        signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
+        launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
         return OperandSet(
             launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
         )
 
     def verify(self, result: object) -> Verdict:
         """Verify the type of the output of a launch, and its values for a random sequence."""
-        q, _, v = self._operands
-        outputs = list_tensors(result)
-        expected = q[..., :1].expand(*q.shape[:-1], v.shape[-1])
+        q, outputs = self._operands["q"], list_tensors(result)
+        expected = q[..., :1].expand(*q.shape[:-1], self._shape.head_dim_v)
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
@@ -206,7 +204,7 @@ class PreparedDecode:
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
-        output = list_tensors(result)[0].reshape(*self._operands[0].shape[:-1], self._shape.head_dim_v)
+        output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
         found = self._judge_sequences(output, self._tables.locate_queries())
         on_host = self._judge_one_head_on_host(output) or found
         return max(found, on_host, key=lambda each: (not each.ok, each.error))
@@ -217,14 +215,14 @@ class PreparedDecode:
         ``output``: [queries, heads, head_dim_v]. ``sequences``: their index in the batch, and the slice of their
         queries.
         """
-        comparisons = []
+        shape, group, comparisons = self._shape, self._shape.heads_per_kv_head, []
         for sequence, rows in sequences:
             positions = self._tables.locate_tokens(sequence)
-            q, k, v = self._operands[0][rows], *(gather_tokens(each, positions) for each in self._operands[1:])
-            step = max(1, _CHUNK_ELEMENTS // (len(positions) * self._shape.heads))
-            for chunk in (slice(start, start + step) for start in range(0, len(q), step)):
-                expected = compute_sequence_attention(self._shape, q, k, v, chunk)
-                comparisons.append(("o", output[rows][chunk], expected))
+            q, k, v = self._operands["q"][rows], *(gather_tokens(self._operands[name], positions) for name in "kv")
+            step = max(1, _CHUNK_ELEMENTS // (len(positions) * len(q) * group))
+            for start in range(0, shape.kv_heads, step):
+                expected = compute_sequence_attention(shape, q, k, v, slice(start, start + step))
+                comparisons.append(("o", output[rows, start * group : (start + step) * group], expected))
         return judge_distance(measure_distance(comparisons), self._tolerance)
 
     def _judge_one_head_on_host(self, output: torch.Tensor) -> Verdict | None:
@@ -238,14 +236,14 @@ class PreparedDecode:
         if len(positions) * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
             return None
         heads = slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head)
-        last = slice(-_ROWS_ON_HOST, None)
         q, k, v = (
-            self._operands[0][rows, heads].cpu(),
-            *(gather_tokens(each[:, kv : kv + 1], positions).cpu() for each in self._operands[1:]),
+            self._operands["q"][rows, heads].cpu().double(),
+            *(gather_tokens(self._operands[name][:, kv : kv + 1], positions).cpu().double() for name in "kv"),
         )
+        one, last = replace(shape, heads=shape.heads_per_kv_head, kv_heads=1), torch.arange(len(q))[-_ROWS_ON_HOST:]
         with use_one_torch_thread():
-            expected = compute_sequence_attention(shape, q, k, v, last)
-            distance = measure_distance([("o", output[rows, heads][last].cpu(), expected)])
+            expected = compute_sequence_attention(one, q, k, v, rows=last)
+            distance = measure_distance([("o", output[rows, heads].cpu()[last], expected)])
             return judge_distance(distance, self._tolerance)
 
 
@@ -335,24 +333,24 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
 
 
 def compute_sequence_attention(
-    shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice = slice(None)
+    shape: DecodeShape,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_slice: slice = slice(None),
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the attention of one sequence in float64, and return an output [rows, heads, head_dim_v].
+    """Compute the attention of one sequence, and return an output [rows, heads that share these kv heads, head_dim_v].
 
     ``q``: [queries, heads, head_dim]; ``k``: [tokens, kv_heads, head_dim]; ``v``: [tokens, kv_heads, head_dim_v].
-    ``rows``: the queries whose output to compute.
+    ``kv_slice``, ``rows``: the kv heads and the queries whose output to compute.
     """
-    count, length = q.shape[0], k.shape[0]
-    wide_q, wide_k, wide_v = (convert_to_float64(each) for each in (q[rows], k, v))
-    heads = k.shape[1]
-    # The shape of ``grouped`` is [kv_heads, rows * heads per kv head, head_dim].
-    grouped = wide_q.unflatten(1, (heads, -1)).permute(1, 0, 2, 3).flatten(1, 2)
-    scores = grouped @ wide_k.permute(1, 2, 0) * shape.score_scale
-    last = torch.arange(length - count, length, device=q.device)[rows]
-    masked = torch.arange(length, device=q.device) > last[:, None]
-    scores.masked_fill_(masked.repeat_interleave(scores.shape[1] // len(last), 0), -math.inf)
-    output = torch.softmax(scores, -1) @ wide_v.transpose(0, 1)
-    return output.view(heads, len(last), -1, v.shape[2]).permute(1, 0, 2, 3).flatten(1, 2)
+    attention = AttentionShape(
+        1, shape.heads, shape.kv_heads, len(q), len(k), shape.head_dim, shape.head_dim_v, causal=True
+    )
+    tensors = {name: each.transpose(0, 1)[None] for name, each in (("q", q), ("k", k), ("v", v))}
+    results = compute_reference_attention(attention, tensors, 0, kv_slice, rows, shape.score_scale)
+    return results["o"].flatten(0, 1).transpose(0, 1)
 
 
 def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

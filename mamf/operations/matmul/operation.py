@@ -198,8 +198,7 @@ def choose_search_kernels(
     require_values("kernels", names, str)
     chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
-        reason = each.unsupported(backend, problem)
-        if reason:
+        if reason := each.unsupported(backend, problem):
             raise UnsupportedError(reason)
     return chosen
 

@@ -16,6 +16,7 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
+from mamf.operations.compilation import get_architecture_major
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
@@ -118,9 +119,3 @@ class Quack(TorchMatmul):
     @property
     def _chosen_configuration(self) -> str:
         return self.configuration or _CONFIGURATIONS[self._architecture][0]
-
-
-def get_architecture_major(backend: Backend) -> int:
-    """Return the major version of the NVIDIA architecture of a backend's device, such as 9 for sm_90; 0 if unknown."""
-    match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
-    return int(match[1]) if match else 0

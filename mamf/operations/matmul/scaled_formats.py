@@ -39,8 +39,6 @@ _OUTPUT_DTYPES = {
     dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
     for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 }
-#: cuBLAS expects a multiple of this number of scales along K if blocks have 128x128 values.
-_BLOCK_SCALES_MULTIPLE = 4
 
 
 class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKernel):
@@ -109,7 +107,8 @@ def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor
         flat = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
         return flat.view(getattr(torch, scaling.scale_dtype))
     if scaling.block_rows > 1:
-        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % _BLOCK_SCALES_MULTIPLE))
+        # cuBLAS expects a multiple of 4 scales along K.
+        return torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4))
     return scales if scaling.block_columns is None else scales.t().contiguous().t()
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from mamf.backend import Backend
 from mamf.dtypes import DTYPES, compute_error_tolerance
 from mamf.errors import MAX_SIZE, Sizes, count_values, parse_size, require_known, require_steps, require_whole_number
 from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
@@ -138,8 +137,6 @@ def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[Ma
 #: The layout of each of the three matmuls of a linear layer: y = x W^T (``forward``), dx = dy W (``grad-input``) and
 #: dW = dy^T x (``grad-weight``). ``n`` means not transposed and ``t`` transposed, first for A, then for B.
 LAYOUT_BY_LAYER_PASS: Mapping[str, str] = {"forward": "nt", "grad-input": "nn", "grad-weight": "tn"}
-_DECODE_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512)
-_TRAINING_TOKENS = (8192,)
 
 
 class LinearLayer(NamedTuple):
@@ -154,7 +151,7 @@ class LayerPreset(NamedTuple):
     """A preset of matmul shapes: linear layers of known models, and the numbers of tokens to measure them with."""
 
     layers: tuple[LinearLayer, ...]
-    token_counts: tuple[int, ...] = _TRAINING_TOKENS
+    token_counts: tuple[int, ...] = (8192,)
 
 
 def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int) -> tuple[LinearLayer, ...]:
@@ -169,19 +166,22 @@ def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int)
 
 _LLAMA_8B = _make_llama_layers("llama-8b", 4096, 14336, 1024)
 _LLAMA_70B = _make_llama_layers("llama-70b", 8192, 28672, 1024)
-_DEEPSEEK_V3_ATTENTION = (
-    LinearLayer("deepseek-v3 q down", 1536, 7168),
-    LinearLayer("deepseek-v3 q up", 128 * (128 + 64), 1536),
-    LinearLayer("deepseek-v3 kv down", 512 + 64, 7168),
-    LinearLayer("deepseek-v3 kv up", 128 * (128 + 128), 512),
-    LinearLayer("deepseek-v3 out", 7168, 128 * 128),
-)
 
 MATMUL_PRESETS: Mapping[str, LayerPreset] = {
-    "decode": LayerPreset(_LLAMA_8B, _DECODE_TOKENS),
+    "decode": LayerPreset(_LLAMA_8B, (1, 8, 16, 32, 64, 128, 256, 512)),
     "llama-8b": LayerPreset(_LLAMA_8B),
     "llama-70b": LayerPreset(_LLAMA_70B),
-    "attention-projections": LayerPreset((*_LLAMA_8B[:2], *_LLAMA_70B[:2], *_DEEPSEEK_V3_ATTENTION)),
+    "attention-projections": LayerPreset(
+        (
+            *_LLAMA_8B[:2],
+            *_LLAMA_70B[:2],
+            LinearLayer("deepseek-v3 q down", 1536, 7168),
+            LinearLayer("deepseek-v3 q up", 128 * (128 + 64), 1536),
+            LinearLayer("deepseek-v3 kv down", 512 + 64, 7168),
+            LinearLayer("deepseek-v3 kv up", 128 * (128 + 128), 512),
+            LinearLayer("deepseek-v3 out", 7168, 128 * 128),
+        )
+    ),
 }
 
 
@@ -205,7 +205,6 @@ def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
 #: The suffixes that a layout may have: the number of unused elements after each stored row of A and B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
-_LAYOUTS_WITH_PADDING = tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS)
 # The standard deviation of int8 operands, by the kind of data. The scale of an int8 C is chosen so that _INT8_MAX, the
 # largest int8 value, is at least _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations of C.
 _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
@@ -232,7 +231,7 @@ class BaseMatmulProblem(DeclaredProblem):
         default="nt",
         metadata=describe(
             "how A and B are stored: n not transposed, t transposed; nt+8 leaves 8 unused elements after each row",
-            choices=_LAYOUTS_WITH_PADDING,
+            choices=tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS),
             metavar="LAYOUT",
             is_rare=True,
         ),
@@ -360,6 +359,3 @@ class MatmulKernel(Kernel[MatmulProblem, MatmulShape]):
     """An implementation of a single matmul."""
 
     operation = "matmul"
-
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,)

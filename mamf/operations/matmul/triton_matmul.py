@@ -20,7 +20,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import check_triton_backend
+from mamf.operations.compilation import check_triton_backend, get_architecture_major
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
@@ -29,7 +29,6 @@ from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_uni
 #: operands.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
-_EXAMPLE = "128x256x64/8w3s, or 128x256x64/8w3s/tma"
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,10 @@ class TritonConfiguration:
         """
         match = _CONFIGURATION_PATTERN.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is not a configuration of kernel triton; write it like {_EXAMPLE}")
+            raise UsageError(
+                f"{text!r} is not a configuration of kernel triton; "
+                "write it like 128x256x64/8w3s, or 128x256x64/8w3s/tma"
+            )
         *numbers, schedule = match.groups(default="tile")
         sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
         if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):
@@ -135,7 +137,7 @@ _ASSUMED_COMPUTE_UNITS = 64
 # 128 x 256 with 8 warps, fill its registers.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT_BYTES = 16
-_HOPPER_ARCHITECTURE = 90
+_HOPPER_MAJOR = 9
 
 
 class TritonMatmul(TorchMatmul):
@@ -262,11 +264,8 @@ class TritonMatmul(TorchMatmul):
 
 def supports_tensor_descriptors(backend: Backend) -> bool:
     """Return whether the device supports tensor descriptors, and the installed Triton can create them on the host."""
-    architecture = backend.info.architecture or ""
-    is_known = backend.runtime == "cuda" and architecture.startswith("sm_")
-    if not is_known or int(architecture.removeprefix("sm_")) < _HOPPER_ARCHITECTURE:
-        return False
-    return importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
+    has_hardware = backend.runtime == "cuda" and get_architecture_major(backend) >= _HOPPER_MAJOR
+    return has_hardware and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
 def _choose_arithmetic_options(problem: MatmulProblem, configuration: TritonConfiguration) -> dict[str, Any]:

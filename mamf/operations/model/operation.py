@@ -138,13 +138,6 @@ class ModelProblem(DeclaredProblem):
     def has_backward(self) -> bool:
         return self.phase != "forward"
 
-    @property
-    def architecture(self) -> str:
-        """The style and sizes of the model in a text such as ``gpt2 768/3072/12/12``: d_model, d_ff, layers, heads."""
-        kv = "" if self.kv_heads == self.heads else f"/{self.kv_heads}"
-        experts = f", {self.active_experts} of {self.experts} experts" if self.style == "moe" else ""
-        return f"{self.style} {self.d_model}/{self.d_ff}/{self.layers}/{self.heads}{kv}{experts}"
-
     def make_attention_shape(self, shape: ModelShape) -> AttentionShape:
         """Return the shape of the attention of one layer, as the operation ``attention`` defines it."""
         lengths = (shape.context, shape.context)
@@ -187,15 +180,11 @@ class ModelProblem(DeclaredProblem):
 
     def flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
-        return float(
-            FORWARD_PASSES_BY_PHASE[self.phase]
-            * (self.count_matmul_flop(shape) + self.layers * self.make_attention_shape(shape).flop)
-        )
-
-    def count_matmul_flop(self, shape: ModelShape) -> int:
-        """Return the FLOP of all matmuls with weights in a forward pass, including the logits, without attention."""
         layer = self._count_layer_weights(self.active_experts)
-        return 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+        # These are the FLOP of the matmuls with weights in a forward pass, including the logits.
+        matmul_flop = 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+        attention_flop = self.layers * self.make_attention_shape(shape).flop
+        return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
     def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
@@ -247,7 +236,6 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
         return None
 
 
-_DEFAULT_BATCH, _DEFAULT_CONTEXTS = 8, (256, 512, 1024)
 #: Fields of ModelProblem that the title of a table names only if they differ from their defaults.
 _RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: Names of the model families in titles, by the style of their blocks.
@@ -271,7 +259,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     )
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
-        return [ModelShape(_DEFAULT_BATCH, context) for context in _DEFAULT_CONTEXTS]
+        return [ModelShape(batch=8, context=context) for context in (256, 512, 1024)]
 
     def presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""
@@ -308,11 +296,17 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         }
 
     def words(self, problem: ModelProblem) -> Sequence[str]:
-        """Return the words of a title: the architecture, the phase, and fields that differ from their defaults."""
+        """Return the words of a title: the architecture, the phase, and fields that differ from their defaults.
+
+        The architecture is the style with d_model, d_ff, layers and heads, such as ``gpt2 768/3072/12/12``.
+        """
+        kv = "" if problem.kv_heads == problem.heads else f"/{problem.kv_heads}"
+        experts = f", {problem.active_experts} of {problem.experts} experts" if problem.style == "moe" else ""
+        sizes = f"{problem.d_model}/{problem.d_ff}/{problem.layers}/{problem.heads}{kv}{experts}"
         defaults = {field.name: field.default for field in fields(problem)}
         values = {name: getattr(problem, name) for name in _RARELY_TITLED_FIELDS}
         others = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
-        return [problem.architecture, problem.phase, *others]
+        return [f"{problem.style} {sizes}", problem.phase, *others]
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
         """Return the words of a title. The name of a known model, such as ``Llama 3 1B``, replaces its sizes."""

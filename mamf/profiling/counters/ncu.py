@@ -102,8 +102,11 @@ class DeviceKernel:
     @property
     def occupancy_limiters(self) -> tuple[str, ...]:
         """The resources, such as registers, that limit how many blocks of the kernel fit on a compute unit."""
-        room = {name: self.metrics.get(metric) for name, metric in OCCUPANCY_LIMIT_METRICS.items()}
-        known = {name: blocks for name, blocks in room.items() if blocks is not None}
+        known = {
+            name: blocks
+            for name, metric in OCCUPANCY_LIMIT_METRICS.items()
+            if (blocks := self.metrics.get(metric)) is not None
+        }
         return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
 
 
@@ -160,8 +163,12 @@ def make_launch_counts(
         kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)
     ]
     if rest or len({tuple(each.name for each in launch) for launch in kernels_by_launch}) != 1:
-        reason = f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)"
-        return LaunchCounts(kernel, problem, shape, reason=reason)
+        return LaunchCounts(
+            kernel,
+            problem,
+            shape,
+            reason=f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)",
+        )
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
     known = tuple(filter(None, cycles))
     medians = tuple(map(_compute_median_kernel, zip(*kernels_by_launch, strict=True)))
@@ -225,6 +232,17 @@ def _decode_counts(record: Mapping[str, Any]) -> LaunchCounts:
 #: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
 #: part's peak.
 BUSY_PERCENT = 60.0
+# Seconds that starting and ending a kernel takes. The launch bounds a kernel that runs for less time.
+_MIN_KERNEL_SECONDS = 5e-6
+# If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
+_MIN_WAVES = 0.5
+# If the device kernels run for less than this share of a launch's time in burst (launches back to back for a fraction
+# of a second), the gaps between kernels bound the launch.
+_MIN_RUNNING_SHARE = 0.7
+# If the longest device kernel takes at least this share of a launch's cycles, the report does not name the kernel with
+# its bound, because the bound applies to the launch as a whole.
+_WHOLE_LAUNCH_SHARE = 0.98
+_MAX_KERNEL_NAME_LENGTH = 48
 
 
 @dataclass(frozen=True)
@@ -245,14 +263,13 @@ def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) 
     ``burst_seconds``: the seconds from one launch to the next in burst, measured without ncu; None if unknown.
     """
     total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
-    # In burst, launches follow each other for a fraction of a second.
-    if burst_seconds and total.seconds and total.seconds < 0.7 * burst_seconds:
+    if burst_seconds and total.seconds and total.seconds < _MIN_RUNNING_SHARE * burst_seconds:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
         return Bound("launch", f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
     bound = find_kernel_bound(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
-    if share >= 0.98:  # The bound of this kernel applies to the launch as a whole.
+    if share >= _WHOLE_LAUNCH_SHARE:
         return bound
     return Bound(
         bound.by,
@@ -270,10 +287,10 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
     text, metrics = f"no part is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
     waves, blocks, seconds = metrics.get(WAVES_PER_COMPUTE_UNIT), metrics.get(BLOCK_COUNT), kernel.seconds
-    if waves is not None and waves < 0.5:  # Most compute units of the device are idle.
+    if waves is not None and waves < _MIN_WAVES:
         size = "" if blocks is None else f", {blocks:.0f} blocks"
         return Bound("launch", f"too little work: {waves:.2g} waves{size}; {text}")
-    if seconds is not None and seconds < 5e-6:  # Starting and ending a kernel takes about as long.
+    if seconds is not None and seconds < _MIN_KERNEL_SECONDS:
         return Bound("launch", f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
     active, possible = metrics.get(ACTIVE_WARPS_PERCENT), metrics.get(POSSIBLE_WARPS_PERCENT)
     if active is not None and possible is not None:
@@ -310,9 +327,10 @@ def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
 def shorten_kernel_name(name: str) -> str:
     """Return a kernel's name without template arguments, parameters and namespaces, cut off after 48 characters."""
     bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
-    return (bare.rpartition("::")[2] or name)[:48]
+    return (bare.rpartition("::")[2] or name)[:_MAX_KERNEL_NAME_LENGTH]
 
 
+_NO_PERMISSION_ERROR = "ERR_NVGPUCTRPERM"
 _NCU_MESSAGE_PREFIX, _NCU_ERROR_PREFIX = "==", "==ERROR=="
 _WITHOUT_COUNTERS = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
 
@@ -350,10 +368,10 @@ class Ncu:
         Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
         """
         output, errors = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
-        if "ERR_NVGPUCTRPERM" in output + errors:
+        if _NO_PERMISSION_ERROR in output + errors:
             raise UnavailableError(
-                "the driver does not let this user read counters (ERR_NVGPUCTRPERM): run as root, load its module with "
-                "NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; "
+                f"the driver does not let this user read counters ({_NO_PERMISSION_ERROR}): run as root, load its "
+                "module with NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; "
                 f"{_WITHOUT_COUNTERS}"
             )
         kernels = parse_kernel_counters(output)
@@ -365,8 +383,11 @@ class Ncu:
 def make_run_options(problem: Any, shape: Any) -> list[str]:
     """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
     operation = get_operation(problem.operation)
-    fields = {name: value for name, value in operation.problem_record(problem).items() if name != "dtype"}
-    texts = [f"{name}={'none' if value is None else value}" for name, value in fields.items()]
+    texts = [
+        f"{name}={'none' if value is None else value}"
+        for name, value in operation.problem_record(problem).items()
+        if name != "dtype"
+    ]
     return ["--operation", operation.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]
 
 

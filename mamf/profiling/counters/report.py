@@ -96,8 +96,10 @@ def _make_counter_table(rows: Sequence[Measurement], counted: Mapping[Any, Launc
     ``rows``: their measurements. ``counted``: counts by kernel, problem and shape. The printed table shows the device
     kernels of a launch only if it has several; csv and json always have them.
     """
-    cycles = (counts.median_cycles for row in rows if (counts := counted.get(make_step_key(row))))
-    first_launch_cycles = next(filter(None, cycles), None)
+    first_launch_cycles = next(
+        (counts.median_cycles for row in rows if (counts := counted.get(make_step_key(row))) and counts.median_cycles),
+        None,
+    )
     lines = [
         line for row in rows for line in _yield_counter_lines(row, counted.get(make_step_key(row)), first_launch_cycles)
     ]

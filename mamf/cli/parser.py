@@ -202,18 +202,12 @@ def _wrap_examples(examples: str, width: int | None) -> str:
     return "\n".join(wrap_line(line, width) for line in lines)
 
 
-class StoreUnlessOption(argparse._StoreAction):
-    """A positional argument that is required unless one of the options in ``alternatives`` is given."""
-
-    def __init__(self, alternatives: Sequence[str], **keywords: Any) -> None:
-        super().__init__(**keywords)
-        self.alternatives = alternatives
-
-
 def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Return whether an argument is positional and must be among the words of this command line."""
-    if isinstance(action, StoreUnlessOption):
-        return not any(word.partition("=")[0] in action.alternatives for word in words)
+    """Return whether an argument is positional and must be among the words of this command line. Some positional
+    arguments have a field ``alternatives``: options with which the argument may be missing.
+    """
+    if alternatives := getattr(action, "alternatives", ()):
+        return not any(word.partition("=")[0] in alternatives for word in words)
     return not action.option_strings and action.nargs in (None, "+")
 
 

@@ -376,7 +376,14 @@ class _PairMeasurement:
         every = list(self.works.values())
         for flushes, self.max_short_launches in _FLUSHES_AND_MAX_LAUNCHES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
-            if self._measure_all_visits(every, flushes == _FLUSHES_AND_MAX_LAUNCHES[-1][0]):
+            self.samples = {row: Samples() for row in PAIR_ROWS}
+            for works in (every[:1], every[1:], every) * _VISIT_ROUNDS:
+                self.is_slow = self._measure_visit(works) > _MAX_LATE_SHARE
+                self._verify_outputs(works)
+                # If the host was late in too many windows, try more flushes and fewer launches per window.
+                if self.is_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
+                    break
+            else:  # All rounds were measured.
                 break
         # Verify after a window of few launches, because the values of a repeated all-reduce grow without bound.
         self._measure_window(every, (1, 1))
@@ -387,18 +394,6 @@ class _PairMeasurement:
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
             )
         return [self._build_row(row) for row in PAIR_ROWS]
-
-    def _measure_all_visits(self, every: Sequence[_TimedWork], is_last: bool) -> bool:
-        """Measure all rounds of the matmul, the other work and both at once. Return False if the host was late in too
-        many windows and, unless ``is_last``, the caller can try more flushes and fewer launches per window.
-        """
-        self.samples = {row: Samples() for row in PAIR_ROWS}
-        for works in (every[:1], every[1:], every) * _VISIT_ROUNDS:
-            self.is_slow = self._measure_visit(works) > _MAX_LATE_SHARE
-            self._verify_outputs(works)
-            if self.is_slow and not is_last:
-                return False
-        return True
 
     def _call_on_all_ranks(self, call: Callable[[], AnswerT]) -> AnswerT:
         """Call a function and return its result. All ranks must do so; if it raises on one rank, all ranks raise."""
@@ -475,12 +470,16 @@ class _PairMeasurement:
         self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks wait for one another.
         times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
-        due = [host - begun + _MIN_AHEAD_SECONDS for work in works for _, host, _ in work.marks[1:]]
-        reached = [seconds for each in times for seconds, _ in each]
-        headway = min(device - host for host, device in zip(due, reached, strict=True)) if self.flushes else 0.0
+        headways = [
+            reached - (host - begun + _MIN_AHEAD_SECONDS)
+            for work, reached_marks in zip(works, times, strict=True)
+            for (_, host, _), (reached, _) in zip(work.marks[1:], reached_marks, strict=True)
+        ]
         found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
         # Use the values of all ranks: a collective waits for the slowest host, and all must adapt their works equally.
-        answers = self.strategy.gather_from_ranks((headway, last if found is None else None))
+        answers = self.strategy.gather_from_ranks(
+            (min(headways) if self.flushes else 0.0, last if found is None else None)
+        )
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
         if starved is not None and not self.is_late:  # Queue fewer launches of the work that ends last next time.

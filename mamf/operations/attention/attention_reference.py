@@ -118,8 +118,10 @@ def judge_distance(
     for name, slope in found.slopes.items() if is_exact and worst <= error_bound else ():
         most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
         if abs(slope) > most:
-            result = "the output" if name == "o" else name
-            reason = f"{result} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
+            result = "the output" if name == "o" else f"the gradient {name}"
+            reason = (
+                f"{result} is {1 + slope:.6g} times the reference; rounding changes this factor by at most {most:.1g}"
+            )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
     averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(found.rows))

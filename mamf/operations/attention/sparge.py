@@ -87,7 +87,7 @@ class _SpargeFp8(_SpargeAttention):
         if shape.causal:
             # The library uses is_causal to choose blocks, but does not pass it to the kernel. So the kernel does not
             # mask the later keys inside of the blocks on the diagonal.
-            return f"{self.name} masks whole blocks only, so its causal attention is wrong on the diagonal"
+            return f"{self.name} masks only whole blocks of keys, so it is wrong on the diagonal: remove --causal"
         return super().unsupported_shape(problem, shape)
 
 

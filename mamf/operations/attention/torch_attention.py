@@ -118,15 +118,18 @@ class TorchAttention(AttentionKernel):
         refusals = (
             (
                 not self.has_gqa and shape.heads != shape.kv_heads,
-                f"does not support fewer kv heads than heads: set --kv-heads to {shape.heads}",
+                f"does not support fewer kv heads than query heads: set --kv-heads to {shape.heads}",
             ),
             (not self.has_window and shape.window is not None, "does not support a window: remove --window"),
-            (not self.has_unequal_head_dims and d != dv, f"needs values as wide as keys: use --head-dims {d}"),
+            (
+                not self.has_unequal_head_dims and d != dv,
+                f"needs the same head dimension for keys and values: use --head-dims {d}",
+            ),
             (d not in sizes, f"does not support head dimension {d}: {use_sizes}"),
-            (dv not in sizes, f"does not support values of width {dv}: {use_sizes}"),
+            (dv not in sizes, f"does not support head dimension {dv} of values: {use_sizes}"),
             (
                 shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
-                "needs as many queries as keys for a causal mask",
+                "needs as many queries as keys for a causal mask: leave --query-lens out",
             ),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
@@ -265,7 +268,9 @@ class PreparedAttention:
             sums = compute_key_sum_error(*compared)
             most = MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
-                f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
+                f"sums of dK or dV have a relative error of {sums:.2g}; rounding explains at most {most:.2g}"
+                if sums > most
+                else ""
             )
         return replace(worst, details=whole.details, reason=reason)
 
@@ -369,11 +374,13 @@ class KernelLibrary:
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"{self.library_name} does not support {backend.name}", self.portable_command)
+            return Unavailable(
+                f"{self.library_name} does not support the backend {backend.name}", self.portable_command
+            )
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
-                reason = f"{self.library_name} does not support NVIDIA cards of sm{major}{minor}"
+                reason = f"{self.library_name} does not support cards with compute capability {major}.{minor}"
                 return Unavailable(reason, self.alternative_command or self.portable_command)
         try:
             self.import_library_quietly()

@@ -113,8 +113,14 @@ class TorchDecode(DecodeKernel):
                 f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
             ),
             (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: use --lengths equal"),
-            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries per sequence"),
-            (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
+            (
+                not (shape.has_equal_queries or self.has_ragged_queries),
+                "needs equally many new tokens in all sequences: use --lengths equal",
+            ),
+            (
+                most is not None and shape.queries > most,
+                f"supports at most {most} new tokens per sequence: use --query-lens {most}",
+            ),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,

@@ -29,6 +29,7 @@ from mamf.errors import (
     MAX_SIZE,
     UsageError,
     count_values,
+    parse_digits,
     require_known,
     require_steps,
     require_whole_number,

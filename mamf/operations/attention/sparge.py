@@ -31,7 +31,7 @@ class _SpargeAttention(QuantizedAttention):
     has_unequal_lengths = False
 
     def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the keyword arguments of the library's function; for ``topk`` with the share of blocks to keep."""
+        """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
         options = {"is_causal": shape.causal, "tensor_layout": "HND"}
         if "topk" not in self.function_name:
             return options

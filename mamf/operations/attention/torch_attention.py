@@ -186,7 +186,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """One operand set of an attention kernel, which makes its launch and verifies the results."""
+    """One operand set of an attention kernel. It makes the function that launches the kernel, and verifies results."""
 
     def __init__(
         self,
@@ -334,8 +334,8 @@ class KernelLibrary:
       if the kernel calls several.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
-    - ``portable_command``, ``alternative_command``: the commands that mamf suggests for other runtimes, and for other
-      NVIDIA cards; empty if the first command is right for these too.
+    - ``portable_command``: the command that mamf suggests on devices with other runtimes. ``alternative_command``: the
+      command for NVIDIA cards that the library does not support; empty if ``portable_command`` is right for them.
     """
 
     library_name: ClassVar[str]
@@ -351,8 +351,8 @@ class KernelLibrary:
     def import_library(self) -> Any:
         """Import the library, and return the function that the kernel calls, or the module if it calls several.
 
-        May raise any exception. If the module of that name belongs to another library, derived classes raise
-        ModuleNotFoundError with that name, and a message that says so.
+        May raise any exception. Derived classes raise ModuleNotFoundError if a module of that name is installed, but
+        belongs to another library.
         """
         module = importlib.import_module(self.module_name)
         return operator.attrgetter(self.function_name)(module) if self.function_name else module
@@ -454,9 +454,9 @@ class QuantizedAttention(LibraryAttention):
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before and after itself, as libraries expect it for a shape's window.
+    """Return how many keys a query sees before itself and after itself, as libraries expect it.
 
-    ``unlimited``: the value by which the library says that there is no limit.
+    ``unlimited``: the number by which the library says that there is no limit.
     """
     if shape.window is None:
         return unlimited, unlimited

@@ -50,7 +50,7 @@ class DecodeShape:
       (``uniform``), or mostly short and sometimes long (``tail``). The first sequence always has ``cache_len`` tokens.
       A sequence shorter than ``queries`` has as many queries as tokens.
     - ``page_size``: the number of tokens in a page of the cache. The pages of a sequence are at random positions. None:
-      the cache has no pages, and the tokens of one sequence follow those of the other.
+      the cache has no pages, and the tokens of each sequence follow those of the previous one.
     - ``is_latent``: whether each token has a single vector with ``head_dim`` elements, which is the key of all heads,
       and whose first ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
@@ -212,7 +212,7 @@ class SequenceSizes:
 
 @functools.lru_cache(maxsize=1024)
 def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
-    """Draw random sequence lengths. They depend only on the shape and the seed, so that all kernels get the same."""
+    """Draw random sequence lengths that depend only on the shape and the seed, so that all kernels get the same."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
@@ -251,9 +251,7 @@ class DecodeProblem(DeclaredProblem):
         return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
 
     def count_launches(self, shape: DecodeShape) -> int:
-        """Return the number of kernel launches that one launch of the problem captures in its graph; 1 without
-        graph.
-        """
+        """Return how many kernel launches the graph of one launch contains; 1 if the problem has no graph."""
         if not self.graph:
             return 1
         return min(

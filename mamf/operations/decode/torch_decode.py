@@ -166,7 +166,7 @@ class LibraryDecode(KernelLibrary, TorchDecode):
 
 
 class PreparedDecode:
-    """One operand set of a decode kernel, which launches the kernel and verifies the output."""
+    """One operand set of a decode kernel. It launches the kernel and verifies the output."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class CacheTables:
 
     - ``sequence_sizes``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order;
       empty for a contiguous cache.
-    - ``lengths``: the number of tokens of each sequence. ``last_page_lengths``: that of tokens in its last page.
+    - ``lengths``, ``last_page_lengths``: the number of tokens of each sequence, and of tokens in its last page.
     - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
       contiguous cache) and the first entry in ``all_pages`` of each sequence, followed by the total number.
     - ``all_pages``: the pages of all sequences, concatenated. ``table``: one row of pages per sequence, padded with

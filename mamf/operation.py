@@ -29,6 +29,7 @@ from mamf.errors import (
     MAX_SIZE,
     UsageError,
     count_values,
+    parse_digits,
     require_known,
     require_steps,
     require_whole_number,
@@ -44,7 +45,7 @@ _BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": Fal
 #: For each type of parameters that users can give as text: what the text must be, and the function that reads it.
 _READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
-    int: ("a whole number", int),
+    int: ("a whole number", lambda text: -parse_digits(text[1:]) if text.startswith("-") else parse_digits(text)),
     float: ("a number", float),
     str: ("text", str),
 }
@@ -212,6 +213,8 @@ def _convert_text(kind: Any, text: str) -> Any:
     description, read = _READERS[required]
     try:
         return read(text)
+    except UsageError:
+        raise
     except (KeyError, ValueError):
         raise UsageError(f"{shorten(text)!r} is not {description}") from None
 

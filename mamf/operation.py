@@ -42,6 +42,13 @@ from mamf.plans import BURST, CLASSIC, COMMON_REGIMES, SWEEP, Plan
 
 _METADATA_KEY = "mamf"
 _BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+#: For each type of parameters that users can give as text: what the text must be, and the function that reads it.
+_READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
+    bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
+    int: ("a whole number", lambda text: -parse_digits(text[1:]) if text.startswith("-") else parse_digits(text)),
+    float: ("a number", float),
+    str: ("text", str),
+}
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Parameter:
     @property
     def is_readable(self) -> bool:
         """Whether a user can give values of this parameter as text."""
-        return self.read is not None or _strip_optional(self.kind) in (str, int, float, bool) or bool(self.choices)
+        return self.read is not None or _strip_optional(self.kind) in _READERS or bool(self.choices)
 
     @property
     def is_switch(self) -> bool:
@@ -176,10 +183,10 @@ def parse_range(start: int, stop: int, step: int) -> range:
     >>> list(mamf.parse_range(0, 20480, 4096))
     [4096, 8192, 12288, 16384]
     """
-    if step < 1:
-        raise UsageError(f"range {start} {stop} {step}: the step must be at least 1")
-    if start < 0:
-        raise UsageError(f"range {start} {stop} {step}: the start must not be negative")
+    if step < 1 or start < 0:
+        raise UsageError(
+            f"range {start} {stop} {step}: the step must be at least 1, and the start must not be negative"
+        )
     sizes = range(start or step, stop, step)
     if not sizes:
         raise UsageError(f"range {start} {stop} {step} is empty: STOP is not included, and START 0 begins at {step}")
@@ -188,9 +195,8 @@ def parse_range(start: int, stop: int, step: int) -> range:
 
 def _strip_optional(kind: Any) -> Any:
     """Return the type of a parameter without its ``| None``."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    return next(each for each in get_args(kind) if each is not type(None))
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return next(each for each in kinds if each is not type(None))
 
 
 def _convert_text(kind: Any, text: str) -> Any:
@@ -202,21 +208,15 @@ def _convert_text(kind: Any, text: str) -> Any:
         return None
     if get_origin(required) is Literal:
         return next((each for each in get_args(required) if str(each) == text), text)
-    if required is bool:
-        if text.lower() not in _BOOL_BY_WORD:
-            raise UsageError(f"{shorten(text)!r} is not yes or no")
-        return _BOOL_BY_WORD[text.lower()]
-    if required is int:
-        digits = text.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit()):
-            raise UsageError(f"{shorten(text)!r} is not a whole number")
-        return parse_digits(digits) * (-1 if text.startswith("-") else 1)
-    if required not in (str, float):
+    if required not in _READERS:
         raise UsageError("this value cannot be given as text")
+    description, read = _READERS[required]
     try:
-        return required(text)
-    except ValueError:
-        raise UsageError(f"{shorten(text)!r} is not a number") from None
+        return read(text)
+    except UsageError:
+        raise
+    except (KeyError, ValueError):
+        raise UsageError(f"{shorten(text)!r} is not {description}") from None
 
 
 @dataclass(frozen=True)

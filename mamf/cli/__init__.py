@@ -254,12 +254,12 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    parser.overview_text = f"{_format_overview()}\n"
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands.type = str  # accept any word: the parser of the command checks those after it
     first = command_words[0] if command_words else ""
+    parser.overview_text = "" if first in COMMAND_DESCRIPTIONS else f"{_format_overview()}\n"
     for name, line in (
         {first: COMMAND_DESCRIPTIONS[first]}.items() if first in COMMAND_DESCRIPTIONS else COMMAND_DESCRIPTIONS.items()
     ):

@@ -202,18 +202,12 @@ def _wrap_examples(examples: str, width: int | None) -> str:
     return "\n".join(wrap_line(line, width) for line in lines)
 
 
-class StoreUnlessOption(argparse._StoreAction):
-    """A positional argument that is required unless one of the options in ``alternatives`` is given."""
-
-    def __init__(self, alternatives: Sequence[str], **keywords: Any) -> None:
-        super().__init__(**keywords)
-        self.alternatives = alternatives
-
-
 def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Return whether an argument is positional and must be among the words of this command line."""
-    if isinstance(action, StoreUnlessOption):
-        return not any(word.partition("=")[0] in action.alternatives for word in words)
+    """Return whether an argument is positional and must be among the words of this command line. Some positional
+    arguments have a field ``alternatives``: options with which the argument may be missing.
+    """
+    if alternatives := getattr(action, "alternatives", ()):
+        return not any(word.partition("=")[0] in alternatives for word in words)
     return not action.option_strings and action.nargs in (None, "+")
 
 
@@ -236,12 +230,9 @@ class PrintHelpAll(argparse._HelpAction):
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """Replace option names of mamf-finder by names of mamf, such as ``--m_range`` by ``--m-range``. Keep the values."""
-
-    def rename_option(found: re.Match[str]) -> str:
-        name = found[0].replace("_", "-")
-        return _OPTION_BY_FINDER_OPTION.get(name, name)
-
-    return [re.sub("^--[^=]*", rename_option, argument) for argument in arguments]
+    renamed = [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+    pattern = f"^({'|'.join(_OPTION_BY_FINDER_OPTION)})(?==|$)"
+    return [re.sub(pattern, lambda found: _OPTION_BY_FINDER_OPTION[found[0]], argument) for argument in renamed]
 
 
 def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:

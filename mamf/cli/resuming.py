@@ -27,7 +27,7 @@ from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
-from mamf.plugins.discovery import is_class_path, load_backend_class, open_backend
+from mamf.plugins.discovery import is_class_path, open_backend
 
 #: Options that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
@@ -230,8 +230,6 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
             f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
         )
     then = log.device(None)
-    if options.backend not in (None, "auto") and load_backend_class(options.backend).name != then.backend:
-        raise make_contradiction_error(options, "backend", then.backend, options.backend)
     backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
     # Identify the card by its UUID, because its index may have changed since it was measured.
     is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash

@@ -264,11 +264,13 @@ def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
     """Describe how the number of compute units and the power limit of a contributed rate differ from those of the
     device. Returns an empty string if they do not differ.
     """
-    units = ("compute units", row.compute_units, info.compute_units)
-    limits = ("W", row.power_limit_watts, info.power_limit_watts)
+    pairs = {
+        "compute units": (row.compute_units, info.compute_units),
+        "W": (row.power_limit_watts, info.power_limit_watts),
+    }
     return ", ".join(
         f"{theirs:g} {unit}, here {ours:g} {unit}"
-        for unit, theirs, ours in (units, limits)
+        for unit, (theirs, ours) in pairs.items()
         if theirs and ours and theirs != ours
     )
 

@@ -162,8 +162,8 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
     evidence = Evidence(whole, log)
     for rule in RULES:
         findings += rule(evidence)
-    place = Path(make_folder_name(header["device"]["name"]), make_file_name(header))
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= MIN_DISTINCTIVE_SAMPLES)
+    place = Path(make_folder_name(header["device"]["name"]), make_file_name(header))
     return Review(path, tuple(findings), log.tier, place, samples)
 
 

@@ -138,14 +138,13 @@ def _write_device_page(part: ResultsCollection) -> str:
         unconfirmed += others
     best = group_pairs((entry.row.operation, entry) for entry in select_best_per_problem(ranked[OTHERS_TABLE]))
     legacy = sorted(part.legacy_runs, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
-    attention_title = "Attention: the best kernel by share of the measured ceiling (MAMFU)"
     sections = [
         f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
         _format_section(
             "Ceilings", make_ceiling_columns(), find_best_rates(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"
         ),
         _format_section(
-            attention_title,
+            "Attention: the best kernel by share of the measured ceiling (MAMFU)",
             [*make_attention_columns(), _LOG_COLUMN],
             select_attention_rates(ranked[SHARES_TABLE]),
         ),

@@ -131,8 +131,8 @@ class Sweep(Kind):
         return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        from mamf.report.charts.decode import make_decode_chart
-        from mamf.report.charts.logs import make_attention_chart, make_model_chart, make_sweep_chart
+        from mamf.report.charts.attention import make_attention_chart, make_decode_chart
+        from mamf.report.charts.logs import make_model_chart, make_sweep_chart
 
         rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
         if of.chart == "lengths":

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar, TypeVar
 
 import torch
@@ -256,9 +256,8 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
 
 def list_tensors(returned: object) -> list[torch.Tensor]:
     """Return the tensors of a launch's result: the result itself, or those in a tuple."""
-    if isinstance(returned, torch.Tensor):
-        return [returned.detach()]
-    return [each.detach() for each in returned if isinstance(each, torch.Tensor)] if isinstance(returned, tuple) else []
+    results = returned if isinstance(returned, tuple) else (returned,)
+    return [each.detach() for each in results if isinstance(each, torch.Tensor)]
 
 
 def verify_special_values(
@@ -391,15 +390,12 @@ class SignFlipper:
 
     def __init__(self, operand: torch.Tensor) -> None:
         self._operand = operand
-        self._patterns: torch.Tensor | None = None
         #: The indices of the patterns that have been applied an odd number of times.
         self._applied_indices: set[int] = set()
         self._last_index: int | None = None
 
     def change(self) -> None:
         """Queue flips of random signs of the operand, in a pattern that differs from that of the last call."""
-        if self._patterns is None:
-            self._patterns = self._draw_patterns()
         index = self._last_index = secrets.choice(
             [index for index in range(_PATTERN_COUNT) if index != self._last_index]
         )
@@ -409,12 +405,12 @@ class SignFlipper:
     def restore(self) -> None:
         """Queue flips that undo all changes, so that the operand has its original values."""
         for index in self._applied_indices:
-            assert self._patterns is not None
             self._queue_flips(self._patterns[index])
         self._applied_indices = set()
 
-    def _draw_patterns(self) -> torch.Tensor:
-        """Draw all patterns, with at least one flip each, as a tensor (patterns, rows + K - 1).
+    @cached_property
+    def _patterns(self) -> torch.Tensor:
+        """All patterns, drawn at random with at least one flip each, as a tensor (patterns, rows + K - 1).
 
         Its elements are factors 1 and -1, or for 8-bit floats and e2m1 values the bits of a byte to flip.
         """

@@ -113,9 +113,7 @@ def is_compute_roof(name: str) -> bool:
     return get_operation(name).is_compute_roof
 
 
-@functools.cache
-def _get_installed_operation(name: str) -> AnyOperation:
-    return make_operation(name)
+_get_installed_operation = functools.cache(make_operation)
 
 
 def get_operation(name: str, record: Mapping[str, Any] | None = None) -> AnyOperation:

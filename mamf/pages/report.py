@@ -92,8 +92,7 @@ class HeadlineFigure:
         if self.share:
             return self.share
         unit, factor = choose_unit(self.unit, [self.point.value])
-        notes = [note for note in self.notes if note]
-        return Fact(self.label, format_significant(self.point.value * factor), unit, notes)
+        return Fact(self.label, format_significant(self.point.value * factor), unit, list(filter(None, self.notes)))
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,12 @@ def make_report(paths: Sequence[Path]) -> Page:
     if pages or len(sources) > 1:
         return _report_several(sources, pages)
     source = sources[0]
-    facts = [*(each.fact for each in source.figures), *source.facts]
-    return Page(source.title, source.lead, facts, sections=source.sections)
+    return Page(
+        source.title,
+        source.lead,
+        [*(each.fact for each in source.figures), *source.facts],
+        sections=source.sections,
+    )
 
 
 def _report_folder(path: Path) -> Page:
@@ -474,8 +477,10 @@ def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
     }
     checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
     checks.sort(key=lambda each: each[0].lower() == "ok")
-    results = [(level, text.strip()) for level, _, text in checks]
-    return [_make_name_table(rows), make_text_table(("check", "found"), results)]
+    return [
+        _make_name_table(rows),
+        make_text_table(("check", "found"), [(level, text.strip()) for level, _, text in checks]),
+    ]
 
 
 def _make_name_table(values: Mapping[str, Any]) -> Table[Any]:

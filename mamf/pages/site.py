@@ -399,8 +399,12 @@ def _make_cards_chart(line: CeilingLine) -> RangeChart:
         for each in choose_evenly(line.cards, MAX_ROWS)
     ]
     gain = format_percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
-    subtitle = f"The fastest of {len(line.cards)} cards is {gain} % above the slowest."
-    return RangeChart(f"{line.dtype}, {line.regime}", subtitle, "TFLOPS", tuple(rows))
+    return RangeChart(
+        f"{line.dtype}, {line.regime}",
+        f"The fastest of {len(line.cards)} cards is {gain} % above the slowest.",
+        "TFLOPS",
+        tuple(rows),
+    )
 
 
 def _format_card_name(entry: ResultRate) -> str:

@@ -147,8 +147,7 @@ def read_site_data(root: Path) -> SiteData:
 def _describe_log(log: RunLog, place: Path) -> SiteLog:
     header, plan, device = log.header, log.plan, log.header["device"]
     dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
-    title = make_run_title(plan).partition(" ")[2].removesuffix(" of matmul")
-    what = ", ".join([title, *filter(None, dtypes)])
+    what = ", ".join([make_run_title(plan).partition(" ")[2].removesuffix(" of matmul"), *filter(None, dtypes)])
     return SiteLog(
         *(place, log.tier, device["name"], what, header["started"], list_software_versions(header)),
         *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
@@ -203,7 +202,6 @@ def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Ma
     best_lines: dict[tuple[str, str, str], CeilingLine] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
-        peak = find_peak(run.device, log.dtype) if log.dtype in DTYPES else None
         line = CeilingLine(
             rate=tflops,
             dtype=log.dtype or UNKNOWN,
@@ -214,7 +212,7 @@ def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Ma
             place=run.place,
             vendor=vendors.get(run.device, UNKNOWN),
             software=run.software,
-            peak=peak,
+            peak=find_peak(run.device, log.dtype) if log.dtype in DTYPES else None,
         )
         best_lines.setdefault((line.device, line.dtype, line.regime), line)
     return list(best_lines.values())

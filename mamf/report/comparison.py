@@ -105,8 +105,7 @@ def find_varying_fields(pairs: Sequence[RowPair]) -> list[str]:
     """Return the names of the fields that have several values among the pairs. The shape is left out, because tables
     always show it.
     """
-    names = [name for name in pairs[0].fields if name != "shape"]
-    return [name for name in names if len({pair.fields[name] for pair in pairs}) > 1]
+    return [name for name in pairs[0].fields if name != "shape" and len({pair.fields[name] for pair in pairs}) > 1]
 
 
 def format_shapes(pair: RowPair) -> str:
@@ -206,9 +205,9 @@ def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
         f"{len(rows)} only in {name}{_describe_statuses(rows, other)}"
         for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
     )
-    mean = f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}"
     return [
-        f"{format_count(len(comparison.pairs), 'row')}: {counts}; {mean}; {alone}",
+        f"{format_count(len(comparison.pairs), 'row')}: {counts}; "
+        f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {alone}",
         describe_slower(comparison, tolerance),
     ]
 
@@ -312,8 +311,11 @@ def describe_row_outcome(row: JudgedRow) -> str:
 
 def make_guard_document(result: GuardResult) -> Document:
     """Return the report of a guard: the comparison with the baseline, each row that is not ok, and the verdict."""
-    rows = [row for row in result.rows if row.outcome != "ok"]
-    lines = [f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}" for row in rows]
+    lines = [
+        f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"
+        for row in result.rows
+        if row.outcome != "ok"
+    ]
     answer = Answer([*lines, describe_guard_verdict(result)])
     data = {"guard": {"verdict": describe_guard_verdict(result), "rows": result.count_outcomes()}}
     if not result.comparison.pairs:

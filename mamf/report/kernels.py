@@ -194,8 +194,8 @@ def make_group_tables(
         yield make_group_table(same, shares, get_speed_up, top, bases.get(group), by_shape)
         yield Lines(describe_failures(same))
     if references := [row for row in rows if row.is_reference and row.operation == operation]:
-        columns = make_row_columns(references, shares, get_speed_up)
-        yield Table([replace(each, title="") for each in columns], references, key="measurements")
+        hidden = [replace(each, title="") for each in make_row_columns(references, shares, get_speed_up)]
+        yield Table(hidden, references, key="measurements")
 
 
 _RowsByPhase = Mapping[str, Measurement]
@@ -300,8 +300,9 @@ def make_kernels_document(
         *make_part_table(rows),
         Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), describe_end(summary)]),
     ]
-    data = {"header": header, "summary": summary}
-    return Document(f"{operation} on {header['device']['name']}", blocks, data, "measurements")
+    return Document(
+        f"{operation} on {header['device']['name']}", blocks, {"header": header, "summary": summary}, "measurements"
+    )
 
 
 def find_operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:

@@ -303,8 +303,9 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
             )
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
-            label = f"{dtype} {rate:.4g} TFLOPS, {regime}"
-            yield RoofLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED)
+            yield RoofLine(
+                f"{dtype} {rate:.4g} TFLOPS, {regime}", (begins_at, rate), (right, rate), regime == SUSTAINED
+            )
 
 
 # -- drawing with matplotlib -------------------------------------------------------------------------------------------

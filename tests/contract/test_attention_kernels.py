@@ -245,10 +245,10 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
 @pytest.mark.parametrize(
     ("name", "other", "said"),
     [
-        ("flash-attn-2", "flash_attn_4", "the installed flash_attn contains only FlashAttention 4 (cute)"),
-        ("flash-attn-4", "flash_attn_2", "no flash-attn-4"),
-        ("sage-1", "sage_2", "the installed sageattention is 2.2.0"),
-        ("sage-2", "sage_1", "the installed sageattention is 1.0.6"),
+        ("flash-attn-2", "flash_attn_4", "the installed module flash_attn contains only FlashAttention 4"),
+        ("flash-attn-4", "flash_attn_2", "the package flash-attn-4 is missing"),
+        ("sage-1", "sage_2", "the installed sageattention has version 2.2.0"),
+        ("sage-2", "sage_1", "the installed sageattention has version 1.0.6"),
     ],
 )
 def test_another_library_of_that_name_does_not_pass_for_it(library, name, other, said):
@@ -337,7 +337,7 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
     if runs:
         assert reason is None
     else:
-        assert f"cards of sm{card[0]}{card[1]}" in reason.reason
+        assert f"compute capability {card[0]}.{card[1]}" in reason.reason
         assert_actionable(reason)
         assert reason.remedy.split()[-1] in find_entry_points_by_name(ATTENTION_KERNEL_GROUP)
 
@@ -406,9 +406,9 @@ def test_sparges_limits_are_known(library, name):
     kernel, _ = library(name)
     for shape, reason in (
         ("b1h1q256k256d96", "64, 128"),
-        ("b1h4kv2q256k256d64", "fewer kv heads than heads"),
+        ("b1h4kv2q256k256d64", "fewer kv heads than query heads"),
         ("b1h1q256k256d64w16", "not support a window"),
-        ("b1h1q256k256d64v128", "as wide as keys"),
+        ("b1h1q256k256d64v128", "the same head dimension for keys and values"),
     ):
         assert reason in kernel.unsupported_shape(AttentionProblem(), shape_of(shape))
 

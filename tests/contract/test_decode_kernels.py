@@ -57,8 +57,10 @@ REFUSALS = {
         PAGED: "does not support pages of 16 tokens: use a multiple of 256",
         "b2h16kv1q1c200d576v512l": "does not support a latent",
     },
-    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs a paged cache for a latent with different lengths"},
-    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 queries"},
+    "flash-attn-3-kvcache": {
+        "b2h16kv1q1c200td576v512l": "needs a paged cache for latents of sequences of different lengths"
+    },
+    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 new tokens"},
     "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "does not support head dimension 80"},
     "flashinfer-mla": {
         PAGED: "needs a latent: use --latent",
@@ -67,7 +69,7 @@ REFUSALS = {
     "aiter-kvcache": {ONE: "needs a paged cache"},
     "aiter-mla": {PAGED: "needs a latent: use --latent"},
     "sdpa-kvcache": {
-        FEW: "aligns causal masks to the top left: use 1 query, or as many queries as tokens",
+        FEW: "aligns causal masks to the top left: use --query-lens 1, or as many as --cache-lens",
         PAGED: "needs a contiguous cache: use --page-sizes none",
         RAGGED: "needs sequences of equal length: use --lengths equal",
     },

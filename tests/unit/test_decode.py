@@ -92,12 +92,12 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("b1h16q1", "'b1h16q1' is not a decode shape; write it like b64h32kv8q1c8192d128p16"),
-        ("b1h6kv4q1c8d64", "6 heads cannot share 4 kv heads: heads must be a multiple of kv heads"),
-        ("b1h4q9c8d64", "9 new tokens do not fit in a sequence of 8: --cache-lens counts them too"),
+        ("b1h16q1", "'b1h16q1' is not a decode shape: write it like b64h32kv8q1c8192d128p16"),
+        ("b1h6kv4q1c8d64", "6 heads cannot share 4 kv heads: their number must divide that of heads"),
+        ("b1h4q9c8d64", "9 new tokens do not fit in a sequence of 8 tokens: --cache-lens includes the new tokens"),
         (
             "b1h4kv2q1c8d576v512l",
-            "a latent needs values narrower than keys and 1 kv head: use --kv-heads 1 --head-dims 576/512",
+            "--latent needs values narrower than keys and 1 kv head: use --kv-heads 1 --head-dims 576/512",
         ),
         ("b1h4q1c8d64p0", "page size 0: it must be at least 1"),
     ],

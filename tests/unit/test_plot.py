@@ -16,7 +16,8 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.report.charts.logs import make_attention_chart, make_find_chart, make_sweep_chart
+from mamf.report.charts.attention import make_attention_chart
+from mamf.report.charts.logs import make_find_chart, make_sweep_chart
 from mamf.report.charts.picture import draw_figure
 from mamf.statistics import Interval, summarize
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mamf.cli.parser import Parser, StoreUnlessOption
+from mamf.cli.parser import Parser
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
@@ -28,14 +28,13 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument(
+    kernel = parser.add_argument(
         "kernel",
         nargs="*",
-        action=StoreUnlessOption,
-        alternatives=("--requeue", "--resume"),
         metavar="KERNEL",
         help="kernels whose counters to read; the report shows cycles relative to the first kernel",
     )
+    kernel.alternatives = ("--requeue", "--resume")  # type: ignore[attr-defined]
     add_launch_options(parser, "--shapes")
     group = parser.add_argument_group("counting")
     add_shared_options(group, "--launches", default=5, default_text="5")
@@ -66,10 +65,7 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
         return find_operation_of_kernel(options.kernel[0])
     if options.resume is None:
         raise UsageError("there is nothing to count: name a KERNEL ('mamf kernels' lists them)")
-    plan = read_run_log(options.resume).plan
-    if plan.is_search:
-        raise UsageError(f"{options.resume} is not a log of 'mamf counters': name such a log for --resume")
-    return make_operation(plan.operation)
+    return make_operation(read_run_log(options.resume).plan.operation)
 
 
 class CountersSession(Session):

@@ -7,7 +7,7 @@ operation, mamf measures given shapes, and measures the fastest shape of each pr
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,22 +213,11 @@ class _OperationFindSession(Session):
         The rate of arrays that fit in a cache, for example, cannot be a ceiling of memory. Raises UsageError if no
         shape can be a ceiling.
         """
-
-        def filter_possible_ceilings(shapes: Iterable[Any]) -> list[Any]:
-            info, may_be = self.backend.info, self.operation.may_be_ceiling
-            return [shape for shape in shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
-
-        if self.request.shapes or self.request.sizes:
-            if filter_possible_ceilings(plan.shapes):
-                return plan.shapes
-            possible_shapes = filter_possible_ceilings(self.operation.default_shapes(self.backend))
+        info, may_be = self.backend.info, self.operation.may_be_ceiling
+        shapes = [shape for shape in plan.shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
+        if not shapes:
             raise UsageError(
-                "--shapes: all of these fit in a cache, so none can be a memory ceiling; add larger ones"
-                + (f", such as {possible_shapes[0]}" if possible_shapes else "")
+                "all shapes fit in a cache, so none can be a memory ceiling: name larger ones with --shapes, or "
+                f"measure these with 'mamf sweep --operation {self.operation.name}'"
             )
-        if shapes := filter_possible_ceilings(plan.shapes):
-            return tuple(shapes)
-        raise UsageError(
-            "all default shapes that fit in the memory of this device fit in a cache too, so none can be a memory "
-            f"ceiling: measure them with 'mamf sweep --operation {self.operation.name}'"
-        )
+        return plan.shapes if self.request.shapes or self.request.sizes else tuple(shapes)

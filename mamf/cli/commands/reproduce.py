@@ -9,7 +9,6 @@ import re
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from mamf.cli.parser import StoreUnlessOption
 from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
@@ -57,14 +56,13 @@ _CLAIM_REGIMES = (BURST, SUSTAINED, CLASSIC)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    source = parser.add_argument(
         "source",
         nargs="?",
-        action=StoreUnlessOption,
-        alternatives=("--claim", "--requeue", "--resume"),
         metavar="LOG",
         help="run log with the figures, or its https address",
     )
+    source.alternatives = ("--claim", "--requeue", "--resume")  # type: ignore[attr-defined]
     parser.add_argument(
         "--claim", nargs="+", metavar="TEXT", help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS'"
     )

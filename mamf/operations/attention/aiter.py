@@ -25,7 +25,7 @@ class AiterLibrary(KernelLibrary):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
             return Unavailable(
-                f"AITER runs on {' and '.join(_ARCHITECTURES)}, not on {backend.info.architecture}",
+                f"AITER supports only {' and '.join(_ARCHITECTURES)}, not {backend.info.architecture}",
                 "mamf attention --kernel sdpa-flash",
             )
         return super().unavailable(backend)

@@ -46,13 +46,13 @@ _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 @dataclass(frozen=True)
 class ReferenceDistance:
-    """The distance of the results of a launch from the reference.
+    """How far the results of one launch are from the reference.
 
     - ``errors``: ||x - reference|| / ||reference|| by the name of the result x: ``o``, ``dq``, ``dk`` or ``dv``.
     - ``slopes``: the slope of a linear fit of x to the reference, minus 1, by the name of x.
     - ``worst_row_error``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine
       similarity and ||x - reference||_1 / ||reference||_1.
-    - ``rows``: the number of rows that were compared, in the result with the fewest.
+    - ``rows``: the number of compared rows of the result of which the fewest rows were compared.
     """
 
     errors: dict[str, float]
@@ -69,9 +69,10 @@ class ReferenceDistance:
 
 
 def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
-    """Return the distance of results from the reference.
+    """Measure how far results are from the reference.
 
-    ``comparisons``: the name of a result, a part of the result, and the expected values of this part.
+    ``comparisons``: for each compared part of a result, the name of the result (``o``, ``dq``, ``dk`` or ``dv``), the
+    part, and its expected values.
     """
     totals: dict[str, list[float]] = {}
     worst_row_error = 0.0
@@ -85,11 +86,11 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
         totals[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    errors = {name: _compute_norm_ratio(of[0], of[1]) for name, of in totals.items()}
-    slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in totals.items()}
+    errors = {name: _compute_norm_ratio(error, size) for name, (error, size, *_) in totals.items()}
+    slopes = {name: along / size if size else 0.0 for name, (_, size, _, _, along, *_) in totals.items()}
     _, size, l1, reference_l1, along, norm, _ = totals["o"]
     cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
-    rows = int(min(of[6] for of in totals.values()))
+    rows = int(min(rows for *_, rows in totals.values()))
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
@@ -102,27 +103,30 @@ _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
 def judge_distance(
-    found: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
+    distance: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
 ) -> Verdict:
-    """Return the verdict on the distance of results from the reference.
+    """Return whether results with this distance from the reference are right.
 
-    It depends on the relative errors, on the error of the worst row of the output, and for an exact kernel on the
+    This depends on the relative errors, on the error of the worst row of the output and, for an exact kernel, on the
     slopes, which show a wrong scale that is too small to show in the errors. ``error_bound``: the largest relative
-    error of a correct output. ``gradient_factor``: the factor by which errors of gradients may be larger.
+    error of a correct output. ``gradient_factor``: the factor by which errors of gradients may be larger than errors
+    of the output.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
-    row = found.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
-    gradients = found.gradient_error / gradient_factor
-    worst = get_max_error((found.errors["o"], gradients, row if row > error_bound else 0.0))
+    row = distance.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
+    gradients = distance.gradient_error / gradient_factor
+    worst = get_max_error((distance.errors["o"], gradients, row if row > error_bound else 0.0))
     reason = ""
-    for name, slope in found.slopes.items() if is_exact and worst <= error_bound else ():
-        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
+    for name, slope in distance.slopes.items() if is_exact and worst <= error_bound else ():
+        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * distance.errors[name] / math.sqrt(distance.rows)
         if abs(slope) > most:
-            result = "the output" if name == "o" else name
-            reason = f"{result} is {1 + slope:.6g} times the expected one; rounding explains at most {most:.1g}"
+            result = "the output" if name == "o" else f"the gradient {name}"
+            reason = (
+                f"{result} is {1 + slope:.6g} times the reference; rounding changes this factor by at most {most:.1g}"
+            )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
-    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(found.rows))
+    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(distance.rows))
     return Verdict(averaged, error_bound, reason=reason)
 
 
@@ -147,7 +151,7 @@ def compare_rows(
     results: Mapping[str, torch.Tensor],
     covers_all_heads: bool = True,
 ) -> ReferenceDistance:
-    """Compute the reference for one random row of each _ROW_INTERVAL rows, and return the distance of ``o`` and ``dq``.
+    """Compute the reference for one random row in 64 (_ROW_INTERVAL), and return how far ``o`` and ``dq`` are from it.
 
     ``covers_all_heads``: whether to compare all heads, not only the first and the last. For 16-bit operands the
     reference is computed in float32, because float64 is slow on some cards. The other parameters are those of
@@ -172,7 +176,7 @@ def compare_rows(
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
-    """Return the position of the first and of the last kv head: the index in the batch, and a slice of one kv head."""
+    """Return where the first and the last kv head are: the index of the sequence, and the slice of this kv head."""
     edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
@@ -188,12 +192,12 @@ def compare_rows_on_host(
         return None
     batch, head = secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    own = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
-    *heads, found = (each[0].cpu()[None].double() for each in own)
+    views = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
+    *heads, output = (each[0].cpu()[None].double() for each in views)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with use_one_torch_thread():
         expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
-        return measure_distance([("o", found[:, :, rows], expected["o"])])
+        return measure_distance([("o", output[:, :, rows], expected["o"])])
 
 
 def compute_key_sum_error(
@@ -203,7 +207,7 @@ def compute_key_sum_error(
 
     Each row of P sums to 1 and each row of dS to 0. So the sum of dV = P^T dO along the keys is the sum of dO over the
     queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0. With a single query, each element of dV is a
-    product of two 16-bit numbers, and all may be rounded in the same direction, so half an eps per element is no error.
+    product of two 16-bit numbers, and all may be rounded in the same direction, so mamf allows half an eps per element.
     """
     unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
@@ -281,8 +285,8 @@ def compute_reference_attention(
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
                 dk += (through.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    found = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**found, "dk": dk, "dv": dv} if rest and rows is None else found
+    joined = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
+    return {**joined, "dk": dk, "dv": dv} if rest and rows is None else joined
 
 
 def convert_to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
@@ -374,10 +378,11 @@ def verify_special_attention(
 ) -> Verdict:
     """Verify a launch with an infinity in V and a NaN in Q.
 
-    All queries see the key whose value is infinite, so a whole column of the output must not be finite. The NaN must
-    make a row of the output NaN; if a kernel loses it, the details say so, but the verdict is still ok. All other
-    output must keep its bits. The operands, and the output that ``launch`` returns, have the shape [batch, heads,
-    sequence, head dimension]. If no key is seen by all queries, nothing is checked and the verdict is ok.
+    All queries see the key whose value is infinite, so no element of that column of the output may be finite. The NaN
+    must make a row of the output NaN; if a kernel loses the NaN, the details say so, but the verdict is still ok. All
+    other elements of the output must have the same bits as without the special values. The operands, and the output
+    that ``launch`` returns, have the shape [batch, heads, sequence, head dimension]. If no key is seen by all queries,
+    mamf checks nothing, and the verdict is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)
@@ -390,12 +395,12 @@ def verify_special_attention(
     try:
         q[batch, head, row, 0] = math.nan
         v[batch, shared, key, column] = math.inf
-        found = launch()
+        output = launch()
     finally:
         for memory, values in saved:
             memory.copy_(values)
-    own = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
-    expected[own] = torch.where(found[own].isfinite(), math.nan, found[own])
-    lost = int(found[batch, head, row].isfinite().sum().item())
-    expected[batch, head, row] = found[batch, head, row]
-    return verify_special_values(found, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})
+    infinite_column = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
+    expected[infinite_column] = torch.where(output[infinite_column].isfinite(), math.nan, output[infinite_column])
+    lost = int(output[batch, head, row].isfinite().sum().item())
+    expected[batch, head, row] = output[batch, head, row]
+    return verify_special_values(output, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})

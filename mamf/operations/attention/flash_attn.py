@@ -47,7 +47,7 @@ class FlashAttention2Library(KernelLibrary):
         module = super().import_library()
         # flash-attn-4 also installs a package flash_attn, which contains only ``cute``.
         if not hasattr(module, "flash_attn_func"):
-            text = "the installed flash_attn contains only FlashAttention 4 (cute), no flash_attn_func"
+            text = "the installed module flash_attn contains only FlashAttention 4 (flash_attn.cute)"
             raise ModuleNotFoundError(text, name=self.module_name)
         return module
 
@@ -104,5 +104,5 @@ class FlashAttention4(_FlashAttentionKernel):
         # flash-attn 2.8 includes an early copy of flash_attn.cute, which needs other packages. The module's __version__
         # does not tell whether it is this copy, so ask for the installed package.
         if get_package_version(self.distribution_name) is None:
-            raise ModuleNotFoundError(f"no {self.distribution_name}", name=self.module_name)
+            raise ModuleNotFoundError(f"the package {self.distribution_name} is missing", name=self.module_name)
         return super().import_library()

@@ -74,7 +74,7 @@ class AttentionShape:
     )
     seqlen_q: int = field(
         metadata=describe(
-            "query tokens per sequence",
+            "number of query tokens per sequence",
             default="as many as keys",
             keyword="query_lens",
             read=parse_size,
@@ -83,12 +83,16 @@ class AttentionShape:
     )
     seqlen_k: int = field(
         metadata=describe(
-            "key tokens per sequence", default="1024 4096 16384", keyword="seq_lens", read=parse_size, metavar="S"
+            "number of key tokens per sequence",
+            default="1024 4096 16384",
+            keyword="seq_lens",
+            read=parse_size,
+            metavar="S",
         )
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; K/V such as 192/128 if keys and values differ",
+            "head dimension; such as 192/128 if that of keys and that of values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -112,7 +116,7 @@ class AttentionShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: their number must divide that of heads"
             )
         if self.window is not None:
             object.__setattr__(self, "window", require_whole_number("window", self.window))
@@ -131,7 +135,7 @@ class AttentionShape:
         """
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not an attention shape; write it like b1h16q4096k4096d128c")
+            raise UsageError(f"{text!r} is not an attention shape: write it like b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
         sizes = dict(
             zip(_SIZE_FIELDS, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True)
@@ -208,7 +212,9 @@ class AttentionProblem(DeclaredProblem):
     operation: ClassVar[str] = "attention"
 
     dtype: str = "bfloat16"
-    direction: str = field(default="fwd", metadata=describe("passes to measure", choices=DIRECTIONS))
+    direction: str = field(
+        default="fwd", metadata=describe("passes in a launch: forward, backward or both", choices=DIRECTIONS)
+    )
     data: str = field(
         default="normal",
         metadata=describe("random distribution or pattern of the operands' values", choices=ALL_DATA, is_rare=True),
@@ -224,7 +230,7 @@ class AttentionProblem(DeclaredProblem):
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "fraction of key blocks that carry no weight, for kernels that skip them",
+            "fraction of the blocks of keys that do not matter in the inputs, for kernels that skip such blocks",
             default="0",
             read=_read_sparsity,
             metavar="SHARE",
@@ -321,7 +327,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
 
     def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
-            return f"{self.name} does not support {problem.direction}: use --direction {' or '.join(self.directions)}"
+            return f"{self.name} supports only --direction {' or '.join(self.directions)}"
         return self._unsupported_dtype(problem)
 
 

@@ -42,7 +42,7 @@ class _SageAttention(QuantizedAttention):
     def import_library(self) -> Any:
         version = get_package_version(self.distribution_name)
         if version and not version.startswith(f"{self.release}."):
-            raise ModuleNotFoundError(f"the installed sageattention is {version}", name=self.module_name)
+            raise ModuleNotFoundError(f"the installed sageattention has version {version}", name=self.module_name)
         return super().import_library()
 
     def launch_forward(
@@ -79,7 +79,10 @@ class Sage1(_SageAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        return {**super().details(problem, shape, operands), "ran": "the measured time includes a copy of K"}
+        return {
+            **super().details(problem, shape, operands),
+            "ran": "with a copy of K, which the measured time includes",
+        }
 
 
 class Sage2(_SageAttention):

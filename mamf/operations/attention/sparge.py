@@ -31,7 +31,7 @@ class _SpargeAttention(QuantizedAttention):
     has_unequal_lengths = False
 
     def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the keyword arguments of the library's function; for ``topk`` with the share of blocks to keep."""
+        """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
         options = {"is_causal": shape.causal, "tensor_layout": "HND"}
         if "topk" not in self.function_name:
             return options
@@ -87,7 +87,7 @@ class _SpargeFp8(_SpargeAttention):
         if shape.causal:
             # The library uses is_causal to choose blocks, but does not pass it to the kernel. So the kernel does not
             # mask the later keys inside of the blocks on the diagonal.
-            return f"{self.name} masks whole blocks only, so its causal attention is wrong on the diagonal"
+            return f"{self.name} masks only whole blocks of keys, so it is wrong on the diagonal: remove --causal"
         return super().unsupported_shape(problem, shape)
 
 

@@ -118,15 +118,18 @@ class TorchAttention(AttentionKernel):
         refusals = (
             (
                 not self.has_gqa and shape.heads != shape.kv_heads,
-                f"does not support fewer kv heads than heads: set --kv-heads to {shape.heads}",
+                f"does not support fewer kv heads than query heads: set --kv-heads to {shape.heads}",
             ),
             (not self.has_window and shape.window is not None, "does not support a window: remove --window"),
-            (not self.has_unequal_head_dims and d != dv, f"needs values as wide as keys: use --head-dims {d}"),
+            (
+                not self.has_unequal_head_dims and d != dv,
+                f"needs the same head dimension for keys and values: use --head-dims {d}",
+            ),
             (d not in sizes, f"does not support head dimension {d}: {use_sizes}"),
-            (dv not in sizes, f"does not support values of width {dv}: {use_sizes}"),
+            (dv not in sizes, f"does not support head dimension {dv} of values: {use_sizes}"),
             (
                 shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
-                "needs as many queries as keys for a causal mask",
+                "needs as many queries as keys for a causal mask: leave --query-lens out",
             ),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
@@ -153,9 +156,9 @@ class TorchAttention(AttentionKernel):
         before = backend.allocated_memory()
         launches = [attention.make_launch(forward_pass) for attention in attentions]
         after = backend.allocated_memory()
-        held = 0 if before is None or after is None else (after - before) // sets
+        held_bytes = 0 if before is None or after is None else (after - before) // sets
         ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
-        return combine_operand_sets(ready, tuple, held_bytes=held)
+        return combine_operand_sets(ready, tuple, held_bytes=held_bytes)
 
     def view_operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -183,7 +186,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """One operand set of an attention kernel, which makes its launch and verifies the results."""
+    """One operand set of an attention kernel. It makes the function that launches the kernel, and verifies results."""
 
     def __init__(
         self,
@@ -243,8 +246,8 @@ class PreparedAttention:
         """Verify random rows of the output and of dQ, the gradient of Q, in the first and the last head."""
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
-        found = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
-        return replace(found, details={**self._details, **found.details})
+        verdict = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
+        return replace(verdict, details={**self._details, **verdict.details})
 
     @cached_property
     def _details(self) -> dict[str, Any]:
@@ -265,7 +268,9 @@ class PreparedAttention:
             sums = compute_key_sum_error(*compared)
             most = MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
-                f"sums of dK or dV are off by {sums:.2g}; rounding explains at most {most:.2g}" if sums > most else ""
+                f"sums of dK or dV have a relative error of {sums:.2g}; rounding explains at most {most:.2g}"
+                if sums > most
+                else ""
             )
         return replace(worst, details=whole.details, reason=reason)
 
@@ -274,14 +279,14 @@ class PreparedAttention:
     ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return self._shape, self._view_as_bhsd(self._operands), self._view_as_bhsd(self._name_results(result))
 
-    def _judge_distance(self, found: ReferenceDistance) -> Verdict:
+    def _judge_distance(self, distance: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         bound, keys = kernel.get_error_bound(problem), self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
-        details = {"gradient_error": found.gradient_error} if problem.has_backward else {}
+        details = {"gradient_error": distance.gradient_error} if problem.has_backward else {}
         if not kernel.is_exact:
-            details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
-        return replace(judge_distance(found, bound, factor, kernel.is_exact), details=details)
+            details |= {"cosine_similarity": distance.cosine, "relative_l1": distance.relative_l1}
+        return replace(judge_distance(distance, bound, factor, kernel.is_exact), details=details)
 
     def _view_as_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         is_bhsd = self._kernel.layout == "bhsd"
@@ -329,8 +334,8 @@ class KernelLibrary:
       if the kernel calls several.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
-    - ``portable_command``, ``alternative_command``: the commands that mamf suggests for other runtimes, and for other
-      NVIDIA cards; empty if the first command is right for these too.
+    - ``portable_command``: the command that mamf suggests on devices with other runtimes. ``alternative_command``: the
+      command for NVIDIA cards that the library does not support; empty if ``portable_command`` is right for them.
     """
 
     library_name: ClassVar[str]
@@ -346,8 +351,8 @@ class KernelLibrary:
     def import_library(self) -> Any:
         """Import the library, and return the function that the kernel calls, or the module if it calls several.
 
-        May raise any exception. If the module of that name belongs to another library, derived classes raise
-        ModuleNotFoundError with that name, and a message that says so.
+        May raise any exception. Derived classes raise ModuleNotFoundError if a module of that name is installed, but
+        belongs to another library.
         """
         module = importlib.import_module(self.module_name)
         return operator.attrgetter(self.function_name)(module) if self.function_name else module
@@ -369,11 +374,13 @@ class KernelLibrary:
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"{self.library_name} does not support {backend.name}", self.portable_command)
+            return Unavailable(
+                f"{self.library_name} does not support the backend {backend.name}", self.portable_command
+            )
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
-                reason = f"{self.library_name} does not support NVIDIA cards of sm{major}{minor}"
+                reason = f"{self.library_name} does not support cards with compute capability {major}.{minor}"
                 return Unavailable(reason, self.alternative_command or self.portable_command)
         try:
             self.import_library_quietly()
@@ -447,9 +454,9 @@ class QuantizedAttention(LibraryAttention):
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before and after itself, as libraries expect it for a shape's window.
+    """Return how many keys a query sees before itself and after itself, as libraries expect it.
 
-    ``unlimited``: the value by which the library says that there is no limit.
+    ``unlimited``: the number by which the library says that there is no limit.
     """
     if shape.window is None:
         return unlimited, unlimited

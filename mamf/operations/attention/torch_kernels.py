@@ -250,7 +250,7 @@ class Flex(TorchAttention):
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
-    """Make FlexAttention's block mask, which says which key blocks each query block sees; None if all see all."""
+    """Make FlexAttention's block mask, which says which key blocks each query block sees; None without a mask."""
     if not shape.causal and shape.window is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
@@ -265,6 +265,6 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
     # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
-    # would have 17 GB for 131072 tokens.
+    # would take 17 GB for 131072 tokens.
     create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

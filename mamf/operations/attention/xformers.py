@@ -29,7 +29,7 @@ class XFormers(LibraryAttention):
 
     def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
-            return f"{self.name} has no backward pass with fewer kv heads than heads"
+            return f"{self.name} has no backward pass with fewer kv heads than query heads: use --direction fwd"
         return super().unsupported_shape(problem, shape)
 
     def launch_forward(

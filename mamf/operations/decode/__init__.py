@@ -1,4 +1,4 @@
-"""The operation ``decode``, attention over cached keys and values in inference, and its kernels.
+"""Define the operation ``decode``, attention over cached keys and values in inference, and its kernels.
 
-It covers decode, speculative decoding and chunked prefill.
+The operation covers decode, speculative decoding and chunked prefill.
 """

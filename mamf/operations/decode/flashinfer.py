@@ -42,8 +42,8 @@ class _FlashInferKernel(LibraryDecode):
     ) -> tuple[Any, Callable[[], object]]:
         """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
 
-        ``module``: the library. ``workspace``: device memory for the library. The plan is made from host copies of
-        ``tables``.
+        ``module``: the library. ``workspace``: device memory for the library. FlashInfer makes the plan from host
+        copies of ``tables``.
         """
 
     def launch_planned(

@@ -50,7 +50,7 @@ class DecodeShape:
       (``uniform``), or mostly short and sometimes long (``tail``). The first sequence always has ``cache_len`` tokens.
       A sequence shorter than ``queries`` has as many queries as tokens.
     - ``page_size``: the number of tokens in a page of the cache. The pages of a sequence are at random positions. None:
-      the cache has no pages, and the tokens of one sequence follow those of the other.
+      the cache has no pages, and the tokens of each sequence follow those of the previous one.
     - ``is_latent``: whether each token has a single vector with ``head_dim`` elements, which is the key of all heads,
       and whose first ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
@@ -64,14 +64,21 @@ class DecodeShape:
     batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", read=parse_size))
     heads: int = field(metadata=describe("number of query heads", default="32", read=parse_size, metavar="H"))
     kv_heads: int = field(
-        metadata=describe("number of key and value heads; 1 is MQA", default="8", read=parse_size, metavar="H")
+        metadata=describe(
+            "number of key and value heads; 1 means multi-query attention (MQA)",
+            default="8",
+            read=parse_size,
+            metavar="H",
+        )
     )
     queries: int = field(
-        metadata=describe("new tokens per sequence", default="1", keyword="query_lens", read=parse_size, metavar="S")
+        metadata=describe(
+            "number of new tokens per sequence", default="1", keyword="query_lens", read=parse_size, metavar="S"
+        )
     )
     cache_len: int = field(
         metadata=describe(
-            "tokens per full sequence, including the new ones",
+            "number of tokens of the longest sequence, including the new tokens",
             default="1024 8192 32768",
             keyword="cache_lens",
             read=parse_size,
@@ -80,7 +87,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; K/V such as 576/512 if keys and values differ",
+            "head dimension; such as 576/512 if that of keys and that of values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -90,19 +97,23 @@ class DecodeShape:
     head_dim_v: int = field(metadata=DERIVED)
     lengths: str = field(
         default="equal",
-        metadata=describe("how sequence lengths are distributed", choices=tuple(LENGTH_DISTRIBUTIONS.values())),
+        metadata=describe(
+            "distribution of sequence lengths: all equal, uniform, or many short and few long (tail)",
+            choices=tuple(LENGTH_DISTRIBUTIONS.values()),
+        ),
     )
     page_size: int | None = field(
         default=None,
         metadata=describe(
-            "tokens per cache page; none for a contiguous cache",
+            "number of tokens in a page of the cache; none for a cache without pages",
             default="none",
             keyword="page_sizes",
             metavar="S",
         ),
     )
     is_latent: bool = field(
-        default=False, metadata=describe("cache one latent vector per token, shared by all heads", keyword="latent")
+        default=False,
+        metadata=describe("cache one latent vector per token, which all heads share (MLA)", keyword="latent"),
     )
 
     def __post_init__(self) -> None:
@@ -110,7 +121,7 @@ class DecodeShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
-        new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len}"
+        new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len} tokens"
         known, fits_latent = (
             tuple(LENGTH_DISTRIBUTIONS.values()),
             self.kv_heads == 1 and self.head_dim_v < self.head_dim,
@@ -118,13 +129,13 @@ class DecodeShape:
         refusals = (
             (
                 self.heads % self.kv_heads,
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads",
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: their number must divide that of heads",
             ),
-            (self.queries > self.cache_len, f"{new_tokens}: --cache-lens counts them too"),
+            (self.queries > self.cache_len, f"{new_tokens}: --cache-lens includes the new tokens"),
             (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
             (
                 self.is_latent and not fits_latent,
-                "a latent needs values narrower than keys and 1 kv head: use --kv-heads 1 --head-dims 576/512",
+                "--latent needs values narrower than keys and 1 kv head: use --kv-heads 1 --head-dims 576/512",
             ),
         )
         for is_wrong, text in refusals:
@@ -145,7 +156,7 @@ class DecodeShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not a decode shape; write it like b64h32kv8q1c8192d128p16")
+            raise UsageError(f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16")
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
         sizes = dict(zip(_SIZE_FIELDS, map(parse_digits, digits), strict=True))
@@ -201,7 +212,7 @@ class SequenceSizes:
 
 @functools.lru_cache(maxsize=1024)
 def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
-    """Draw random sequence lengths. They depend only on the shape and the seed, so that all kernels get the same."""
+    """Draw random sequence lengths that depend only on the shape and the seed, so that all kernels get the same."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
@@ -228,7 +239,8 @@ class DecodeProblem(DeclaredProblem):
         metadata=describe("dtype of the cached keys and values", choices=(SAME_DTYPE, "float8_e4m3fn")),
     )
     graph: bool = field(
-        default=False, metadata=describe("capture launches over several caches in one graph, and time its replay")
+        default=False,
+        metadata=describe("capture launches over several caches in one graph, and time the graph's replay"),
     )
     data: str = "normal"
     seed: int = 0
@@ -239,9 +251,7 @@ class DecodeProblem(DeclaredProblem):
         return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
 
     def count_launches(self, shape: DecodeShape) -> int:
-        """Return the number of kernel launches that one launch of the problem captures in its graph; 1 without
-        graph.
-        """
+        """Return how many kernel launches the graph of one launch contains; 1 if the problem has no graph."""
         if not self.graph:
             return 1
         return min(
@@ -359,7 +369,7 @@ class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
 
     def unsupported(self, backend: Backend, problem: DecodeProblem) -> str | None:
         if problem.cache_dtype not in self.cache_dtypes:
-            return f"{self.name} has no {problem.cache_dtype} cache: use --cache-dtype {' or '.join(self.cache_dtypes)}"
+            return f"{self.name} supports only --cache-dtype {' or '.join(self.cache_dtypes)}"
         if problem.graph and not backend.has_graphs:
             return f"{backend.name} cannot capture launches in a graph: remove --graph"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype_in_cache)

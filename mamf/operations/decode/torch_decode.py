@@ -113,8 +113,14 @@ class TorchDecode(DecodeKernel):
                 f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
             ),
             (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: use --lengths equal"),
-            (not (shape.has_equal_queries or self.has_ragged_queries), "needs the same number of queries per sequence"),
-            (most is not None and shape.queries > most, f"supports at most {most} queries per sequence"),
+            (
+                not (shape.has_equal_queries or self.has_ragged_queries),
+                "needs equally many new tokens in all sequences: use --lengths equal",
+            ),
+            (
+                most is not None and shape.queries > most,
+                f"supports at most {most} new tokens per sequence: use --query-lens {most}",
+            ),
             (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,
@@ -160,7 +166,7 @@ class LibraryDecode(KernelLibrary, TorchDecode):
 
 
 class PreparedDecode:
-    """One operand set of a decode kernel, which launches the kernel and verifies the output."""
+    """One operand set of a decode kernel. It launches the kernel and verifies the output."""
 
     def __init__(
         self,
@@ -205,9 +211,9 @@ class PreparedDecode:
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
         output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
-        found = self._judge_sequences(output, self._tables.locate_queries())
-        on_host = self._judge_one_head_on_host(output) or found
-        return max(found, on_host, key=lambda each: (not each.ok, each.error))
+        on_device = self._judge_sequences(output, self._tables.locate_queries())
+        on_host = self._judge_one_head_on_host(output) or on_device
+        return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
 
     def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
         """Compare the output of these sequences with the reference on the device.
@@ -255,9 +261,9 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     replay, results = backend.capture([each.launch for each in sets])
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
-        found = [check(result) for check, result in zip(checks, results, strict=True)]
-        wrong = next((each for each in found if not each.ok), found[0])
-        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in found))
+        verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
+        wrong = next((each for each in verdicts if not each.ok), verdicts[0])
+        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in verdicts))
 
     return OperandSet(
         replay,
@@ -280,7 +286,7 @@ class CacheTables:
 
     - ``sequence_sizes``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order;
       empty for a contiguous cache.
-    - ``lengths``: the number of tokens of each sequence. ``last_page_lengths``: that of tokens in its last page.
+    - ``lengths``, ``last_page_lengths``: the number of tokens of each sequence, and of tokens in its last page.
     - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
       contiguous cache) and the first entry in ``all_pages`` of each sequence, followed by the total number.
     - ``all_pages``: the pages of all sequences, concatenated. ``table``: one row of pages per sequence, padded with
@@ -327,7 +333,7 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
         indices([0, *itertools.accumulate(each)]) for each in (sizes.queries, sizes.lengths, sizes.pages)
     )
     last = indices([(length - 1) % size + 1 for length in sizes.lengths])
-    table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
+    table = indices([[*numbers, *[0] * (widest - len(numbers))] for numbers in pages])
     lengths, all_pages = indices(sizes.lengths), indices([*itertools.chain(*pages)])
     return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
 

@@ -33,7 +33,7 @@ class SdpaKvcache(TorchDecode):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.queries not in (1, shape.cache_len):
-            return f"{self.name} aligns causal masks to the top left: use 1 query, or as many queries as tokens"
+            return f"{self.name} aligns causal masks to the top left: use --query-lens 1, or as many as --cache-lens"
         return super().unsupported_shape(problem, shape)
 
     def refuses(self, error: Exception) -> bool:
@@ -79,7 +79,7 @@ class FlexKvcache(TorchDecode):
         if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
             return None
         return Unavailable(
-            f"torch {torch.__version__} cannot make block masks from pages", "pip install --upgrade torch"
+            f"FlexAttention of torch {torch.__version__} cannot use a page table", "pip install --upgrade torch"
         )
 
     def bind(
@@ -102,7 +102,7 @@ class FlexKvcache(TorchDecode):
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
-    """Make FlexAttention's block mask, by which the queries of a sequence see its pages and no others of the cache."""
+    """Make FlexAttention's block mask, with which the queries of a sequence see only the pages of that sequence."""
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None

@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from ctypes import POINTER, byref, c_double, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,10 +187,8 @@ def _yield_loaded_libraries() -> Iterator[Any]:
     in_process = getattr(os, "RTLD_NOLOAD", None)
     tried = [] if in_process is None else [(name, in_process | os.RTLD_LAZY) for name in names]
     for path, mode in (*tried, *((path, ctypes.DEFAULT_MODE) for path in (*wheels, *names))):
-        try:
+        with suppress(OSError):
             yield ctypes.CDLL(path, mode)
-        except OSError:
-            continue
 
 
 @dataclass(frozen=True)

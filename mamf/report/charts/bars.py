@@ -94,8 +94,14 @@ class StackedChart(Picture):
     def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
         described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
         draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
-        size = (max(PANEL_WIDTH_INCHES, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES)
-        return DrawnPanel(described, draw, self.unit, size, max(count, 2), has_own_labels=True)
+        return DrawnPanel(
+            described,
+            draw,
+            self.unit,
+            (max(PANEL_WIDTH_INCHES, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES),
+            max(count, 2),
+            has_own_labels=True,
+        )
 
     def get_part_look(self, name: str) -> tuple[str, float]:
         """Return the color and opacity of the parts with a name."""
@@ -103,8 +109,10 @@ class StackedChart(Picture):
 
     def make_legend(self) -> LegendEntries:
         looks = ((name, *self.get_part_look(name)) for name in self.names)
-        square = {"linewidth": 0, "marker": "s", "markersize": 9}
-        return [(name, {**square, "color": color, "alpha": alpha}) for name, color, alpha in looks]
+        return [
+            (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": color, "alpha": alpha})
+            for name, color, alpha in looks
+        ]
 
 
 def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
@@ -196,8 +204,8 @@ class RangeChart(Picture):
         return _RANGE_ROW_INCHES * lines + _BELOW_ROWS_INCHES
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
-        draw = functools.partial(_draw_ranges, chart=self)
-        return [[DrawnPanel(f"{self.title}, {self.unit}", draw, size=(PANEL_WIDTH_INCHES, self.inches))]]
+        size = (PANEL_WIDTH_INCHES, self.inches)
+        return [[DrawnPanel(f"{self.title}, {self.unit}", functools.partial(_draw_ranges, chart=self), size=size)]]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(row.style_key for row in self.rows)

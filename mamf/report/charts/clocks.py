@@ -62,8 +62,10 @@ class ClockChart(Picture):
         return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw_clock_chart, chart=self))]]
 
     def make_legend(self) -> LegendEntries:
-        styles = choose_styles(mark.kernel for mark in self.marks)
-        return [(name, {**vars(style), "linestyle": "none"}) for name, style in styles.items()]
+        return [
+            (name, {**vars(style), "linestyle": "none"})
+            for name, style in choose_styles(mark.kernel for mark in self.marks).items()
+        ]
 
 
 def make_clock_chart(log: RunLog) -> ClockChart:
@@ -102,8 +104,13 @@ def _make_mark(row: Measurement, words: Sequence[str]) -> ClockMark:
     )
     # The head dimension identifies the shape of attention.
     size = f"d{row.shape.head_dim}" if hasattr(row.shape, "head_dim") else str(row.shape)
-    label = " ".join([size, *words])
-    return ClockMark(row.kernel, label, conditions.true_clock_hz / 1e6, 100 * conditions.cycles_used, row.best_rate)
+    return ClockMark(
+        row.kernel,
+        " ".join([size, *words]),
+        conditions.true_clock_hz / 1e6,
+        100 * conditions.cycles_used,
+        row.best_rate,
+    )
 
 
 def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:

@@ -141,8 +141,8 @@ class Chart(Picture):
 
     def _make_drawn_panel(self, panel: Panel) -> DrawnPanel:
         highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
-        references = {"datasheet": panel.peak, "ceiling": panel.ceiling}
-        known = (f"{name} {value:.4g}" for name, value in references.items() if value is not None)
+        references = (("datasheet", panel.peak), ("ceiling", panel.ceiling))
+        known = (f"{name} {value:.4g}" for name, value in references if value is not None)
         described = f"{panel.title or self.title}, {panel.unit}: {'; '.join([*highest, *known])}"
         scale = None if self.has_own_scales else (panel.unit, panel.peak, panel.ceiling)
         return DrawnPanel(described, functools.partial(_draw_panel, panel=panel, chart=self), scale)

@@ -1,20 +1,17 @@
-"""Make charts of run logs as data: sweeps and finds of matmuls, kernels of any operation, steps of a
-model, attention.
-"""
+"""Make charts of run logs as data: sweeps and finds of matmuls, kernels of any operation, steps of a model."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling, Ceilings, find_row_ceiling
+from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
-from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
@@ -115,9 +112,14 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
         bests.append(points[0])
     best_point = max(bests, key=lambda each: each.y)
     panel = Panel("", tuple(lines), peak=find_peak_rate(first.problem, header), best=best_point)
-    title = f"matmul {shape} by {first.kernel}, {first.problem.dtype}"
-    notes += describe_row_failures(rows, [first.kernel])
-    return Chart(title, describe_machine_briefly(header), axis, ((panel,),), has_own_scales=True, notes=tuple(notes))
+    return Chart(
+        f"matmul {shape} by {first.kernel}, {first.problem.dtype}",
+        describe_machine_briefly(header),
+        axis,
+        ((panel,),),
+        has_own_scales=True,
+        notes=(*notes, *describe_row_failures(rows, [first.kernel])),
+    )
 
 
 def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
@@ -128,16 +130,16 @@ def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[in
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
     is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
     if len(varying) > 1 and not is_cubic:
-        count = len({row.shape for row in rows})
-        return Axis("rank, best first"), lambda rank, row: rank, f"{count} shapes {shape}"
+        return Axis("rank, best first"), lambda rank, row: rank, f"{len({row.shape for row in rows})} shapes {shape}"
     name = varying[0] if varying else "m"
     sizes = sorted({getattr(row.shape, name) for row in rows})
     label = "M = N = K" if len(varying) > 1 else name.upper()
     steps = {second - first for first, second in itertools.pairwise(sizes)}
-    if len(steps) == 1:
-        axis = Axis(label, ticks=make_even_ticks(sizes))
-    else:
-        axis = Axis(label, True, make_labeled_ticks(sizes, lambda size: f"{size:.0f}"))
+    axis = (
+        Axis(label, ticks=make_even_ticks(sizes))
+        if len(steps) == 1
+        else Axis(label, True, make_labeled_ticks(sizes, "{:.0f}".format))
+    )
     return axis, lambda rank, row: float(getattr(row.shape, name)), shape
 
 
@@ -161,11 +163,20 @@ def make_find_chart(
         f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in confirmed.items()
     )
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
-    axis = Axis("measurement, in the order taken", is_shared=False)
-    return Chart(title, describe_machine_briefly(header), axis, (tuple(panels),), False, notes=notes)
+    return Chart(
+        title,
+        describe_machine_briefly(header),
+        Axis("measurement, in the order taken", is_shared=False),
+        (tuple(panels),),
+        False,
+        notes=notes,
+    )
 
 
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
+
+#: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
+_FLOP_LABEL = "FLOP"
 
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
@@ -187,16 +198,13 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
             filter(None, (describe_differing_fields(problem, problems), name if len(regimes) > 1 else ""))
         )
         lines = tuple(Line(kernel, tuple(make_point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
-        unit = panels[problem, name][0].work.unit
-        return Panel(title, lines, unit=unit, peak=find_peak_rate(problem, header))
+        return Panel(title, lines, unit=panels[problem, name][0].work.unit, peak=find_peak_rate(problem, header))
 
-    grid = tuple(tuple(make_panel(problem, name) for name in regimes) for problem in problems)
-    title = f"{measured[0].operation}, {', '.join(regimes)}"
     return Chart(
-        title,
+        f"{measured[0].operation}, {', '.join(regimes)}",
         describe_machine_briefly(header),
         axis,
-        grid,
+        tuple(tuple(make_panel(problem, name) for name in regimes) for problem in problems),
         notes=tuple(describe_row_failures(rows, {row.kernel for row in rows})),
     )
 
@@ -214,8 +222,7 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
         ticks = make_labeled_ticks(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    # Ticks of work have decimal prefixes, not those of multiples of 1024.
-    text = format_in_giga if of.axis_label == "FLOP" else format_in_kibi
+    text = format_in_giga if of.axis_label == _FLOP_LABEL else format_in_kibi
     return Axis(of.axis_label, is_log, make_labeled_ticks(at.values(), text)), lambda row: at[row.shape]
 
 
@@ -290,8 +297,14 @@ def make_model_chart(
     ]:
         notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
     notes += describe_row_failures(rows, dict.fromkeys(row.kernel for row in rows))
-    below = "" if len(contexts) == 1 else "context length"
-    return StackedChart(title, describe_machine_briefly(header), "milliseconds", below, panels, notes=tuple(notes))
+    return StackedChart(
+        title,
+        describe_machine_briefly(header),
+        "milliseconds",
+        "" if len(contexts) == 1 else "context length",
+        panels,
+        notes=tuple(notes),
+    )
 
 
 def _describe_step(key: _StepKey) -> list[str]:
@@ -328,164 +341,3 @@ def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Ite
             yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
         else:
             yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so shares of it (MAMFU) are unknown"
-
-
-# -- charts of attention kernels ---------------------------------------------------------------------------------------
-
-# Rows of attention are split into panels by every field that has several values. Batch and heads are exceptions: sweeps
-# often vary them with the length or the head dimension to keep the total size constant. They split rows only if points
-# would otherwise overlap.
-
-_DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
-
-
-@dataclass(frozen=True)
-class Facet:
-    """A field that splits attention rows into panels. ``read_value`` returns its value in a row, which can be sorted,
-    and ``format_value`` returns this value in words for the title of a panel.
-    """
-
-    read_value: Callable[[Measurement], Any]
-    format_value: Callable[[Measurement], str]
-
-
-def _format_heads(row: Measurement) -> str:
-    return f"{row.shape.heads} heads" + ("" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)")
-
-
-LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_kibi(row.shape.seqlen_k)}")
-QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
-#: Facets whose values always get separate panels: head dimension, mask, direction and dtype.
-_ALWAYS_SPLIT = (
-    Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}"),
-    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask),
-    Facet(lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]),
-    Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
-)
-#: Facets whose values get separate panels only if points would otherwise overlap.
-_SPLIT_IF_NEEDED = (
-    Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}"),
-    LENGTH,
-    Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads),
-    QUERIES,
-    Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
-)
-# Maximum number of panels side by side: more would be too narrow to read.
-_MAX_PANELS_ACROSS = 4
-
-
-def make_attention_chart(
-    rows: Sequence[Measurement],
-    ceilings: Ceilings,
-    header: Mapping[str, Any],
-    regime: str | None = None,
-    directions: Sequence[str] | None = None,
-) -> Chart | StackedChart:
-    """Draw attention kernels in one regime, by default the first of the log: lines against the sequence length (or the
-    number of queries, if only that varies), or bars if there is one length. ``directions``: those to draw, None for
-    all.
-
-    Raises UsageError if there is no figure to draw.
-    """
-    rows = [row for row in rows if isinstance(row.shape, AttentionShape) and not row.is_reference]
-    regime = choose_regimes(rows, regime)[0]
-    kept = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
-    measured = [row for row in kept if row.ok]
-    if not measured:
-        known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
-        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log has {known}")
-    is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
-    position = QUERIES.read_value if is_by_queries else LENGTH.read_value
-    facets = choose_facets(measured, position)
-    varying = [facet for facet in facets if count_values(facet, measured) > 1]
-    common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying)
-
-    def make_panel(rows: Sequence[Measurement]) -> Panel:
-        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
-        lines = (Line(name, tuple(make_point(row, position(row)) for row in same)) for name, same in by_kernel.items())
-        ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
-        title = ", ".join(facet.format_value(rows[0]) for facet in varying)
-        return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
-
-    title = f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else "")
-    subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
-    grid = _arrange_panels(measured, varying, make_panel)
-    notes = (*_describe_conventions(measured, ceilings), *describe_row_failures(kept, {row.kernel for row in measured}))
-    if count_values(LENGTH, measured) == 1 and not is_by_queries:
-        bars = tuple(_make_bars(each) for line in grid for each in line if each)
-        return StackedChart(f"{title}, {LENGTH.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
-    axis = Axis(
-        "queries" if is_by_queries else "sequence length",
-        True,
-        make_labeled_ticks(map(position, measured), format_in_kibi),
-    )
-    palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
-    return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
-
-
-def _make_bars(panel: Panel) -> StackedPanel:
-    """Return the lines of a panel, which have one point each, as bars with their MAMFU, fastest first."""
-    bars = []
-    for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
-        (only,) = line.points
-        share = f", {100 * only.y / panel.ceiling:.1f} % MAMFU" if panel.ceiling else ""
-        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
-    return StackedPanel(panel.title, tuple(bars))
-
-
-def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
-    return len({facet.read_value(row) for row in rows})
-
-
-def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
-    """Return the facets that split rows into panels in which each kernel has one row at each position."""
-    facets = list(_ALWAYS_SPLIT)
-    for facet in _SPLIT_IF_NEEDED:
-        places = [(row.kernel, position(row), *read_facet_values(facets, row)) for row in rows]
-        if len({*zip(places, map(facet.read_value, rows), strict=True)}) > len({*places}):
-            facets.append(facet)
-    return facets
-
-
-def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
-    return tuple(facet.read_value(row) for facet in facets)
-
-
-def _arrange_panels(
-    rows: Sequence[Measurement], varying: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
-) -> tuple[tuple[Panel | None, ...], ...]:
-    """Return the panels as a grid. The first facets that need at most four columns together go across, and the
-    remaining facets go down. ``make_panel``: makes the panel of rows.
-    """
-    column_facets: tuple[Facet, ...] = ()
-    for facet in varying:
-        if len({read_facet_values((*column_facets, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
-            column_facets = (*column_facets, facet)
-    down = tuple(facet for facet in varying if facet not in column_facets)
-    inside = group_pairs(((read_facet_values(down, row), read_facet_values(column_facets, row)), row) for row in rows)
-    panels = {place: make_panel(alike) for place, alike in inside.items()}
-    lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
-    return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
-
-
-def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
-    """Return the products of sizes that are equal in all rows: ``; heads x head dimension = 4096``."""
-    tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
-    widths = {row.shape.heads * row.shape.head_dim for row in rows}
-    sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
-    sizes += [f"heads x head dimension = {widths.pop()}"] if len(widths) == 1 else []
-    return "".join(f"; {each}" for each in sizes)
-
-
-def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """Return notes that name the ceilings which MAMFU refers to, and say which FLOP of attention count."""
-    found = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
-    notes = [
-        f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
-        f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
-        for (dtype, regime), each in found.items()
-        if each is not None
-    ]
-    counts = {BACKWARD_FLOP_FACTORS[row.problem.backward_count] for row in rows if row.problem.has_backward}
-    backward = "".join(f", a backward {count:g} times the forward" for count in counts)
-    return [*notes, f"FLOP: masked pairs are not counted{backward}"]

@@ -1,0 +1,244 @@
+"""Make charts of attention as data: kernels against the sequence length, and decode attention (few new tokens over a
+long cache of keys and values) against the cache length, below the measured read bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mamf.ceilings.ceiling import Ceilings, find_row_ceiling
+from mamf.ceilings.roof import COMPUTE, MEMORY, Roofs, make_roof_point
+from mamf.errors import UsageError
+from mamf.measurement import Measurement, find_rate, group_pairs
+from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
+from mamf.operations.unknown import get_operation
+from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_in_kibi, make_labeled_ticks
+from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
+from mamf.report.document import format_count
+
+# Rows of attention are split into panels by every field that has several values. Batch and heads are exceptions: sweeps
+# often vary them with the length or the head dimension to keep the total size constant. They split rows only if points
+# would otherwise overlap.
+
+_DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
+
+
+@dataclass(frozen=True)
+class Facet:
+    """A field that splits attention rows into panels. ``read_value`` returns its value in a row, which can be sorted,
+    and ``format_value`` returns this value in words for the title of a panel.
+    """
+
+    read_value: Callable[[Measurement], Any]
+    format_value: Callable[[Measurement], str]
+
+
+def _format_heads(row: Measurement) -> str:
+    return f"{row.shape.heads} heads" + ("" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)")
+
+
+LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_kibi(row.shape.seqlen_k)}")
+QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
+#: Facets whose values always get separate panels: head dimension, mask, direction and dtype.
+_ALWAYS_SPLIT = (
+    Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}"),
+    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask),
+    Facet(lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]),
+    Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
+)
+#: Facets whose values get separate panels only if points would otherwise overlap.
+_SPLIT_IF_NEEDED = (
+    Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}"),
+    LENGTH,
+    Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads),
+    QUERIES,
+    Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
+)
+# Maximum number of panels side by side: more would be too narrow to read.
+_MAX_PANELS_ACROSS = 4
+
+
+def make_attention_chart(
+    rows: Sequence[Measurement],
+    ceilings: Ceilings,
+    header: Mapping[str, Any],
+    regime: str | None = None,
+    directions: Sequence[str] | None = None,
+) -> Chart | StackedChart:
+    """Draw attention kernels in one regime, by default the first of the log: lines against the sequence length (or the
+    number of queries, if only that varies), or bars if there is one length. ``directions``: those to draw, None for
+    all.
+
+    Raises UsageError if there is no figure to draw.
+    """
+    rows = [row for row in rows if isinstance(row.shape, AttentionShape) and not row.is_reference]
+    regime = choose_regimes(rows, regime)[0]
+    kept = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
+    measured = [row for row in kept if row.ok]
+    if not measured:
+        known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
+        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log has {known}")
+    is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
+    position = QUERIES.read_value if is_by_queries else LENGTH.read_value
+    facets = choose_facets(measured, position)
+    varying = [facet for facet in facets if count_values(facet, measured) > 1]
+    common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying)
+
+    def make_panel(rows: Sequence[Measurement]) -> Panel:
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
+        lines = (Line(name, tuple(make_point(row, position(row)) for row in same)) for name, same in by_kernel.items())
+        ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
+        title = ", ".join(facet.format_value(rows[0]) for facet in varying)
+        return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
+
+    title = f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else "")
+    subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
+    grid = _arrange_panels(measured, varying, make_panel)
+    notes = (*_describe_conventions(measured, ceilings), *describe_row_failures(kept, {row.kernel for row in measured}))
+    if count_values(LENGTH, measured) == 1 and not is_by_queries:
+        bars = tuple(_make_bars(each) for line in grid for each in line if each)
+        return StackedChart(f"{title}, {LENGTH.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
+    axis = Axis(
+        "queries" if is_by_queries else "sequence length",
+        True,
+        make_labeled_ticks(map(position, measured), format_in_kibi),
+    )
+    palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
+    return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
+
+
+def _make_bars(panel: Panel) -> StackedPanel:
+    """Return the lines of a panel, which have one point each, as bars with their MAMFU, fastest first."""
+    bars = []
+    for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
+        (only,) = line.points
+        share = f", {100 * only.y / panel.ceiling:.1f} % MAMFU" if panel.ceiling else ""
+        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
+    return StackedPanel(panel.title, tuple(bars))
+
+
+def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
+    return len({facet.read_value(row) for row in rows})
+
+
+def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
+    """Return the facets that split rows into panels in which each kernel has one row at each position."""
+    facets = list(_ALWAYS_SPLIT)
+    for facet in _SPLIT_IF_NEEDED:
+        places = [(row.kernel, position(row), *read_facet_values(facets, row)) for row in rows]
+        if len({*zip(places, map(facet.read_value, rows), strict=True)}) > len({*places}):
+            facets.append(facet)
+    return facets
+
+
+def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, ...]:
+    return tuple(facet.read_value(row) for facet in facets)
+
+
+def _arrange_panels(
+    rows: Sequence[Measurement], varying: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
+) -> tuple[tuple[Panel | None, ...], ...]:
+    """Return the panels as a grid. The first facets that need at most four columns together go across, and the
+    remaining facets go down. ``make_panel``: makes the panel of rows.
+    """
+    column_facets: tuple[Facet, ...] = ()
+    for facet in varying:
+        if len({read_facet_values((*column_facets, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
+            column_facets = (*column_facets, facet)
+    down = tuple(facet for facet in varying if facet not in column_facets)
+    inside = group_pairs(((read_facet_values(down, row), read_facet_values(column_facets, row)), row) for row in rows)
+    panels = {place: make_panel(alike) for place, alike in inside.items()}
+    lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
+    return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
+
+
+def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
+    """Return the products of sizes that are equal in all rows: ``; heads x head dimension = 4096``."""
+    tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
+    widths = {row.shape.heads * row.shape.head_dim for row in rows}
+    sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
+    sizes += [f"heads x head dimension = {widths.pop()}"] if len(widths) == 1 else []
+    return "".join(f"; {each}" for each in sizes)
+
+
+def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
+    """Return notes that name the ceilings which MAMFU refers to, and say which FLOP of attention count."""
+    found = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
+    notes = [
+        f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
+        f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
+        for (dtype, regime), each in found.items()
+        if each is not None
+    ]
+    counts = {BACKWARD_FLOP_FACTORS[row.problem.backward_count] for row in rows if row.problem.has_backward}
+    backward = "".join(f", a backward {count:g} times the forward" for count in counts)
+    return [*notes, f"FLOP: masked pairs are not counted{backward}"]
+
+
+# -- charts of decode attention ----------------------------------------------------------------------------------------
+
+
+def make_decode_chart(
+    rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
+) -> Chart:
+    """Draw one regime of a run below the measured read bandwidth, of which each rate is a share (MBU). If computing
+    bounds all rows, as it does for long chunks of a prompt, draw TFLOPS below the compute ceiling instead.
+
+    Lines join rows that differ only in the cache length, or only in the number of queries if all caches are equally
+    long. ``regime``: by default the first regime of the log.
+    """
+    regime = choose_regimes(rows, regime)[0]
+    kept = [row for row in rows if row.regime == regime and not row.is_reference]
+    measured = [row for row in kept if row.ok]
+    by_queries = len({row.shape.cache_len for row in measured}) == 1
+
+    def position(row: Measurement) -> float:
+        return float(row.shape.queries if by_queries else row.shape.cache_len)
+
+    def make_panel_title(row: Measurement) -> str:
+        """Return what all rows of the panel of a row have in common, as the title of the panel."""
+        shape, of = row.shape, get_operation(row.operation)
+        queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
+        parts = [
+            f"{shape.heads} heads on {shape.kv_heads}, batch {shape.batch}",
+            "" if by_queries else queries,
+            "contiguous" if shape.page_size is None else f"pages of {shape.page_size}",
+            "" if shape.lengths == "equal" else f"{shape.lengths} lengths",
+            *of.describe_problem(row.problem),
+        ]
+        return ", ".join(filter(None, parts))
+
+    limit, unit, is_compute = roofs and roofs.bandwidth.get((MEMORY, regime)), "TB/s", False
+    if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE for row in measured):
+        limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute), "TFLOPS", True
+    panels = []
+    for title, same in group_pairs((make_panel_title(row), row) for row in measured).items():
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(same, key=position))
+        lines = tuple(
+            Line(
+                name,
+                tuple(make_point(row, position(row), row.work.flop / row.amount if is_compute else 1.0) for row in own),
+            )
+            for name, own in by_kernel.items()
+        )
+        panels.append(Panel(title, lines, limit.rate if limit else None, unit))
+    notes = describe_row_failures(kept, {row.kernel for row in measured})
+    if limit:
+        name, share = ("matmul", "MAMFU") if is_compute else ("read bandwidth", "MBU")
+        figure = f"{limit.rate:.4g} {unit}, the {name} ({limit.shape}, {limit.kernel})"
+        notes.insert(0, f"ceiling: {figure}; % {share} is the share of it")
+    return Chart(
+        f"Attention over a cache, {regime}, {measured[0].problem.dtype}",
+        describe_machine_briefly(header),
+        Axis(
+            "queries" if by_queries else "cache length",
+            True,
+            make_labeled_ticks(map(position, measured), format_in_kibi),
+        ),
+        tuple(tuple(panels[start : start + _MAX_PANELS_ACROSS]) for start in range(0, len(panels), _MAX_PANELS_ACROSS)),
+        palette=tuple(dict.fromkeys(row.kernel for row in measured)),
+        notes=tuple(notes),
+    )

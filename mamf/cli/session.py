@@ -237,9 +237,21 @@ class Session:
         # Check the tier too: a run that was killed after its last row must still write its summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
-        code = self._measure_rows()
+        code, run = self._measure_rows(), self.measured_run
         with self.interruption.shield_from_signals():
-            return self.choose_exit_code(self._report_finished_run(code))
+            try:
+                log = read_run_log(run.writer.path) if run.is_written else run.build_log()
+            except RunLogError as error:
+                warn(str(error))
+                code, log = error.exit_code, run.build_log()
+            for warning in (
+                describe_timer_shift(run.summary, run.rows),
+                describe_sharing(log.header["device"]["name"]),
+            ):
+                if warning:
+                    warn(warning)
+            report_exit_code = self.print_report(log)
+        return self.choose_exit_code(code or report_exit_code)
 
     def _measure_rows(self) -> int:
         """Measure rows until the run is finished or ends early. Return 0 if any row was measured, else another code."""
@@ -270,20 +282,6 @@ class Session:
                 warn(str(error))
             return error.exit_code
         return 0 if any(row.ok and run.is_result(row) for row in run.rows) else FAILURE_EXIT_CODE
-
-    def _report_finished_run(self, run_exit_code: int) -> int:
-        """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""
-        run = self.measured_run
-        try:
-            log = read_run_log(run.writer.path) if run.is_written else run.build_log()
-        except RunLogError as error:
-            warn(str(error))
-            run_exit_code, log = error.exit_code, run.build_log()
-        for warning in (describe_timer_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
-            if warning:
-                warn(warning)
-        reported = self.print_report(log)
-        return run_exit_code or reported
 
     def _make_default_path(self) -> Path:
         from datetime import datetime

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from mamf.cli.parser import Parser
+from mamf.cli.reading import show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.contribution.review import (
@@ -92,7 +93,6 @@ def _review_folder(folder: Path) -> list[Review]:
     """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
     results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
     """
-    from mamf.cli.reading import show_reading_progress
 
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
@@ -108,7 +108,6 @@ def _review_file(path: Path) -> Review:
     """Check the run log at ``path`` against the rules for contributed logs. Raises UsageError if it is not a regular
     file.
     """
-    from mamf.cli.reading import show_reading_progress
 
     if not path.is_file():
         problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"

@@ -86,13 +86,12 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
     else the typical overhead of the backend's timer, or 0 if that is unknown. The overhead is rounded to the
     nanosecond, like logged samples.
     """
-    if estimate is None:
+    timer = find_timer(backend)
+    # A small negative estimate for an unknown timer is noise: the timer has no overhead.
+    if estimate is None or (timer is None and -MAX_SHIFT_SECONDS < estimate < 0):
         return Overhead(0.0)
     if is_plausible_overhead(backend, estimate):
         return Overhead(round(estimate, 9))
-    timer = find_timer(backend)
-    if timer is None and -MAX_SHIFT_SECONDS < estimate < 0:  # The timer has no overhead; the estimate is noise.
-        return Overhead(0.0)
     used = round(timer.typical, 9) if timer else 0.0
     return Overhead(
         used, f"assumed a timer overhead of {used * 1e6:.1f} us: the estimate of {estimate * 1e6:.1f} us is implausible"

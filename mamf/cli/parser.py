@@ -230,12 +230,9 @@ class PrintHelpAll(argparse._HelpAction):
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """Replace option names of mamf-finder by names of mamf, such as ``--m_range`` by ``--m-range``. Keep the values."""
-
-    def rename_option(found: re.Match[str]) -> str:
-        name = found[0].replace("_", "-")
-        return _OPTION_BY_FINDER_OPTION.get(name, name)
-
-    return [re.sub("^--[^=]*", rename_option, argument) for argument in arguments]
+    renamed = [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+    pattern = f"^({'|'.join(_OPTION_BY_FINDER_OPTION)})(?==|$)"
+    return [re.sub(pattern, lambda found: _OPTION_BY_FINDER_OPTION[found[0]], argument) for argument in renamed]
 
 
 def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:

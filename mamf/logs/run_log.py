@@ -393,15 +393,15 @@ def compute_device_speeds(rows: Sequence[Measurement]) -> DeviceSpeeds:
 
 def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
     first = ceilings[min(ceilings)]
-    found = {}
-    for device, own in ceilings.items():
-        half_widths = (0.0, 0.0) if own is first else (each.interval.half_width / each.rate for each in (own, first))
-        found[device] = DeviceSpeed(
+    of_first = first.interval.half_width / first.rate
+    return {
+        device: DeviceSpeed(
             factor=own.rate / first.rate,
-            half_width=math.hypot(*half_widths),
+            half_width=0.0 if own is first else math.hypot(own.interval.half_width / own.rate, of_first),
             reference_work=float(own.problem.work(own.shape).amount),
         )
-    return found
+        for device, own in ceilings.items()
+    }
 
 
 def get_speed_context(row: Measurement) -> SpeedContext:

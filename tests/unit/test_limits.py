@@ -201,7 +201,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
         def now(cls, zone=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr("datetime.datetime", Stopped)
+    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
     for _ in range(3):
         assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
     name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"
@@ -227,7 +227,7 @@ def of_attention(**options):
     ("call", "told"),
     [
         (lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"), "seconds 0: it must be a number of seconds"),
-        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop nan"),
+        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop is nan"),
         (lambda: of_sweep(precision=0), "precision 0: it must be a share between 0 and 1"),
         (lambda: of_sweep(budget_seconds=0), "budget_seconds 0: it must be a number of seconds above 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),

@@ -187,10 +187,12 @@ def names(monkeypatch, request):
 
     def called(host, user):
         _find_private_names.cache_clear()
+        scrub_text.cache_clear()
         monkeypatch.setattr("socket.gethostname", lambda: host)
         monkeypatch.setattr("getpass.getuser", lambda: user)
 
     request.addfinalizer(_find_private_names.cache_clear)
+    request.addfinalizer(scrub_text.cache_clear)
     return called
 
 

@@ -173,10 +173,8 @@ class _GuardSession(Session):
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
-        baseline_rows = (
-            [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.options.compared_figure)
-        )
-        baseline = None if self.baseline_log is None else {entry.key: entry for entry in baseline_rows}
+        log, figure = self.baseline_log, self.options.compared_figure
+        baseline = None if log is None else {entry.key: entry for entry in list_guarded_rows(log, figure)}
         return GuardStrategy(setup, baseline, self.options.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from mamf.backend import MIB, Backend
 from mamf.ceilings.roof import RoofPoint
 from mamf.cli import run_command
+from mamf.cli.reading import read_log
 from mamf.cli.terminal import (
     add_device_options,
     add_shared_options,
@@ -80,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
     from mamf.report.charts.picture import check_image_path, draw_figure, make_exists_error, save_figure
@@ -135,7 +135,6 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
     log has a ceiling.
     """
-    from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mamf.cli.reading import read_log, read_roofs, show_reading_progress, yield_local_file
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
@@ -31,7 +32,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.shared_runs import is_shared_folder
 
     path, *other_paths = options.logs
@@ -63,7 +63,6 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     fields ``top`` (maximum number of rows) and ``ceiling`` (logs of ceilings, or None). Raises RunLogError for any
     other file.
     """
-    from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import make_finder_document
@@ -78,7 +77,6 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
 
 
 def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document:
-    from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import ReportOptions
     from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_card_of_roofs

@@ -53,7 +53,10 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
     possible, impossible = split_impossible_samples(every, row.amount, limit, row.timer_accuracy)
     if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(every):
         rate = row.amount / max(min(impossible), 1e-12) / TERA
-        return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate:.0f} {row.work.unit})"
+        return (
+            f"{len(impossible)} of {len(every)} samples are faster than the device can be (up to {rate:.0f} "
+            f"{row.work.unit})"
+        )
     if not possible:
         return "the measurement has no samples"
     return _explain_beyond_clock(row, info) if limit else _explain_suspect_samples(row, info, possible)
@@ -78,8 +81,8 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None
     return (
-        f"{row.best_rate:.4g} {row.work.unit} is more than the {bound / TERA:.4g} that its clock of "
-        f"{clock / 1e6:.0f} MHz allows"
+        f"{row.best_rate:.4g} {row.work.unit} is more than the {bound / TERA:.4g} {row.work.unit} that the "
+        f"measured clock of {clock / 1e6:.0f} MHz allows"
     )
 
 

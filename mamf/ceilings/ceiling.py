@@ -120,10 +120,10 @@ class Ceiling(Tabular, Rate):
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
-            raise UsageError(f"flop {flop}: it must be a finite number of at least 0")
+            raise UsageError(f"flop is {flop}: it must be a finite number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
-                f"cannot divide a {regime} figure by a {self.regime} ceiling: measure both in the same regime"
+                f"cannot divide a rate of the regime {regime} by a {self.regime} ceiling: measure both in one regime"
             )
         if not self.interval.is_known:
             raise IncomparableError(
@@ -407,8 +407,10 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
     if ceiling.device != info.name or (
         ceiling.uuid_hash is not None and info.uuid_hash is not None and ceiling.uuid_hash != info.uuid_hash
     ):
-        other = "another device with that name" if ceiling.device == info.name else ceiling.device
-        raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
+        other = "another card of this model" if ceiling.device == info.name else ceiling.device
+        raise IncomparableError(
+            f"the ceiling was measured on {other}, not on this {info.name}: measure it on this device with 'mamf find'"
+        )
 
 
 def compute_known_share(row: Measurement, known_ceilings: Rates) -> float | None:

@@ -56,7 +56,7 @@ def measure_matmul_flops(
                 shape = MatmulShape(size, size, size)
                 seconds = _time_prepared_launch(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
-                    raise PluginError(f"backend {backend.name} is broken: it timed a matmul at {seconds:g} s")
+                    raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
                 flops = shape.flop / seconds
                 enough = _MIN_PROBE_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_PROBE_SECONDS
                 if seconds >= enough or size >= largest:

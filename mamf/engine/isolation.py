@@ -54,7 +54,7 @@ class Isolation:
     def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
-            return {"unknown": f"launches of {of.name} return no tensors to check"}
+            return {"unknown": f"launches of {of.name} return no tensors that it could check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start_process(), False
         assert process.stdin and process.stdout

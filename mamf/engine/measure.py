@@ -177,7 +177,7 @@ class _RowMeasurement:
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
-            alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
+            alternation = [f"the rate alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.make_measurement(
             "ok",
             summary=summarize(possible, self.regime.best_by) if possible else None,

@@ -61,7 +61,7 @@ class Crashes:
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
         same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP_REASON) for row in of_kernel)
-        return same or (f"{GIVEN_UP_REASON}: not launched" if ends >= _MAX_CRASHES_OF_KERNEL else "")
+        return same or (f"{GIVEN_UP_REASON}, so mamf no longer launches it" if ends >= _MAX_CRASHES_OF_KERNEL else "")
 
 
 _CRASHES_BY_BACKEND: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
@@ -208,7 +208,7 @@ class Runner:
         a buffer grows between two measurements. ``needed``: the buffers of each step, by operand. If they do not fit in
         memory, the rows of large shapes fail later. Raise DeviceError if the device fails.
         """
-        self.on_phase("allocating operands")
+        self.on_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
         for buffers in needed:
             largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}

@@ -72,8 +72,8 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
     key = (backend.name, backend.index, info.name)
     if key not in _traits_by_device:
         on_start(
-            f"measuring how {info.name} wakes up, slows down and settles, because "
-            "its backend has only assumed values (8 s)"
+            f"measuring for 8 s how {info.name} wakes up after a rest, slows down under load and settles, because its "
+            "backend only assumes this"
         )
         try:
             _traits_by_device[key] = measure_traits(backend)
@@ -118,7 +118,8 @@ def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, r
     traits, remarks = replace(assumed, wake_seconds=wake.wake_seconds), [reaction.remark]
     if wake.wake_seconds > _WAKE_TRAIN_SECONDS / 2:
         remarks.append(
-            f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds:.2g} s or more"
+            f"for at least {wake.wake_seconds:.2g} s after a rest, launches take {wake.slowdown_ratio:.2g} times as "
+            "long as later"
         )
     if reaction.seconds_until_slower is not None:
         train = min(
@@ -220,7 +221,7 @@ class Reaction(NamedTuple):
     def remark(self) -> str:
         is_slow = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
         return (
-            f"launches became {1 / (1 + self.slowdown_share):.2g} times faster within seconds of load"
+            f"launches became {1 / (1 + self.slowdown_share):.2g} times as fast within seconds of load"
             if is_slow
             else ""
         )
@@ -350,16 +351,17 @@ class _TraitProbe:
 
 def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = (
-        f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds * 1e3:.3g} ms"
+        f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
+        "later"
         if wake.wake_seconds
-        else "launches after a rest take as long as before"
+        else "launches after a rest take as long as launches before it"
     )
-    slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
+    slowed = reaction.remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
     if reaction.seconds_until_slower is not None:
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
         slowed = (
-            f"launches take {reaction.slowdown_share:.0%} longer after {reaction.seconds_until_slower * 1e3:.3g} ms of "
-            f"load; {back}"
+            f"after {reaction.seconds_until_slower * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%} "
+            f"longer than at its start; {back}"
         )
     size = "the bandwidth of copies shows no cache" if cache is None else f"{cache / MIB:.3g} MiB"
     return (

@@ -180,7 +180,7 @@ class KnownCeilingRecord(Struct, kw_only=True):
 
     dtype: str
     regime: str
-    tflops: float
+    tflops: Annotated[float, Meta(gt=0)]
     source: str
     told: str
 
@@ -274,16 +274,19 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
     )
     if row.summary is not None:
         interval = row.rate_interval
-        rates: LoggedRates = {name: round_to_six_digits(row.rate(name)) for name in _RATE_STATISTICS}
-        rates["interval"] = [round_to_six_digits(interval.low), round_to_six_digits(interval.high)]
+        rates: LoggedRates = {
+            **{name: round_to_six_digits(row.rate(name)) for name in _RATE_STATISTICS},
+            "interval": [round_to_six_digits(interval.low), round_to_six_digits(interval.high)],
+        }
         if work.unit == "TFLOPS":
             record.tflops = rates
         else:
             record.rate = rates
         record.interval_coverage = round(interval.coverage, 4)
-        seconds = {name: getattr(row.summary, name) for name in _RATE_STATISTICS}
-        seconds["stdev"] = compute_standard_deviation(row.samples)
-        record.seconds = {name: round(value, 12) for name, value in seconds.items()}
+        record.seconds = {
+            **{name: round(getattr(row.summary, name), 12) for name in _RATE_STATISTICS},
+            "stdev": round(compute_standard_deviation(row.samples), 12),
+        }
     return make_json_values(record)
 
 
@@ -408,13 +411,10 @@ def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Convert the JSON values of a record to a ceiling that the run did not measure.
-
-    Raises ValueError unless the rate of the ceiling is positive.
+    """Convert the JSON values of a record to a ceiling that the run did not measure. Raises ValueError if they are not
+    a ceiling.
     """
     read = read_record(record, KnownCeilingRecord)
-    if not read.tflops > 0:
-        raise ValueError(f"the known ceiling of {read.tflops} TFLOPS is not positive")
     origin: dict[str, Any] = {"source": read.source, "description": read.told}
     return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 

@@ -227,7 +227,7 @@ def of_attention(**options):
     ("call", "told"),
     [
         (lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"), "seconds 0: it must be a number of seconds"),
-        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop nan"),
+        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop is nan"),
         (lambda: of_sweep(precision=0), "precision 0: it must be a share between 0 and 1"),
         (lambda: of_sweep(budget_seconds=0), "budget_seconds 0: it must be a number of seconds above 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),

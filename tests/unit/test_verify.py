@@ -146,7 +146,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     ("physics", "told"),
     [
         (Physics(faulty_unit=0), ["wrong results in verify: "]),
-        (Physics(flips=0.01), ["launches gave an output that differs from the first one"]),
+        (Physics(flips=0.01), ["launches gave an output that differs from the output of the first launch"]),
         (Physics(), []),
     ],
     ids=["a faulty unit", "a launch in a hundred", "healthy"],

@@ -96,7 +96,10 @@ class Spaced(Regime):
         launches = int(samples.details[CHECKED_LAUNCHES]) + len(marks)
         samples.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
-            reason = f"{len(differing)} of {len(marks)} launches gave an output that differs from the first one"
+            reason = (
+                f"{len(differing)} of {len(marks)} launches gave an output that differs from the output of the first "
+                "launch"
+            )
             details = {**samples.details, WRONG_TILES: describe_wrong_cells(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:

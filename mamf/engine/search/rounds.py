@@ -154,11 +154,11 @@ class ConfirmationRounds:
         """
         choosing, best_first = _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing, chosen_by), list(candidates)
         if counts.choosing:
-            self.runner.on_phase(f"{regime.name}: choosing")
+            self.runner.on_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             left = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
-        self.runner.on_phase(f"{regime.name}: confirming")
+        self.runner.on_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != Sustained.name:
             confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming, confirmed_by)
             yield from self._repeat_rounds(confirming, best_first)

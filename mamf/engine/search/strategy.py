@@ -122,7 +122,7 @@ class FindStrategy(PlanStrategy):
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first=first)
-        self.runner.on_phase("burst: scouting")
+        self.runner.on_phase("burst: measuring shapes of a coarse grid")
         seconds = pace.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked_kernels:
@@ -138,7 +138,7 @@ class FindStrategy(PlanStrategy):
             yield from self._add_best_kernels(
                 search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
-        self.runner.on_phase("burst: refining")
+        self.runner.on_phase("burst: measuring shapes near the fastest ones")
         # Refine twice with each distance between sizes, because the fastest shapes change meanwhile: with a quarter, an
         # eighth and a sixteenth of the grid's step, in multiples of 16.
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]

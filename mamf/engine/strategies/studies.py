@@ -235,7 +235,9 @@ class VerifyStrategy(PlanStrategy):
                     del spent[kernel]
                 number += not asked
             if not (spent or drawn):
-                raise UsageError("no kernel supports a random problem with these dtypes: add dtypes or raise --largest")
+                raise UsageError(
+                    "no kernel supports any random problem with these dtypes: add dtypes or raise --largest"
+                )
 
 
 AnswerT = TypeVar("AnswerT")
@@ -403,7 +405,7 @@ class _PairMeasurement:
         except Exception as failed:
             error = failed
         if any(self.strategy.gather_from_ranks(error is not None)):
-            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank (process) failed"))
+            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another process (rank) of this run failed"))
         return cast(AnswerT, answer)
 
     def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:

@@ -60,8 +60,11 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return None
 
     # Try words that follow an option last, because such a word is usually the value of the option.
-    pairs = itertools.pairwise(command_words)
-    kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
+    kernels = [
+        word
+        for before, word in itertools.pairwise(command_words)
+        if not (before.startswith("-") or word.startswith("-"))
+    ]
     for word in (*kernels, *(word for word in command_words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
             return find_operation_of_kernel(word)
@@ -268,8 +271,11 @@ def make_plan(
     ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: SweepOptions, or None.
     """
     labels = request.make_labeled_shapes(backend)
-    names = {each.name for each in fields(Plan)} - {"operation", "shapes"}
-    named = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    named = {
+        each.name: value
+        for each in fields(Plan)
+        if each.name not in ("operation", "shapes") and (value := getattr(options, each.name, None)) is not None
+    }
     return make_operation_plan(
         request.operation,
         kernel_names,

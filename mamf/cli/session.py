@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,13 +123,16 @@ class Session:
             )
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
+        device_slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
+        label = f"{device_slug}-{self.make_log_name_label()}"
+        default_path = Path(f"mamf-{self.command}-{label}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
         self.measured_run = Run(
             self.plan,
             self.backend,
             self.kernels,
             list(self.resumed_log.lasting_rows) if self.resumed_log else [],
             strategy=self.make_strategy,
-            path=options.output or self._make_default_path(),
+            path=options.output or default_path,
             is_numbered=not options.output,  # number the name, because another run may start in the same second
             resumed=resumed,
             command=quote_command_line(),
@@ -282,13 +286,6 @@ class Session:
                 warn(str(error))
             return error.exit_code
         return 0 if any(row.ok and run.is_result(row) for row in run.rows) else FAILURE_EXIT_CODE
-
-    def _make_default_path(self) -> Path:
-        from datetime import datetime
-
-        slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
-        moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return Path(f"mamf-{self.command}-{slug}-{self.make_log_name_label()}-{moment}.jsonl")
 
     def print_report(self, log: RunLog) -> int:
         """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was

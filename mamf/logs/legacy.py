@@ -111,8 +111,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
         "importer": get_mamf_version(),
         **scrub_record({name: getattr(run, name) for name in HEADER_FIELDS}),
     }
-    for row in run.rows:
-        yield {"record": "reported", **_make_reported_record(row)}
+    yield from ({"record": "reported", **_make_reported_record(row)} for row in run.rows)
     yield {
         "record": "summary",
         "status": "complete" if run.is_complete else "interrupted",

@@ -201,7 +201,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
         def now(cls, zone=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr("datetime.datetime", Stopped)
+    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
     for _ in range(3):
         assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
     name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"

@@ -147,8 +147,9 @@ class _AttentionSession(Session):
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
-        searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
-        return limit_search_budgets(self.plan.budget_seconds, searches)
+        return limit_search_budgets(
+            self.plan.budget_seconds, [search for search in self.plan.searches if get_ceiling_name(search) in names]
+        )
 
     def _open_ceiling_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the

@@ -26,7 +26,7 @@ EXAMPLES = """examples:
 _MAX_WAIT_SECONDS = 120.0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("what")
     add_shared_options(group, "--backend")
     add_shared_options(group, "--devices", default_text="all")
@@ -62,8 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(group, "--dry-run")
     group.add_argument("--led", nargs=2, type=parse_index, help=argparse.SUPPRESS)
     add_shared_options(parser, "--format", "--wide")
-    if isinstance(parser, Parser):
-        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
+    parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
 
 
 def run_with_options(options: argparse.Namespace) -> int:

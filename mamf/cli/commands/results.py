@@ -23,6 +23,7 @@ from mamf.contribution.review import (
 )
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
+from mamf.peaks import CONTRIBUTED_FILE
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
@@ -204,8 +205,6 @@ def _get_contributed_ceilings_path(root: Path) -> Path:
     """Return the path of the file of contributed ceilings in the clone of the project whose folder results/ is
     ``root``.
     """
-    from mamf.peaks import CONTRIBUTED_FILE
-
     return root.parent / "mamf" / CONTRIBUTED_FILE
 
 

@@ -304,7 +304,13 @@ def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Com
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
     """Pair the rows of two comparable logs by their fields. The comparison that it returns may have no pair."""
-    dropped = find_ignorable_fields(rows_a, rows_b)
+    # Drop each field that has one value in all rows of A and another value in all rows of B, because no row would have
+    # a partner otherwise.
+    dropped = [
+        each
+        for each in find_field_differences(rows_a, rows_b, left_out=("shape",))
+        if len(list_distinct_values(rows_a, each.what)) == len(list_distinct_values(rows_b, each.what)) == 1
+    ]
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b))
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
@@ -419,18 +425,6 @@ def find_field_differences(
         Difference(name, ", ".join(map(str, of_a)), ", ".join(map(str, of_b)))
         for name, of_a, of_b in found
         if not set(of_a) & set(of_b)
-    ]
-
-
-def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
-    """Find the fields that pairing must ignore, because no row would have a partner otherwise.
-
-    Each has one value in all rows of A and another value in all rows of B.
-    """
-    return [
-        each
-        for each in find_field_differences(a, b, left_out=("shape",))
-        if len(list_distinct_values(a, each.what)) == len(list_distinct_values(b, each.what)) == 1
     ]
 
 

@@ -280,8 +280,7 @@ class _RunParser:
                 self._unmatched_count += bool(
                     _FIGURE_LIKE.search(line) and self._headline != _CROSS_CHECK and not _EXPECTED_LINE.search(line)
                 )
-        stages = {row.stage for _, row in self._rows}
-        is_staged, has_headline = bool(stages - {""}), bool({"MAMF", "MSMF"} & set(self._best))
+        is_staged, has_headline = any(row.stage for _, row in self._rows), bool({"MAMF", "MSMF"} & set(self._best))
         causes = (
             (self._header_and_summary.get("tried") == 0, "interrupted before the first shape was measured"),
             (not self._best, "no summary: the log was cut off, or the run was killed"),

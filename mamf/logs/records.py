@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Annotated, Any, TypeVar
 
@@ -334,22 +334,13 @@ def round_to_six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def round_as_logged(ceiling: Ceiling) -> Ceiling:
-    """Round a ceiling to the digits that its log has, so that the run itself and a report of its log print the same
-    numbers.
-    """
-    low, high = map(round_to_six_digits, (ceiling.interval.low, ceiling.interval.high))
-    interval = Interval(low, high, round(ceiling.interval.coverage, 4))
-    return replace(ceiling, rate=round_to_six_digits(ceiling.rate), interval=interval)
-
-
 def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to the JSON values of its record.
 
     The values follow from the measurements of the phase ``confirm`` that are earlier in the log.
     """
-    of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
-    rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
+    of, rate = get_operation(ceiling.problem.operation), round_to_six_digits(ceiling.rate)
+    interval = [round_to_six_digits(ceiling.interval.low), round_to_six_digits(ceiling.interval.high)]
     rate_fields: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
     if of.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
@@ -360,7 +351,7 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
             problem=of.problem_record(ceiling.problem),
             shape=str(ceiling.shape),
             kernel=ceiling.kernel,
-            interval_coverage=logged.interval.coverage,
+            interval_coverage=round(ceiling.interval.coverage, 4),
             rounds=ceiling.rounds,
             tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
             gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),

@@ -66,10 +66,9 @@ class GroupedProblem(BaseMatmulProblem):
     def count_expert_tokens(self, shape: GroupedShape) -> tuple[int, ...]:
         """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
-        if self.routing == "balanced":
-            return split_proportionally(shape.tokens, [1.0] * shape.experts)
         random.Random(self.seed).shuffle(ranks)
-        return split_proportionally(shape.tokens, [1 / (1 + rank) for rank in ranks])
+        weights = [1.0 if self.routing == "balanced" else 1 / (1 + rank) for rank in ranks]
+        return split_proportionally(shape.tokens, weights)
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch, without bytes of the weights of experts that have no tokens."""

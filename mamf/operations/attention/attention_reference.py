@@ -35,7 +35,7 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# The number of consecutive rows of a head of which one random row is compared.
+# One random row is compared of this number of consecutive rows of a head.
 _ROW_INTERVAL = 64
 # The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
 _CHUNK_ELEMENTS = 2**24

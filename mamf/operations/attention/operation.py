@@ -116,7 +116,7 @@ class AttentionShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: their number must divide that of heads"
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads"
             )
         if self.window is not None:
             object.__setattr__(self, "window", require_whole_number("window", self.window))

@@ -80,10 +80,8 @@ class BandwidthShape:
         object.__setattr__(self, "nbytes", require_whole_number("bytes of an array", self.nbytes))
 
     def __str__(self) -> str:
-        for unit, size in _BYTES_BY_UNIT.items():
-            if self.nbytes % size == 0:
-                return f"{self.nbytes // size}{unit}"
-        return str(self.nbytes)
+        sizes = (f"{self.nbytes // size}{unit}" for unit, size in _BYTES_BY_UNIT.items() if self.nbytes % size == 0)
+        return next(sizes, str(self.nbytes))
 
     @classmethod
     def parse(cls, text: str) -> BandwidthShape:

@@ -129,7 +129,7 @@ class DecodeShape:
         refusals = (
             (
                 self.heads % self.kv_heads,
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: their number must divide that of heads",
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads",
             ),
             (self.queries > self.cache_len, f"{new_tokens}: --cache-lens includes the new tokens"),
             (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),

@@ -298,8 +298,11 @@ class Measurement(Tabular):
         its device relative to the run's first device.
         """
         speed = self.device_speed or 1.0
-        own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
-        return widen_interval(own, self.comparable_seconds, self.device_speed_half_width)
+        return widen_interval(
+            Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage),
+            self.comparable_seconds,
+            self.device_speed_half_width,
+        )
 
     @property
     def rank(self) -> tuple[bool, float]:

@@ -170,8 +170,8 @@ class TorchBackend(Backend):
         return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error).lower()
 
     def digest(self, result: object) -> str | None:
-        parts = result if isinstance(result, (tuple, list)) else (result,)
-        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [each for each in results if isinstance(each, torch.Tensor)]
         if not tensors:
             return None
         hash_of_tensors = hashlib.sha256()

@@ -168,7 +168,7 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def explain_no_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return why a run cannot have a ceiling: status and reason of its first row if all rows failed, otherwise None."""
+    """Return status and reason of the first row if all rows failed, so that a run cannot have a ceiling; else None."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 

@@ -322,9 +322,9 @@ def print_plan(
     print_line(f"kernels: {', '.join(plan.kernels)}")
     print_line(f"shapes: {len(plan.shapes)}, {format_count(len(remaining_steps), 'row')} in {', '.join(plan.regimes)}")
     for search in remaining_searches:
-        names = " and ".join(search.regimes)
         print_line(
-            f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s"
+            f"ceilings: first the search for {search.problem.dtype} {' and '.join(search.regimes)}, "
+            f"at most {search.budget_seconds:.0f} s"
         )
     seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)

@@ -1,5 +1,5 @@
-"""Estimate how long a run will take, from a few launches of a small matmul. mamf uses these rates only to plan runs; it
-never reports them.
+"""Estimate how long a run will take, from the rate of a few launches of a small matmul. mamf uses this rate only to
+plan runs; it never reports it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def choose_working_kernels(
     """Return the kernels that a search for ceilings compares, in the order of ``choose_search_kernels``.
 
     If ``names`` is None, each kernel before the first kernel that works is left out with a warning. A quick search also
-    leaves out kernels that were slower than another one on cards of this model in results/.
+    leaves out kernels that must be compiled and were never the fastest on cards of this model in results/.
 
     If no kernel works and the first kernel does not support the problem, the result is that kernel alone, so that a row
     of the log says why. Raises DeviceError if no kernel works for another reason, and what ``choose_search_kernels``

@@ -133,8 +133,8 @@ def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, r
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:
-    """Return the size of the device's cache in bytes: the largest array that is copied clearly faster than an array
-    that no cache can contain. None if no array is.
+    """Return the size of the device's cache in bytes: the size of the largest arrays that are copied clearly faster
+    than arrays that no cache can contain. Return None if no arrays are.
     """
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
@@ -228,10 +228,10 @@ class Reaction(NamedTuple):
 
 
 def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
-    """Return the seconds of load after which the power controller only oscillates around one speed: the start of its
-    last two periods, if the mean launch times of these agree. Return None if they do not, or if blocks of launches are
-    too long to tell. ``ends``, ``seconds``: the end of each block since the start of the load, and the mean seconds of
-    a launch in it.
+    """Return the seconds of load after which the power controller only oscillates around one speed: the start of the
+    last two oscillation periods, if the mean launch times of both periods agree. Return None if they do not agree, or
+    if blocks of launches are too long to tell. ``ends``, ``seconds``: the end of each block since the start of the
+    load, and the mean seconds of a launch in it.
     """
     swing, last = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
@@ -255,8 +255,8 @@ class _TraitProbe:
             self.backend.flush_cache(_LEAD_BYTES)
 
     def measure_wake_up(self) -> WakeUp:
-        """Return the largest slowdown and the longest wake-up after rests of different lengths. Each rest is repeated,
-        and the shortest wake-up after it counts, because noise only makes it longer.
+        """Return the largest slowdown and the longest wake-up after rests of different lengths. Of repeated rests of
+        one length, the shortest wake-up counts, because noise only makes a wake-up longer.
         """
         found = [min(self._measure_wake_up_after(rest) for _ in range(_WAKE_ROUNDS)) for rest in _WAKE_REST_SECONDS]
         self.wake_seconds = max(seconds for seconds, _times in found)

@@ -370,8 +370,7 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
         found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_compute_roof(kinds[0]):
         # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
-        caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
-        found.append(Difference("caches", *caches))
+        found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
     return [each for each in found if each.a != each.b]
 
 
@@ -439,9 +438,11 @@ def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
                 f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf find --operation bandwidth' or 'mamf "
                 "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
             )
-    ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
-    cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
-    return build_roofs(ceilings, cache_bytes, anyway)
+    return build_roofs(
+        [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())],
+        next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None),
+        anyway,
+    )
 
 
 def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:

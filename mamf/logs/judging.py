@@ -235,9 +235,8 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
-    best = tuple(claim for same in groups.values() for claim in same[:top])
     return ReproduceOptions(
-        best,
+        tuple(claim for same in groups.values() for claim in same[:top]),
         source=log.path.name,
         recorded=tuple(_list_device_and_settings(log.header).items()),
         chosen_from=1 if ceilings else len(claims),

@@ -64,8 +64,9 @@ def _read_checkout_commit() -> str | None:
         return None
 
     def run_git(*arguments: str) -> str:
-        command = ["git", "-C", str(checkout), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
 
     try:
         uncommitted_changes = run_git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")

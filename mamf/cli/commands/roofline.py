@@ -151,11 +151,8 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
             code = max(code, run_command(find_command))
             if code == INTERRUPTED_EXIT_CODE:
                 break
-    logs_with_ceiling = []
-    for path in filter(Path.exists, logs):
-        log = read_log(path)
-        if log.all_ceilings or log.own_ceilings:
-            logs_with_ceiling.append(path)
+    found_logs = {path: read_log(path) for path in logs if path.exists()}
+    logs_with_ceiling = [path for path, log in found_logs.items() if log.all_ceilings or log.own_ceilings]
     if not logs_with_ceiling and not options.dry_run:
         advice = f"continue with 'mamf roofline --output-folder {folder}'"
         raise UsageError(f"mamf could not confirm a ceiling: {advice}, if needed with a longer --budget")

@@ -34,7 +34,7 @@ def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, obje
     return start, backend.mark()
 
 
-# Even a coarse clock advances within this many rounds of launches, so a clock that does not is broken.
+# Even a coarse clock advances within this many rounds of launches. A clock that stands still for longer is broken.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
@@ -75,8 +75,10 @@ class StoppingRule:
         is_representative: bool = True,
         figure: str = "median",
     ) -> bool:
-        """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``. The rule's
-        precision counts only if the samples ``is_representative``. ``figure``: ``mean`` or ``median``.
+        """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``.
+
+        ``is_representative``: False if the samples are too few to judge their scatter, so that the measurement must not
+        stop because of its precision. ``figure``: the statistic that must be precise, ``mean`` or ``median``.
         """
         if self.is_budget_over(now):
             return True
@@ -251,10 +253,10 @@ class Regime(ABC):
         """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
         each, because the kernel works in a queue that its end mark does not wait for.
 
-        The evidence is the gap: the time from the end mark to a mark that waits for all queues. Its median counts,
-        because another process delays only some marks. New streams also lengthen the gap (on an H100 it then varies
-        from 4 to 12 us). So a gap that is longer than before the measurement is compared with gaps that are measured
-        now, without a launch: with the largest of _GAP_MEDIANS medians of these.
+        The evidence is the gap: the time from the end mark to a mark that waits for all queues. The median of the gaps
+        counts, because another process delays only some marks. New streams also lengthen the gap (on an H100 it then
+        varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf measures gaps without a
+        launch now, _GAP_MEDIANS groups of them, and compares the gap with the largest median of these groups.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gaps or [0.0]),
@@ -418,8 +420,8 @@ class CheckedKernel:
         self._launched.clear()
 
     def verify(self, whole: bool = False) -> None:
-        """Compare the output of the last launch with each set of operands with its reference: some elements, and if
-        ``whole`` all of them. Raise WrongResultError if an output is wrong.
+        """Verify the output of the last launch with each set of operands: compare some of its elements with a reference
+        and, if ``whole``, then all of them. Raise WrongResultError if an output is wrong.
         """
         for index in sorted(self._launched):
             for check in (self.prepared.verify, self.prepared.verify_whole if whole else None):

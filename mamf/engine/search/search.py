@@ -142,7 +142,7 @@ def draw_short_shapes(
 
 class Search:
     """A search for the fastest shape that advances by one measurement at a time: the caller calls ``propose``, measures
-    the proposed candidate, and calls ``record``. It may stop at any moment.
+    the proposed candidate, and calls ``record``. The caller may stop at any moment.
 
     ``add_kernel`` adds a kernel, so that the search is over shapes and kernels. ``set_shapes`` replaces the shapes and
     keeps the measurements, for example to continue with finer steps around the fastest shapes of a coarse grid.
@@ -204,7 +204,7 @@ class Search:
 
     @limit_to_one_thread()
     def propose(self) -> Candidate | None:
-        """Return the next shape and kernel to measure, or None if no other one may be faster than the best so far."""
+        """Return the next shape and kernel to measure; None if no unmeasured one may be faster than the best so far."""
         first = next(
             (each for each in self._first_candidates if each in self._position and each not in self.measured), None
         )

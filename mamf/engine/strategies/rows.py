@@ -170,7 +170,7 @@ class RowsStrategy(PlanStrategy):
         return row
 
     def _measure_reference_shape(self, regime: Regime, problem: Problem) -> Steps:
-        """Measure the plan's reference shape, with which the user compares the rows, by the first kernel that can."""
+        """Measure the plan's reference shape, with which the user compares rows, by the first kernel that runs it."""
         shape, rule = self.options.reference, self.make_rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)

@@ -80,8 +80,8 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
         result = result.to(expected.dtype)
         difference = result - expected
         squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
-        of_both = (difference * expected, result.square())
-        sums = torch.stack([each.sum() for each in (*squares, *lengths, *of_both)]).tolist()
+        summands = (*squares, *lengths, difference * expected, result.square())
+        sums = torch.stack([each.sum() for each in summands]).tolist()
         before = totals.get(name, [0.0] * 7)
         totals[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
@@ -114,8 +114,9 @@ def judge_distance(
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
     row = distance.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
-    gradients = distance.gradient_error / gradient_factor
-    worst = get_max_error((distance.errors["o"], gradients, row if row > error_bound else 0.0))
+    worst = get_max_error(
+        (distance.errors["o"], distance.gradient_error / gradient_factor, row if row > error_bound else 0.0)
+    )
     reason = ""
     for name, slope in distance.slopes.items() if is_exact and worst <= error_bound else ():
         most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * distance.errors[name] / math.sqrt(distance.rows)
@@ -159,10 +160,9 @@ def compare_rows(
     """
     device = operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
-    offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
     # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
     # causal mask.
-    rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
+    rows = (starts + draw_integers(_ROW_INTERVAL, starts.shape, device)).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
     step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
@@ -265,9 +265,10 @@ def compute_reference_attention(
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
-    names = [name for name in ("q", "k", "v", "do") if name in tensors]
     q, k, v, *rest = (
-        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None) for name in names
+        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
+        for name in ("q", "k", "v", "do")
+        if name in tensors
     )
     scale = scale or 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
@@ -339,9 +340,10 @@ def make_block_structured_inputs(
     ``sequence``: the index of the sequence dimension, 2 or 1.
     """
     width = q.shape[-1]
-    attended = _count_attended_axes(sparsity)
     axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
-    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_STRUCTURE_AXES)])
+    spread = torch.stack(
+        [axes.roll(-group, 0)[: _count_attended_axes(sparsity)].sum(0) for group in range(_STRUCTURE_AXES)]
+    )
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         group = (

@@ -157,7 +157,7 @@ class TorchAttention(AttentionKernel):
         launches = [attention.make_launch(forward_pass) for attention in attentions]
         after = backend.allocated_memory()
         held_bytes = 0 if before is None or after is None else (after - before) // sets
-        ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
+        ready = [each.make_operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
         return combine_operand_sets(ready, tuple, held_bytes=held_bytes)
 
     def view_operands(
@@ -202,7 +202,7 @@ class PreparedAttention:
         self._find_changed = ChangeDetector(operands)
         self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
-    def operand_set(self, launch: Callable[[], object]) -> OperandSet:
+    def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
         verify_special = partial(
             verify_special_attention,

@@ -121,17 +121,18 @@ class DecodeShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
-        new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len} tokens"
-        known, fits_latent = (
-            tuple(LENGTH_DISTRIBUTIONS.values()),
-            self.kv_heads == 1 and self.head_dim_v < self.head_dim,
-        )
+        known = tuple(LENGTH_DISTRIBUTIONS.values())
+        fits_latent = self.kv_heads == 1 and self.head_dim_v < self.head_dim
         refusals = (
             (
                 self.heads % self.kv_heads,
                 f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads",
             ),
-            (self.queries > self.cache_len, f"{new_tokens}: --cache-lens includes the new tokens"),
+            (
+                self.queries > self.cache_len,
+                f"{self.queries} new tokens do not fit in a sequence of {self.cache_len} tokens: "
+                "--cache-lens includes the new tokens",
+            ),
             (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
             (
                 self.is_latent and not fits_latent,
@@ -272,8 +273,8 @@ class DecodeProblem(DeclaredProblem):
         # A launch also reads tables: the pages and the length of each sequence, and its number of queries if sequences
         # differ in it.
         is_paged = shape.page_size is not None
-        tables_of_sequences = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
-        entries = is_paged * sum(sizes.pages) + shape.batch * tables_of_sequences
+        entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
+        entries = is_paged * sum(sizes.pages) + shape.batch * entries_per_sequence
         return cache + rows + _INDEX_BYTES * entries
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:

@@ -145,8 +145,7 @@ class TorchDecode(DecodeKernel):
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), count)
         tables = make_cache_tables(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
-        prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
-        ready = [each.operand_set() for each in prepared]
+        ready = [PreparedDecode(self, problem, shape, tables, flat, bound).make_operand_set() for flat in memory]
         if problem.graph:
             ready = [capture_graph(backend, ready)]
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
@@ -189,7 +188,7 @@ class PreparedDecode:
             v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
         self._operands = {"q": q, "k": k, "v": v}
 
-    def operand_set(self) -> OperandSet:
+    def make_operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
         launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
         return OperandSet(

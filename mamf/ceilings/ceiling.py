@@ -284,7 +284,7 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
     rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
-    return {candidate: {row.round: row for row in own} for candidate, own in rows_by_candidate.items()}
+    return {candidate: {row.round: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:

@@ -151,8 +151,8 @@ class _RowMeasurement:
             self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
-        held = {} if peak is None else {"held_bytes": checked.prepared.held_bytes}
-        verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held})
+        held_details = {} if peak is None else {"held_bytes": checked.prepared.held_bytes}
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held_details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
     def add_true_clock(self, checked: CheckedKernel, samples: Samples) -> None:

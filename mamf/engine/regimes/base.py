@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -339,8 +339,10 @@ class WrongResultError(MamfError):
     def __init__(self, verdict: Verdict) -> None:
         changed = verdict.details.get("changed operands")
         reason = f"a launch changed its operands: {changed}" if changed else verdict.reason
-        missed = f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
-        super().__init__(reason or missed)
+        mismatch = (
+            f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
+        )
+        super().__init__(reason or mismatch)
         self.verdict = verdict
 
 
@@ -430,21 +432,16 @@ class CheckedKernel:
 
     def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            located = self._locate_error(index)  # Locate it first: the next line may undo the change of the operands.
+            # Locate the error first, because ``require_unchanged_operands`` may undo the change of the operands.
+            try:
+                wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
+            except get_catchable_plugin_errors():  # The result is wrong in any case: only its location stays unknown.
+                wrong = None
+            located = {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
             self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         worst = max(verdict, self.verdict, key=lambda each: each.error)
         self.verdict = replace(worst, details={**self.verdict.details, **verdict.details})
-
-    def _locate_error(self, index: int) -> Mapping[str, str]:
-        """Return where the output with the operand set ``index`` is wrong, as a detail of the row; empty if the kernel
-        cannot locate it.
-        """
-        try:
-            wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
-        except get_catchable_plugin_errors():  # The result is wrong in any case, so only its location stays unknown.
-            wrong = None
-        return {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
 
     def require_unchanged_operands(self) -> None:
         """Raise WrongResultError, which names the operands, if launches have changed any of their operands."""

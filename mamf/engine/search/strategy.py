@@ -248,13 +248,13 @@ class FindStrategy(PlanStrategy):
         that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
         algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
         """
-        own = [row for row in tried if row.kernel in self._algorithm_names[kernel.name]]
+        kernel_rows = [row for row in tried if row.kernel in self._algorithm_names[kernel.name]]
         best_rows = list[Measurement]()
-        for rows in group_pairs((row.shape, row) for row in own).values():
+        for rows in group_pairs((row.shape, row) for row in kernel_rows).values():
             fastest = max(rows, key=lambda row: row.best_rate)
             best_rows.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
-        found += [row.kernel for row in own[:1]] if self.options.is_quick else []
+        found += [row.kernel for row in kernel_rows[:1]] if self.options.is_quick else []
         return list(dict.fromkeys(found))
 
     def _measure_algorithms(

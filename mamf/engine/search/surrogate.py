@@ -415,8 +415,8 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     def likelihood(units: int | None) -> float:
         # Add up the distances of all tile sizes: a separate effect of each would take several times as long.
         waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
-        of_units = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
-        return compute_log_likelihood(of_units, values, hyperparameters)
+        unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
+        return compute_log_likelihood(unit_parts, values, hyperparameters)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

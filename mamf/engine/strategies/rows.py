@@ -71,19 +71,14 @@ class RowsStrategy(PlanStrategy):
         yield from super().yield_results()
 
     def yield_steps(self) -> Steps:
-        for name, steps in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
-            yield from self.measure_rows(
-                self.runner.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
-            )
-
-    def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
-        """Return the steps in the order in which they are measured. In a run with a time budget, all problems (such as
-        dtypes) are measured on one shape and kernel before any problem is measured on the next shape or kernel.
-        """
-        if self.plan.budget_seconds is None:
-            return steps
         places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
-        return sorted(steps, key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
+        for name, steps_of_regime in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
+            steps = list(steps_of_regime)
+            # In a run with a time budget, measure all problems (such as dtypes) on one shape and kernel before any
+            # problem on the next shape or kernel.
+            if self.plan.budget_seconds is not None:
+                steps.sort(key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
+            yield from self.measure_rows(self.runner.start_regime(self.make_regime(name)), steps)
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Measure steps, all in one regime, and yield their rows with the rates of their ceilings' matmuls."""

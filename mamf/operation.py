@@ -88,10 +88,6 @@ class Parameter:
         """Whether a user can give values of this parameter as text."""
         return self.read is not None or _strip_optional(self.kind) in _READERS or bool(self.choices)
 
-    @property
-    def is_switch(self) -> bool:
-        return self.kind is bool
-
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
         return self.read(text) if self.read else _convert_text(self.kind, text)
@@ -161,7 +157,7 @@ class DeclaredProblem:
                 require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
             elif parameter.kind is int:
                 require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
-            elif parameter.is_switch and not isinstance(getattr(self, name), bool):
+            elif parameter.kind is bool and not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
 
     @property

@@ -196,8 +196,10 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    report_options = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, get_kind(log.plan).make_document(log, report_options))
+    print_document(
+        options,
+        get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs, getattr(options, "baseline", None))),
+    )
     print_line(f"logs: {folder}", choose_note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
     if failure_reasons:

@@ -130,9 +130,9 @@ def _add_parameter_option(
     keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
     # Do not group rare options: argparse cannot print the usage of a mutually exclusive group whose options are hidden.
-    is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
+    is_either = (parameter.kind is bool or parameter.has_range) and not parameter.is_rare
     where = group.add_mutually_exclusive_group() if is_either else group
-    if parameter.is_switch:
+    if parameter.kind is bool:
         no = where.add_argument(
             f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
@@ -217,7 +217,7 @@ def _yield_set_parameters(
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
         values = parse_range(*bounds) if bounds else getattr(options, dest, None)
-        if parameter.is_switch and isinstance(values, str):
+        if parameter.kind is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
             yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)

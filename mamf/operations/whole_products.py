@@ -56,6 +56,11 @@ _SUM_DTYPES = {"int8": torch.int32, "float32": torch.float64, "float64": torch.f
 MatmulOperand = torch.Tensor | QuantizedOperand
 
 
+def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
+    """Return the rows of an operand from ``start`` up to, but not including, ``stop``. The result shares its memory."""
+    return operand.slice_rows(start, stop) if isinstance(operand, QuantizedOperand) else operand[:, start:stop]
+
+
 @dataclass(frozen=True)
 class MatmulPart:
     """A batch of matmuls of one shape: the part of a launch's work whose operands fit in two tensors.
@@ -181,8 +186,8 @@ def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], sc
         step = max(CELL, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL
         for start in range(0, n, step):
             stop = min(start + step, n)
-            rows = right.slice_rows(start, stop) if isinstance(right, QuantizedOperand) else right[:, start:stop]
-            flags = _find_wrong_rows(problem, MatmulPart(part.left, rows, part.c[:, :, start:stop]), scale)
+            columns_of_c = MatmulPart(part.left, slice_rows(right, start, stop), part.c[:, :, start:stop])
+            flags = _find_wrong_rows(problem, columns_of_c, scale)
             columns = range(start // CELL, -(-stop // CELL))
             found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
         products += len(part.c)

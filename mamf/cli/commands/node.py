@@ -34,8 +34,12 @@ def add_options(parser: Parser) -> None:
     add_shared_options(
         group, "--kernel", default_text="all except those that compile for minutes; the first one searches"
     )
-    alone = "for each device alone, plus --verify, copies between devices and start-up"
-    add_shared_options(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
+    add_shared_options(
+        group,
+        "--budget",
+        default_text=f"{NODE_BUDGET_SECONDS:.0f}s for each device alone, plus --verify, copies between devices and "
+        "start-up",
+    )
     group.add_argument(
         "--verify",
         type=parse_duration,
@@ -108,8 +112,7 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
         return 0
     print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
-    budget = f"in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
-    print_line(f"each process: find, bandwidth and copies {budget}{verify}")
+    print_line(f"each process: find, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s{verify}")
     print_line("together: " + ("peer copies" if len(indices) > 1 else "nothing, because there is only one device"))
     return 0
 

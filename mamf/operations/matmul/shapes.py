@@ -279,12 +279,6 @@ class BaseMatmulProblem(DeclaredProblem):
         """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
-    def count_stored_elements(self, shape: BaseMatmulShape, operand: str) -> int:
-        """Return the number of elements of ``a`` or ``b`` in memory, including the unused elements after each row."""
-        is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
-        rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
-        return shape.elements[operand] + rows * self.padding
-
     @property
     def b_dtype(self) -> str:
         """The dtype of B: that of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of gradients),
@@ -299,21 +293,19 @@ class BaseMatmulProblem(DeclaredProblem):
         and ``b`` are the values before quantization, and launches read ``a_quantized`` and ``b_quantized`` instead.
         """
         elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
-        needed = {
-            "a": Buffer(
-                aligned(self.count_stored_elements(shape, "a")) * sets,
-                UNQUANTIZED_DTYPE if scaled_format else self.dtype,
-            ),
-            "b": Buffer(
-                aligned(self.count_stored_elements(shape, "b")) * sets,
-                UNQUANTIZED_DTYPE if scaled_format else self.b_dtype,
-            ),
-            "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False),
-        }
-        if scaled_format:
-            for name in ("a", "b"):
+        needed: dict[str, Buffer] = {}
+        for name, dtype, is_by_k in (
+            ("a", self.dtype, self.layout[0] == "n"),
+            ("b", self.b_dtype, self.layout[1] == "t"),
+        ):
+            # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
+            rows = shape.rows[name] if is_by_k else elements["b"] // shape.n
+            stored = aligned(elements[name] + rows * self.padding) * sets
+            needed[name] = Buffer(stored, UNQUANTIZED_DTYPE if scaled_format else dtype)
+            if scaled_format:
                 size = aligned(elements[name] // scaled_format.values_per_byte) * sets
                 needed[f"{name}_quantized"] = Buffer(size, "uint8", fill=False)
+        needed["c"] = Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed

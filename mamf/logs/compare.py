@@ -399,7 +399,8 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        "way to compute figures": "before schema 4" if "converted_from" in header else "since schema 4",
+        # Logs of reproductions have this name and these values, so do not change them.
+        "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
         "mamf": " ".join(str(tool[key]) for key in ("version", "commit") if tool.get(key)),

@@ -87,7 +87,7 @@ AFTER_REST = "anew"
 @functools.cache
 def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
     """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
-    backend or operation stands for all backends or operations without an entry. An operation can be followed by a dtype
+    backend or operation means all backends or operations that have no entry. An operation can be followed by a dtype
     (``matmul int8``) or by ``backward``.
     """
     return {

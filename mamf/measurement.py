@@ -94,7 +94,9 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
         return Overhead(round(estimate, 9))
     used = round(timer.typical, 9) if timer else 0.0
     return Overhead(
-        used, f"assumed a timer overhead of {used * 1e6:.1f} us: the estimate of {estimate * 1e6:.1f} us is implausible"
+        used,
+        f"mamf assumed a timer overhead of {used * 1e6:.1f} us, because the estimate of {estimate * 1e6:.1f} us is "
+        "implausible",
     )
 
 

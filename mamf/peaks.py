@@ -275,7 +275,7 @@ def find_devices(name: str) -> list[NamedDevice]:
         raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
-    raise UsageError(f"unknown device {shorten(name)!r}" + (f" (near: {near})" if near else ""))
+    raise UsageError(f"unknown device {shorten(name)!r}" + (f"; similar names: {near}" if near else ""))
 
 
 def _normalize_device_name(name: str) -> str:

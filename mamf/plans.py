@@ -147,8 +147,8 @@ class Claim:
         require_known(("regime", self.step[0], REGIME_NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(
-                f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}: rates must be above 0, "
-                "with the lower end first"
+                f"a claimed rate of {self.rate:g} with an interval from {self.interval.low:g} to "
+                f"{self.interval.high:g}: all three must be above 0, and the lower end of the interval comes first"
             )
         # Only a crafted log has more degrees of freedom, with which computing would take long.
         require_whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
@@ -226,13 +226,15 @@ class Plan:
         else:
             require_values("shapes", self.shapes, object)
         if self.layers and len(self.layers) != len(self.shapes):
-            raise UsageError(f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one per shape, or none")
+            raise UsageError(
+                f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one layer per shape, or none"
+            )
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             require_whole_number("seed", problem.seed, 0, MAX_SEED)
         require_known(*(("regime", name, REGIME_NAMES) for name in self.regimes))
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
-            raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
+            raise UsageError(f"the regime classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 
     @property
     def problem(self) -> Any:

@@ -386,8 +386,8 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
-    """Return the drift of the card around a row: the rate of the reference matmul there divided by its ceiling, minus
-    1.
+    """Return the drift of the card around a row: the rate of the reference matmul before and after the row, divided by
+    the ceiling, minus 1.
 
     Returns None if the run did not measure the reference matmul or there is no ceiling.
     """

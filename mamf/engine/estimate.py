@@ -111,7 +111,7 @@ def choose_working_kernels(
             faults.append(error)
             continue
         for fault in faults:
-            warnings.warn(f"{fault}; mamf skips this kernel", MamfWarning, stacklevel=2)
+            warnings.warn(f"{fault}; mamf skips this plugin", MamfWarning, stacklevel=2)
         return kernels[number:]
     if isinstance(faults[0], UnsupportedError):
         return kernels[:1]

@@ -208,8 +208,9 @@ class Runner:
 
     def allocate_largest_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
         """Allocate one buffer per operand that is large enough for all later steps, because the device would cool while
-        a buffer grows between two measurements. ``needed``: the buffers of each step, by operand. If they do not fit in
-        memory, the rows of large shapes fail later. Raise DeviceError if the device fails.
+        mamf enlarges a buffer between two measurements. ``needed``: the buffers of each step, by operand. If the
+        largest buffers do not fit in memory, the rows of large shapes fail later. Raise DeviceError if the device
+        fails.
         """
         self.on_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()

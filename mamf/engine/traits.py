@@ -34,7 +34,8 @@ _WAKE_REST_SECONDS, _WAKE_ROUNDS, _WAKE_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
 # A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones, slowed by load if launches
 # take more than _MIN_SLOWED_RATIO times as long as the first ones, and recovered if they take at most
-# _MAX_RECOVERED_RATIO times as long as these. It has settled if launch times differ by at most this share.
+# _MAX_RECOVERED_RATIO times as long as the first ones. It has settled if launch times differ by at most the share
+# _MAX_SETTLED_DEVIATION.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
 # Burst's trains (launches between two rests) may take a quarter of the time after which the power controller reacts to
 # load. A device has recovered if it keeps its initial speed for three quarters of that time.

@@ -52,9 +52,9 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
     """
     try:
         for reason in _copy_to_cache(path):
-            warn(f"not stored for 'mamf peak': {reason}")
+            warn(f"a ceiling of this run is not stored for 'mamf peak': {reason}")
     except (MamfError, OSError) as error:
-        warn(f"not stored for 'mamf peak': {get_first_message_line(error)}")
+        warn(f"the ceilings of this run are not stored for 'mamf peak': {get_first_message_line(error)}")
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     if not log.plan.is_search or info.backend == SIMULATED:
         return
     if log.plan.problem.data != "normal":
-        yield f"its operands are {log.plan.problem.data}, but a ceiling needs normally distributed values"
+        yield f"the operands of this run are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
     make_folder(get_cache_folder(), f"; set {CACHE_VARIABLE} to another folder")
@@ -78,10 +78,10 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
                 target.unlink()
             write_file_atomically(target, path.read_bytes())
         else:
-            reasons = ("its interval is unknown", "its search was interrupted", "it is older")
+            reasons = ("has an unknown interval", "comes from an interrupted search", "is older")
             differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
-            cached = f"the cached ceiling of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
-            yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} is kept"
+            cached = f"the ceiling that was stored on {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
+            yield f"the {regime} ceiling {reasons[differs.index(True)]}, so mamf keeps {cached}"
 
 
 def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:

@@ -281,7 +281,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
         raise IncomparableError(
-            f"no measured row is in both logs: {_describe_measured_rows(first, rows_a)}; "
+            f"the two logs have no measured row in common: {_describe_measured_rows(first, rows_a)}; "
             f"{_describe_measured_rows(other, rows_b)}"
         )
     name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
@@ -332,7 +332,7 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
         return f"{log.path} has no measured row"
-    return f"{log.path} has {len(measured)}, for example {measured[0].shape} with {measured[0].kernel}"
+    return f"{log.path} has, for example, {measured[0].shape} with {measured[0].kernel}"
 
 
 # -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------
@@ -399,6 +399,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
+        # Logs of reproductions have this name and these values, so do not change them.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),

@@ -95,7 +95,7 @@ class RunDesign(NamedTuple):
 
 
 #: The order of two single runs with a long pause between them, which is the default.
-SEPARATE_RUNS = RunDesign("separate visits", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
+SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
 
 
 def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
@@ -108,7 +108,7 @@ def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
         return RunDesign(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
-    return RunDesign(f"{len(a)} + {len(b)} runs in one visit", math.sqrt(2), len(runs) - 2)
+    return RunDesign(f"{len(a)} + {len(b)} runs without a long pause", math.sqrt(2), len(runs) - 2)
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
@@ -281,7 +281,7 @@ class ComparedRow:
         clock was not measured, the copy has no rate.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
-            return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
+            return self if self.tflops is None else replace(self, tflops=None, status="the true clock was not measured")
         percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
         return replace(
             self,
@@ -305,7 +305,7 @@ class ComparedRow:
         if self.device == other.device or self.tflops is None:
             return self
         if not (self.device_speed and other.device_speed):
-            return replace(self, tflops=None, status="its device did not measure the reference")
+            return replace(self, tflops=None, status="the device did not measure the reference shape")
         assert self.interval is not None and self.error is not None, "a figure has both"
         factor = other.device_speed / self.device_speed
         half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
@@ -332,7 +332,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     if log.parts and is_find(log):
         raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
-        raise UsageError(f"{log.path} is a verification and has no rates: use 'mamf show'")
+        raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):
         return [combine_visits(same) for same in group_by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
@@ -482,7 +482,7 @@ def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRo
     """Average one row over ``count`` runs. The result has no rate if the row has no rate in one of the runs."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:
-        status = next((row.status for row in rows if row.tflops is None), "missing in a run")
+        status = next((row.status for row in rows if row.tflops is None), "not measured in one of the runs")
         return replace(rows[0], tflops=None, interval=None, status=status)
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
     return replace(

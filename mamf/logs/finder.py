@@ -284,13 +284,18 @@ class _RunParser:
         causes = (
             (self._header_and_summary.get("tried") == 0, "interrupted before the first shape was measured"),
             (not self._best, "no summary: the log was cut off, or the run was killed"),
-            (is_staged and not has_headline, "not confirmed: its best figures come from scouts and are not ceilings"),
+            (
+                is_staged and not has_headline,
+                "not confirmed: the best figures are quick first measurements (scouts), not ceilings",
+            ),
         )
         why = next((cause for is_met, cause in causes if is_met), "")
         if self._is_reduction_second:
-            self._remarks.append("the log prints shapes as MxKxN; they are MxNxK here")
+            self._remarks.append("the original log prints shapes as MxKxN; this log has them as MxNxK")
         if self._unmatched_count:
-            self._remarks.append(f"import: {self._unmatched_count} lines with figures were not understood")
+            self._remarks.append(
+                f"mamf did not understand {self._unmatched_count} lines with figures when it imported the log"
+            )
         stage = "confirm" if has_headline else "scout" if is_staged else ""
         return FinderRun(
             **{"version": None, **self._header_and_summary},

@@ -133,10 +133,12 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 #: and which commands read it.
 _UNREADABLE_TIERS = {
     "legacy": (
-        "an imported log of mamf-finder, without samples: only 'mamf show', 'compare', 'plot', 'report' and 'results' "
-        "read it"
+        "this is an imported log of mamf-finder, which has no samples: only 'mamf show', 'compare', 'plot', 'report' "
+        "and 'results' read it"
     ),
-    "profile": "a profile of a script: only 'mamf show' and 'mamf report' read it, and results/ does not collect it",
+    "profile": (
+        "this is a profile of a script: only 'mamf show' and 'mamf report' read it, and results/ does not collect it"
+    ),
 }
 
 
@@ -259,7 +261,7 @@ def explain_unreadable(path: Path, schema: object) -> str:
         return ""
     if type(schema) is int and 0 < schema < SCHEMA:
         return f"{path} has schema {schema}, not {SCHEMA}: mamf 0.2 is the last release that reads or converts it"
-    return f"{path}, line 1: this mamf reads schema {SCHEMA}, not {schema}: upgrade mamf"
+    return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA}: upgrade mamf"
 
 
 def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +274,9 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tier := header.get("tier"), str) and tier in _UNREADABLE_TIERS:
             raise ValueError(_UNREADABLE_TIERS[tier])
         if isinstance(plan := header.get("plan"), dict) and "options" not in plan:
-            raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
+            raise ValueError(
+                "the plan of this log has the form of mamf 0.2.0: read the log with mamf 0.2.0, or measure again"
+            )
         read = read_record(header, HeaderRecord)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         header["device"] = devices[0]

@@ -149,7 +149,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                     folder / self._absolute_path.name, self._copy.getvalue(), is_numbered=True
                 )
                 self._open_and_lock()
-                return f"{change}: the whole log is now {self.path}"
+                return f"{change}, so mamf wrote the whole log again to {self.path}"
             except (MamfError, OSError) as error:
                 change = f"{change}; {error}"
         raise RunLogWriteError(change)

@@ -92,7 +92,7 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements("default_shapes", "a list of at least one shape", len),
     **_make_requirements(
         "columns",
-        "text and finite numbers by name",
+        "a mapping of names to texts and finite numbers",
         lambda values: _have_type(values.values(), str | bool | int | float | None),
     ),
     **_make_requirements("shape_record problem_record", "a dictionary that can be written as JSON", _is_json_value),

@@ -314,7 +314,7 @@ def warn_if_plugin_broken() -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        warnings.warn(f"{error}; mamf skips this kernel", MamfWarning, stacklevel=3)
+        warnings.warn(f"{error}; mamf skips this plugin", MamfWarning, stacklevel=3)
 
 
 AnyOperation = Operation[Any, Any]
@@ -381,5 +381,7 @@ def find_operation_of_kernel(name: str) -> AnyOperation:
     if not matches:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(matches) > 1:
-        raise UsageError(f"{name} is a kernel of {', '.join(sorted(matches))}: choose one with --operation")
+        raise UsageError(
+            f"several operations have a kernel {name} ({', '.join(sorted(matches))}): choose one with --operation"
+        )
     return make_operation(matches[0])

@@ -116,7 +116,10 @@ MANY = list(map(str, range(1, 101)))
         ([*COUNTERS], "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100"),
         ([*COUNTERS, "--shape", "4096"], "'4096'"),
         (["run", "sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
-        (["run", "torch"], "torch is a kernel of bandwidth, copies, model: choose one with --operation"),
+        (
+            ["run", "torch"],
+            "several operations have a kernel torch (bandwidth, copies, model): choose one with --operation",
+        ),
         (["run", "torch.mm", "--seq-lens", "5"], "unknown option '--seq-lens'"),
         ([*RUN_ATTENTION], "takes one shape, not 3: give --shape b1h16q4096k4096d128c"),
         ([*RUN_ATTENTION, "--seq-lens", "64", "128"], "takes one shape, not 2"),

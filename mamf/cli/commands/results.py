@@ -94,7 +94,6 @@ def _review_folder(folder: Path) -> list[Review]:
     """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
     results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
     """
-
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
@@ -109,10 +108,8 @@ def _review_file(path: Path) -> Review:
     """Check the run log at ``path`` against the rules for contributed logs. Raises UsageError if it is not a regular
     file.
     """
-
     if not path.is_file():
-        problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {problem}")
+        raise UsageError(f"{path} does not exist or is not a regular file: save the log to a file first")
     with show_reading_progress([path]) as seen:
         return review_log(path, seen)
 

@@ -39,7 +39,7 @@ _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
 _USUAL_ROW_SECONDS = 1.0
-#: This many flushes keep the device busy for longer than the host needs to place two marks.
+#: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
 _FLUSHES_AHEAD = 16
 #: The numbers of cache flushes queued ahead of each pair of marks by which mamf measures the time between two marks. A
 #: slow host needs the largest number.
@@ -362,8 +362,8 @@ def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]
 
 
 class CheckedKernel:
-    """A prepared kernel whose ``launches`` keep what they return until mamf has verified it. There is one launch for
-    each set of operands. ``verdict``: the verdict with the largest error so far.
+    """A prepared kernel, and what its launches returned until mamf has verified it. ``launches``: one function for each
+    set of operands. ``verdict``: the verdict with the largest error so far.
     """
 
     def __init__(self, prepared: Prepared) -> None:

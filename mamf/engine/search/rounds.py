@@ -149,7 +149,8 @@ class ConfirmationRounds:
         chosen_by: float,
         confirmed_by: float,
     ) -> StepsWithRows:
-        """Measure rounds that choose a candidate, then separate rounds that confirm it, and return all their rows.
+        """Measure rounds that choose a candidate, then separate rounds that confirm its rate. Return the rows of all
+        rounds.
 
         ``counts``: the maximum numbers of rounds. ``chosen_by``, ``confirmed_by``: the backend times (``Backend.now``)
         by which choosing and confirming must end.

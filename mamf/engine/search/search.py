@@ -52,7 +52,7 @@ _SHORT_SHAPES = 2
 # The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
 # neighbors of the fastest shapes so far ("leaders").
 _MAX_PREDICTED_SHAPES = 8192
-# The hyperparameters of the surrogate are fitted anew after this many measurements.
+# The hyperparameters of the surrogate are fitted again after this many measurements.
 _MEASUREMENTS_PER_FIT = 12
 # During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4

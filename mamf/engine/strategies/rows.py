@@ -21,8 +21,8 @@ from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
 from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, StepKey, SweepOptions
 
-#: The time to measure the ceiling's matmul, as a share of the time of a row. It only has to show whether the card's
-#: speed has drifted.
+#: The time to measure the ceiling's matmul, as a share of the time of a row. A short measurement is enough to show
+#: whether the card's speed has drifted.
 _CEILING_VISIT_SHARE = 0.25
 #: The maximum share of free memory for operands. The buffer that flushes the cache and the libraries' workspaces need
 #: the rest.

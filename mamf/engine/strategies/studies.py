@@ -272,7 +272,8 @@ def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, O
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
     """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
-    works; None if one has no block there. ``marks``: each work's device seconds and launches so far at each mark.
+    works; None if one work has no block in that period. ``marks``: each work's device seconds and launches so far at
+    each mark.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -402,7 +403,7 @@ class _PairMeasurement:
         return [self._build_row(row) for row in PAIR_ROWS]
 
     def _call_on_all_ranks(self, call: Callable[[], AnswerT]) -> AnswerT:
-        """Call a function and return its result. All ranks must do so; if it raises on one rank, all ranks raise."""
+        """Call a function and return its result. All ranks must do this together: if it raises on one, all raise."""
         answer, error = None, None
         try:
             answer = call()

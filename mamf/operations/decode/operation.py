@@ -79,7 +79,7 @@ class DecodeShape:
     cache_len: int = field(
         metadata=describe(
             "number of tokens of the longest sequence, including the new tokens",
-            default="1024 8192 32768",
+            default="1024 8192 32768, or 256 1024 on a CPU",
             keyword="cache_lens",
             read=parse_size,
             metavar="S",
@@ -87,7 +87,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; such as 576/512 if that of keys and that of values differ",
+            "head dimension, or two such as 576/512 if those of keys and of values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -237,7 +237,9 @@ class DecodeProblem(DeclaredProblem):
     dtype: str = "bfloat16"
     cache_dtype: str = field(
         default=SAME_DTYPE,
-        metadata=describe("dtype of the cached keys and values", choices=(SAME_DTYPE, "float8_e4m3fn")),
+        metadata=describe(
+            "dtype of the cached keys and values; same means that of the queries", choices=(SAME_DTYPE, "float8_e4m3fn")
+        ),
     )
     graph: bool = field(
         default=False,

@@ -112,7 +112,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
-    "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
+    "data": {"help": "random distribution or pattern of the operands' values", "choices": DATA, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",
@@ -438,7 +438,9 @@ def make_operation_plan(
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:
-        raise UsageError(f"{operation.name} is measured in {' or '.join(operation.regimes)}, not in {CLASSIC}")
+        raise UsageError(
+            f"{operation.name} cannot be measured in the regime {CLASSIC}: use {' or '.join(operation.regimes)}"
+        )
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 

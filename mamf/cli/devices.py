@@ -344,8 +344,7 @@ def watch_children(
         phases.show_phases(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
-    names = {device: f"device {device}" for device in commands}
-    with ChildProcesses(commands, environment) as children, PhaseLines(names) as phases:
+    with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
             watch, children.processes, children.wait_for_event, lambda: release_waiting(children), show
         )

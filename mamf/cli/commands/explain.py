@@ -109,11 +109,10 @@ class ExplainSession(Session):
 
     def make_new_plan(self) -> Plan:
         problem, shape, kernel = self.matmul_to_explain
-        problems = [replace(problem, data=data) for data in DATA]
         return make_operation_plan(
             self.operation,
             [kernel],
-            problems,
+            [replace(problem, data=data) for data in DATA],
             [shape],
             CEILING_REGIMES,
             EXPLAIN,

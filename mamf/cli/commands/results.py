@@ -109,8 +109,7 @@ def _review_file(path: Path) -> Review:
     file.
     """
     if not path.is_file():
-        problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {problem}")
+        raise UsageError(f"{path} does not exist or is not a regular file: save the log to a file first")
     with show_reading_progress([path]) as seen:
         return review_log(path, seen)
 

@@ -67,7 +67,7 @@ class RowPair:
     """A row that both sides measured: ``a`` is from side A, ``b`` from side B.
 
     - ``fields``: the values by which the two rows were paired.
-    - ``design``: in which order the runs of the two sides were measured.
+    - ``design``: the order in which the runs of the two sides were measured.
     - ``row_count``: the number of rows in the comparison.
     """
 
@@ -89,7 +89,7 @@ class RowPair:
 
     @property
     def change(self) -> RowChange:
-        """The change from A to B as input for ``pool_rows``, which tests all rows together."""
+        """The change of the rate from A to B, as input for ``pool_rows``, which tests all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         return RowChange(
@@ -242,11 +242,12 @@ class Comparison(Tabular):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
-    Runs on different cards are compared by the cycles that their kernels used, if both sides know them.
+    If the runs are from different cards and both sides recorded the true clock, mamf compares the cycles that the
+    kernels used instead of their rates.
 
-    Raises IncomparableError if the devices, dtypes, regimes or cache states of the sides differ, or the software of the
-    runs on one side. ``anyway``: compare the logs in spite of these differences. Logs without a common row always raise
-    IncomparableError.
+    Raises IncomparableError if the devices, dtypes, regimes or cache states of the two sides differ, or if the runs of
+    one side had different software. ``anyway``: compare the logs in spite of these differences. Logs without a common
+    row always raise IncomparableError.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
@@ -291,7 +292,9 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 
 def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
-    """Return a copy of a comparison with the order of its runs, and with a test of all rows of each regime together."""
+    """Return a copy of a comparison that knows in which order its runs were measured, and that tests all rows of each
+    regime together.
+    """
     pairs = tuple(replace(pair, design=design, row_count=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
     # If a regime has only one row on the same device, testing all rows together adds nothing.
@@ -355,7 +358,8 @@ class Difference:
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between two headers that forbid a comparison: another device, card or cache state.
+    """Find the differences between two log headers because of which the logs cannot be compared: another device, card
+    or cache state.
 
     Raises IncomparableError if the operations differ.
     """
@@ -375,8 +379,8 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
 
 
 def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between the settings of two runs that may explain different rates. Often they are the reason
-    for comparing.
+    """Find the differences between the software and the settings of two runs, from the headers of their logs. These
+    differences may explain different rates; often they are what the user wants to compare.
     """
     return find_value_differences(list_run_settings(a), list_run_settings(b))
 
@@ -429,7 +433,8 @@ def find_field_differences(
 
 
 def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
-    """Build the roofs of a device from the ceilings in several logs.
+    """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
+    several logs.
 
     Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
     """
@@ -447,7 +452,7 @@ def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
 
 
 def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
-    """Raise IncomparableError if a log was measured on another card than the roofs."""
+    """Raise IncomparableError if a log was measured on another card than the roofs (the highest rates of a device)."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 

@@ -266,8 +266,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether a run first searches for the highest matmul rate of the device, and reports show the operation's rates as
     #: shares of that rate.
     has_shares: ClassVar[bool] = False
-    #: Whether a run also measures the read bandwidth of memory, because this bandwidth, rather than the matmul rate, may
-    #: limit the operation.
+    #: Whether a run also measures the read bandwidth of memory, because this bandwidth may limit the operation instead
+    #: of the matmul rate.
     has_memory_shares: ClassVar[bool] = False
     #: The dtype of the operands if the user names none. Empty: the default dtype of the device.
     default_dtype: ClassVar[str] = ""

@@ -228,7 +228,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise UsageError(f"{text!r} is not a share between 0 and 1; write 0.3% or 0.003")
+        raise UsageError(f"{text!r} is not a share between 0 and 1, such as 0.3% or 0.003")
     return value
 
 
@@ -260,7 +260,7 @@ def require_values(label: str, values: object, kind: type) -> None:
         raise UsageError(f"{label} {shorten(values)}: it must be a list")
     if not values:
         raise UsageError(f"no {label}: name at least one")
-    text = ", or its text" if hasattr(kind, "parse") else ""
+    text = " or the text of one" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
             raise UsageError(f"{label} {shorten(value)}: each must be a {kind.__name__}{text}")

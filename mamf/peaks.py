@@ -20,7 +20,7 @@ from mamf.backend import DeviceInfo, parse_sharing
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten
 from mamf.files import read_packaged_csv_rows
-from mamf.measurement import DATASHEET, Rate
+from mamf.measurement import DATASHEET, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
 #: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
@@ -132,10 +132,9 @@ def find_bandwidth(
     device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
 ) -> float | None:
     """Return the theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
-    for row in _find_device_rows(device_name, compute_units):
-        if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
-            return row.bandwidth_tb * 1e12
-    return None
+    rows = _find_device_rows(device_name, compute_units)
+    kept = (row.bandwidth_tb for row in rows if row.verified == "yes" or not is_verified_only)
+    return next((bandwidth * TERA for bandwidth in kept if bandwidth), None)
 
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
@@ -261,17 +260,10 @@ def find_devices(name: str) -> list[NamedDevice]:
 
     Raises UsageError with similar names if no rule finds a model.
     """
-    devices, words = read_named_devices(), _split_words(name)
-    if equal := [
-        each
-        for each in devices
-        if _normalize_device_name(name) in map(_normalize_device_name, (each.device, *each.names))
-    ]:
-        return equal
-    if equal := [
-        each
-        for each in devices
-        if words and _normalize_device_name(name) == _normalize_device_name(each.name.partition(" ")[2])
+    devices, words, wanted = read_named_devices(), _split_words(name), _normalize_device_name(name)
+    equal = [each for each in devices if wanted in map(_normalize_device_name, (each.device, *each.names))]
+    if equal := equal or [
+        each for each in devices if words and wanted == _normalize_device_name(each.name.partition(" ")[2])
     ]:
         return equal
     if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
@@ -283,7 +275,7 @@ def find_devices(name: str) -> list[NamedDevice]:
         raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
-    raise UsageError(f"unknown device {shorten(name)!r}" + (f" (near: {near})" if near else ""))
+    raise UsageError(f"unknown device {shorten(name)!r}" + (f"; similar names: {near}" if near else ""))
 
 
 def _normalize_device_name(name: str) -> str:

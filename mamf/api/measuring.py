@@ -56,16 +56,13 @@ OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 RowCallback = Callable[[Measurement], object]
 
 
-class Rows:
+class Rows(Iterator[Measurement]):
     """An iterator over rows that are measured one by one, as the caller asks for them. Leaving the loop or calling
     ``close`` ends the run.
     """
 
     def __init__(self, what: str, rows: Generator[Measurement, None, None]) -> None:
         self._what, self._rows = what, rows
-
-    def __iter__(self) -> Iterator[Measurement]:
-        return self
 
     def __next__(self) -> Measurement:
         return next(self._rows)
@@ -270,8 +267,11 @@ def measure_kernels(
     if ceilings or ceiling_kernel:
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
-        kernels = {ceiling.kernel for ceiling in known.values()}
-        references = get_ceiling_kernels(kernels, convert_to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
+        references = get_ceiling_kernels(
+            {ceiling.kernel for ceiling in known.values()},
+            convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
+            warn,
+        )
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {format_count(len(plan.steps()), 'row')}", run.measurements())
 

@@ -196,8 +196,10 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    report_options = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, get_kind(log.plan).make_document(log, report_options))
+    print_document(
+        options,
+        get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs, getattr(options, "baseline", None))),
+    )
     print_line(f"logs: {folder}", choose_note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
     if failure_reasons:
@@ -342,8 +344,7 @@ def watch_children(
         phases.show_phases(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
-    names = {device: f"device {device}" for device in commands}
-    with ChildProcesses(commands, environment) as children, PhaseLines(names) as phases:
+    with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
             watch, children.processes, children.wait_for_event, lambda: release_waiting(children), show
         )

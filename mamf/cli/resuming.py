@@ -87,9 +87,8 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
 
 def compute_remaining_budget(options: argparse.Namespace) -> float | None:
     """Return --budget in seconds, minus the seconds that crashed processes of this run have used. None is no limit."""
-    if not options.restart or options.budget is None:
-        return options.budget  # type: ignore[no-any-return]
-    return float(max(options.budget - options.restart.spent_seconds, _MIN_REMAINING_SECONDS))
+    spent_seconds = options.restart.spent_seconds if options.restart else 0.0
+    return options.budget and max(options.budget - spent_seconds, _MIN_REMAINING_SECONDS)  # type: ignore[no-any-return]
 
 
 def report_run_to_watcher(

@@ -120,19 +120,14 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     print_lines(FORMATS[options.format](document, width))
 
 
-def is_report_for_people(options: argparse.Namespace) -> bool:
-    """Return whether people, not programs, read the format of --format."""
-    from mamf.report.formats import TERMINAL_FORMATS
-
-    return options.format in TERMINAL_FORMATS
-
-
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
     """Choose the stream for lines that accompany a report, such as the path of the log.
 
-    It is stderr if a program reads the report from stdout.
+    It is stderr if programs, not people, read the format of --format.
     """
-    return get_report_stream() if is_report_for_people(options) else sys.stderr
+    from mamf.report.formats import TERMINAL_FORMATS
+
+    return get_report_stream() if options.format in TERMINAL_FORMATS else sys.stderr
 
 
 def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -> None:

@@ -104,7 +104,8 @@ def _make_missing_formulas() -> dict[Any, Callable[..., int]]:
     attention with fewer key heads than query heads.
     """
     formulas: dict[str, Callable[..., int]] = {
-        name: _make_matmul_formula(first) for name, first in _FIRST_OPERAND_INDEX.items()
+        name: lambda *shapes, first=first, **_: count_matmul_flop(shapes[first], shapes[first + 1])
+        for name, first in _FIRST_OPERAND_INDEX.items()
     }
     for name in (
         "_scaled_dot_product_flash_attention",
@@ -116,11 +117,6 @@ def _make_missing_formulas() -> dict[Any, Callable[..., int]]:
         formulas |= {name: _count_attention_forward_flop, f"{name}_backward": _count_attention_backward_flop}
     formulas["convolution_backward"] = _count_convolution_backward_flop
     return {getattr(torch.ops.aten, name): each for name, each in formulas.items() if hasattr(torch.ops.aten, name)}
-
-
-def _make_matmul_formula(first_operand: int) -> Callable[..., int]:
-    """Return the FLOP formula of a matmul whose operands are the arguments ``first_operand`` and the next one."""
-    return lambda *shapes, **_: count_matmul_flop(shapes[first_operand], shapes[first_operand + 1])
 
 
 def _count_attention_forward_flop(

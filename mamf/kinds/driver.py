@@ -143,13 +143,15 @@ class Run(Setup):
     def _open_log(self) -> RunLogWriter:
         self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed is not None:
-            again = {
-                "tool": get_mamf_version(),
-                "command": self.command,
-                "started": get_utc_time(),
-                "notes": self.notes,
-            }
-            self.resumed.writer.write_resume(self.resumed.log, again)
+            self.resumed.writer.write_resume(
+                self.resumed.log,
+                {
+                    "tool": get_mamf_version(),
+                    "command": self.command,
+                    "started": get_utc_time(),
+                    "notes": self.notes,
+                },
+            )
             return self.resumed.writer
         assert self.path is not None, "a run without a path has no log to open"
         self.header = self.build_header()

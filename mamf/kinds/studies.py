@@ -71,8 +71,9 @@ class Explain(Kind):
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        steps = make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
-        return make_waterfall_chart(steps, log.measurements, log.header)
+        return make_waterfall_chart(
+            make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"])), log.measurements, log.header
+        )
 
 
 class Guard(Kind):

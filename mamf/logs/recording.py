@@ -132,11 +132,17 @@ PlanOptions = _declare_struct(
 
 #: The types of the fields of a plan in a log, by name.
 _PLAN_FIELDS = {
-    name: _get_logged_type(kind)
-    for name, kind in _get_field_types(Plan).items()
-    if name not in ("kind", "searches", "options")
+    _KIND_FIELD: str,
+    **_allow_missing_fields(
+        Plan,
+        {
+            name: _get_logged_type(kind)
+            for name, kind in _get_field_types(Plan).items()
+            if name not in ("kind", "searches", "options")
+        },
+    ),
+    "options": PlanOptions | Missing,
 }
-_PLAN_FIELDS = {_KIND_FIELD: str, **_allow_missing_fields(Plan, _PLAN_FIELDS), "options": PlanOptions | Missing}
 #: The plan of a search for ceilings with which a run begins. Such a plan has no searches itself.
 SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
@@ -277,7 +283,7 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
         f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
-        f"the shortest launches may be off by {share:.1%}; measure them again"
+        f"the times of the shortest launches may be off by {share:.1%}: measure these rows again"
     )
 
 

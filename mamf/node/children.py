@@ -177,18 +177,6 @@ def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subpr
     )
 
 
-def make_thread_limit_variables(process_count: int) -> dict[str, str]:
-    """Return environment variables that limit each of ``process_count`` processes to an equal share of the CPU cores.
-
-    Without these variables torch starts one thread per core in each process, and the threads of different processes
-    compete for the same cores.
-    """
-    if process_count < 2:
-        return {}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // process_count))}
-
-
 class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
     """The child processes of a run, with a queue of their messages. A context manager that stops all children on exit.
 
@@ -197,7 +185,11 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
 
     def __init__(self, commands: Mapping[int, Sequence[str]], environment: Mapping[str, str]) -> None:
         self._event_queue: queue.Queue[ChildEvent] = queue.Queue()
-        environment = {**make_thread_limit_variables(len(commands)), **environment}
+        if len(commands) > 1:
+            # Without this limit torch starts one thread per core in each process, and the threads of different
+            # processes compete for the same cores.
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            environment = {"OMP_NUM_THREADS": str(max(1, cores // len(commands))), **environment}
         self.processes: dict[int, Any] = {}
         try:
             for rank, command in commands.items():

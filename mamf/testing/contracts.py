@@ -25,13 +25,7 @@ from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulKernel, MatmulPr
 from mamf.plugins.contracts import check_attribute, guard_method
 
 
-class _BackendFixture:
-    @pytest.fixture
-    def backend(self) -> Backend:
-        raise NotImplementedError("define a fixture that opens the backend")
-
-
-class BackendContract(_BackendFixture):
+class BackendContract:
     """The tests that every backend must pass. Define the fixture ``backend``, an open device."""
 
     #: The error that the library of the vendor raises when device memory is exhausted.
@@ -156,29 +150,16 @@ class BackendContract(_BackendFixture):
         assert backend.resolve_dtype("bfloat16") == "bfloat16"
 
 
-class _KernelFixture(_BackendFixture):
-    @pytest.fixture
-    def kernel(self) -> AnyKernel:
-        raise NotImplementedError("define a fixture that returns the kernel, or a kernel of the operation")
-
-    def measure_row(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
-        pool = backend.operand_pool(problem.data, problem.seed)
-        return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
+    pool = backend.operand_pool(problem.data, problem.seed)
+    return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
-class AnyKernelContract(_KernelFixture):
+class AnyKernelContract:
     """The tests that a kernel of any operation must pass.
 
-    Define the fixtures ``backend`` and ``kernel``, and a ``problem`` and a ``shape`` that the kernel supports.
+    Define the fixtures ``backend`` and ``kernel``, and a ``problem`` and a small ``shape`` that the kernel supports.
     """
-
-    @pytest.fixture
-    def problem(self) -> Any:
-        raise NotImplementedError("define a fixture that returns a problem that the kernel supports")
-
-    @pytest.fixture
-    def shape(self) -> Any:
-        raise NotImplementedError("define a fixture that returns a small shape that the kernel supports")
 
     def test_is_available_and_supports_the_problem(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
@@ -216,7 +197,7 @@ class AnyKernelContract(_KernelFixture):
             assert not prepared.verify(0, result).ok
 
     def test_can_be_measured(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:
-        row = self.measure_row(backend, kernel, problem, shape)
+        row = _measure_row(backend, kernel, problem, shape)
         assert row.ok, row.reason
         assert row.launches >= 3
 
@@ -272,14 +253,10 @@ class AttentionKernelContract(AnyKernelContract):
         assert reason and "\n" not in reason
 
 
-class OperationContract(_KernelFixture):
+class OperationContract:
     """The tests that every operation must pass. Define the fixtures ``backend``, ``operation`` and ``kernel``, a kernel
     of the operation.
     """
-
-    @pytest.fixture
-    def operation(self) -> Operation[Any, Any]:
-        raise NotImplementedError("define a fixture that returns the operation")
 
     def test_shapes_are_read_as_they_are_written(self, backend: Backend, operation: Operation[Any, Any]) -> None:
         shapes = [operation.parse_shape(operation.shape_example), *operation.default_shapes(backend)]
@@ -308,7 +285,7 @@ class OperationContract(_KernelFixture):
         self, backend: Backend, operation: Operation[Any, Any], kernel: AnyKernel
     ) -> None:
         problem, shape = operation.problem_for(backend, {}), operation.parse_shape(operation.shape_example)
-        row = self.measure_row(backend, kernel, problem, shape)
+        row = _measure_row(backend, kernel, problem, shape)
         assert row.status in ("ok", "unsupported"), row.reason
         record = json.loads(json.dumps(make_measurement_record(row)))
         if row.ok and "problem" in record:

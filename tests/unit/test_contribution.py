@@ -86,7 +86,7 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["check", "nothing.jsonl"], "nothing.jsonl does not exist"),
+        (["check", "nothing.jsonl"], "nothing.jsonl does not exist or is not a regular file"),
         (["check", "results"], "has no run log"),
         (["table", "--results", "nowhere"], "there is no folder nowhere"),
     ],

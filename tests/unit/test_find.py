@@ -110,9 +110,9 @@ class Shared(SimulatedMatmul):
 @pytest.mark.parametrize(
     ("phase", "before", "after", "is_known"),
     [
-        ("burst: confirming", 1.0, 1.3, False),
-        ("burst: confirming", 1.0, 1.03, True),
-        ("burst: choosing", 3.0, 1.0, True),
+        ("burst: measuring the fastest again", 1.0, 1.3, False),
+        ("burst: measuring the fastest again", 1.0, 1.03, True),
+        ("burst: comparing the fastest shapes and kernels", 3.0, 1.0, True),
     ],
 )
 def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(phase, before, after, is_known):
@@ -144,7 +144,7 @@ def test_utilization_is_a_share_within_one_regime():
     ceiling = ceiling_of("burst")
     assert ceiling.utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
     assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
-    with pytest.raises(IncomparableError, match="cannot divide a sustained figure by a burst ceiling"):
+    with pytest.raises(IncomparableError, match="cannot divide a rate of the regime sustained by a burst ceiling"):
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 
@@ -277,7 +277,7 @@ class Late:
 @pytest.mark.parametrize("left", [0.0, 0.25, 0.5])
 def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     find = find_of()
-    Late(find, "burst: confirming", 1.0, left)
+    Late(find, "burst: measuring the fastest again", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
     assert find.strategy.skipped_count

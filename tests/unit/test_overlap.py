@@ -140,7 +140,7 @@ def test_a_device_with_one_queue_says_so():
 
 def test_a_failure_on_another_rank_counts_for_all():
     rows = rows_of("all_reduce", f"{LARGE}+1GiB", gather_from_ranks=lambda own: [own, own or own is False])
-    assert {row.reason for row in rows.values()} == {"another rank (process) failed"}
+    assert {row.reason for row in rows.values()} == {"another process (rank) of this run failed"}
 
 
 def test_the_budget_leaves_out_whole_pairs():

@@ -378,7 +378,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert "not compared, and ranked after the others: device 1" in describe_devices(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
-    assert {there.status for _, there in compared.only_b} == {"its device did not measure the reference"}
+    assert {there.status for _, there in compared.only_b} == {"the device did not measure the reference shape"}
     assert len(compared.only_b) == last.count(True) and compared.pairs
 
 

@@ -239,7 +239,7 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 
     run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
-    device_name = str(header["device"]["name"]) if header else "This device"
+    device_name = header["device"]["name"] if header else "This device"
     sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
     sections += [escape_markdown(describe_machine(header))] if header else []
     for name, title in LOG_HEADINGS.items():

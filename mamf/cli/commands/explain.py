@@ -109,10 +109,14 @@ class ExplainSession(Session):
 
     def make_new_plan(self) -> Plan:
         problem, shape, kernel = self.matmul_to_explain
-        problems = [replace(problem, data=data) for data in DATA]
-        budget = self.options.budget or _DEFAULT_SECONDS
         return make_operation_plan(
-            self.operation, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
+            self.operation,
+            [kernel],
+            [replace(problem, data=data) for data in DATA],
+            [shape],
+            CEILING_REGIMES,
+            EXPLAIN,
+            budget_seconds=self.options.budget or _DEFAULT_SECONDS,
         )
 
     def print_report(self, log: RunLog) -> int:

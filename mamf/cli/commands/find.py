@@ -126,15 +126,12 @@ class _MatmulSearchSession(Session):
 
     kind = FIND
 
-    def _make_problems(self) -> tuple[Any, ...]:
-        return make_request(self.operation, self.options).make_problems(self.backend)
-
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.engine.search.grid import plan_search
 
         options, before = self.options, self.resumed_plan
         if before is None:
-            (problem,) = self._make_problems()
+            (problem,) = make_request(self.operation, options).make_problems(self.backend)
             self._search_plan, opened = plan_search(
                 self.backend,
                 problem,
@@ -165,8 +162,12 @@ class _MatmulSearchSession(Session):
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
-        regimes, precision = choose_regimes(options.regime, CEILING_REGIMES), options.precision or Plan.precision
-        return replace(before, problems=self._make_problems(), regimes=regimes, precision=precision)
+        return replace(
+            before,
+            problems=make_request(self.operation, options).make_problems(self.backend),
+            regimes=choose_regimes(options.regime, CEILING_REGIMES),
+            precision=options.precision or Plan.precision,
+        )
 
     def print_plan(self) -> None:
         grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)

@@ -18,7 +18,6 @@ from mamf.cli.terminal import (
     add_run_options,
     add_shared_options,
     choose_note_stream,
-    is_report_for_people,
     parse_duration,
     print_line,
     warn,
@@ -173,10 +172,8 @@ class _GuardSession(Session):
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
-        baseline_rows = (
-            [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.options.compared_figure)
-        )
-        baseline = None if self.baseline_log is None else {entry.key: entry for entry in baseline_rows}
+        log, figure = self.baseline_log, self.options.compared_figure
+        baseline = None if log is None else {entry.key: entry for entry in list_guarded_rows(log, figure)}
         return GuardStrategy(setup, baseline, self.options.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
@@ -215,7 +212,7 @@ class _GuardSession(Session):
         return super().make_document(log) if self.result is None else make_guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.report.formats import format_markdown
+        from mamf.report.formats import TERMINAL_FORMATS, format_markdown
 
         if self.baseline_log:
             self.result = judge_guard(self.baseline_log, log, self.options.tolerance, self.options.compared_figure)
@@ -226,7 +223,7 @@ class _GuardSession(Session):
             if self.options.markdown:
                 write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.result)))
         code = super().print_report(log)
-        if self.result and not is_report_for_people(self.options):
+        if self.result and self.options.format not in TERMINAL_FORMATS:
             print_line(describe_guard_verdict(self.result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)

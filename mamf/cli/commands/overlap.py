@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -110,17 +111,8 @@ def run_with_options(options: argparse.Namespace) -> int:
             f"{collectives[0]} needs several devices, but {backend_name} has {device_count}: use --beside to_host copy"
         )
     if collectives and place is None and not (is_complete or options.dry_run):
-        launcher_options = (
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={device_count}",
-            "-m",
-            "mamf",
-        )
-        import subprocess
-
-        return subprocess.call([sys.executable, *launcher_options, *options.typed], stdout=get_report_stream())
+        launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
+        return subprocess.call([sys.executable, *launcher, *options.typed], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device. Then that device has the index 0 in every process.
         options.backend, options.device = backend_name, place.index % max(device_count, 1)

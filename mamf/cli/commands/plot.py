@@ -80,8 +80,9 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(finder_runs):
         _refuse_regime_and_direction(options, "a log of mamf-finder")
-        paths_and_runs = zip(options.logs, finder_runs, strict=True)
-        return make_side_by_side_chart([convert_log(path.stem, run or read_log(path)) for path, run in paths_and_runs])
+        return make_side_by_side_chart(
+            [convert_log(path.stem, run or read_log(path)) for path, run in zip(options.logs, finder_runs, strict=True)]
+        )
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 

@@ -196,9 +196,9 @@ class ReproduceSession(Session):
             for name in dict.fromkeys(claim.step[3] for claim in self.requested_claims.claims)
         }
         header = self.source_log.header if self.source_log else {}
-        header_of_this_device = {**header, "device": asdict(self.backend.info)}
         has_cycles = bool(header) and any(
-            each.is_of_card for each in find_blocking_differences(header, header_of_this_device)
+            each.is_of_card
+            for each in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()
         for claim in self.requested_claims.claims:

@@ -15,6 +15,7 @@ from pathlib import Path
 from mamf.backend import MIB, Backend
 from mamf.ceilings.roof import RoofPoint
 from mamf.cli import run_command
+from mamf.cli.reading import read_log
 from mamf.cli.terminal import (
     add_device_options,
     add_shared_options,
@@ -80,7 +81,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
     from mamf.report.charts.picture import check_image_path, draw_figure, make_exists_error, save_figure
@@ -135,7 +135,6 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
     log has a ceiling.
     """
-    from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
@@ -152,11 +151,8 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
             code = max(code, run_command(find_command))
             if code == INTERRUPTED_EXIT_CODE:
                 break
-    logs_with_ceiling = []
-    for path in filter(Path.exists, logs):
-        log = read_log(path)
-        if log.all_ceilings or log.own_ceilings:
-            logs_with_ceiling.append(path)
+    found_logs = {path: read_log(path) for path in logs if path.exists()}
+    logs_with_ceiling = [path for path, log in found_logs.items() if log.all_ceilings or log.own_ceilings]
     if not logs_with_ceiling and not options.dry_run:
         advice = f"continue with 'mamf roofline --output-folder {folder}'"
         raise UsageError(f"mamf could not confirm a ceiling: {advice}, if needed with a longer --budget")

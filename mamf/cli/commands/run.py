@@ -82,11 +82,11 @@ def run_with_options(options: argparse.Namespace) -> int:
         kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
     )
     words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
-    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
-    lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
-    lines += [_DETERMINISM_RESULTS[launched.is_deterministic]] if options.determinism else []
-    for line in lines:
+    print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}")
+    for line in _yield_launch_lines(launched, problem.work(shape)):
         print_line(line)
+    if options.determinism:
+        print_line(_DETERMINISM_RESULTS[launched.is_deterministic])
     return 0
 
 

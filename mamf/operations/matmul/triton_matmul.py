@@ -22,7 +22,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import check_triton_backend, get_architecture_major
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
+from mamf.operations.matmul.torch_products import TorchMatmul
 
 #: The way in which programs share the tiles of C. ``tile``: one program per tile. ``persistent``: as many programs as
 #: the device runs at once, and each computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
@@ -207,18 +207,16 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return the configuration, the number of busy compute units if it is not all, and how 8-bit floats are summed.
+        """Return the configuration, and for 8-bit floats how the kernel sums them.
 
-        The last detail is reported because Hopper keeps sums in 14 bits, unless a kernel adds them to float32
-        regularly.
+        Hopper keeps sums of 8-bit floats in 14 bits, unless a kernel adds them to float32 regularly.
         """
-        assert self.configuration is not None, "the kernel that is prepared has one"
-        idle = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
-        details = {"configuration": str(self.configuration), **idle}
+        assert self.configuration is not None, "a prepared kernel has a configuration"
         if problem.dtype not in _FLOAT8_DTYPES:
-            return details
-        every = f"float32 every {self.configuration.block_k} of K"
-        return {**details, "accumulation": "fast" if problem.fast_accumulation else every}
+            return {"configuration": str(self.configuration)}
+        precise = f"in float32 after every {self.configuration.block_k} terms of K"
+        accumulation = "fast" if problem.fast_accumulation else precise
+        return {"configuration": str(self.configuration), "accumulation": accumulation}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
         return TritonMatmul(str(self.variants(backend, problem, shape)[0].configuration), backend.info.compute_units)
@@ -229,7 +227,7 @@ class TritonMatmul(TorchMatmul):
         from mamf.operations.matmul import triton_kernels as kernels
 
         configuration = self.configuration
-        assert configuration is not None, "the kernel that is prepared has one"
+        assert configuration is not None, "a prepared kernel has a configuration"
         (m, k), n = a.shape, b.shape[1]
         program_count = configuration.count_tiles(m, n)
         if configuration.schedule != "tile":
@@ -368,8 +366,7 @@ class Gluon(TorchMatmul):
         return None
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
-        return {"configuration": self.text, **describe_busy_units(tiles, self.program_count)}
+        return {"configuration": self.text}
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

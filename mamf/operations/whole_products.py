@@ -321,10 +321,10 @@ def verify_special_product(
 ) -> Verdict:
     """Verify a launch with an infinity, a NaN and a subnormal number among the operands.
 
-    Change the operands, launch, restore the operands, and compare the output with that of a launch without the changes.
-    The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs of a
-    column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of C. All
-    other values of C must keep their bits. Do not check operands of 8 bits and fewer, because they have no infinity.
+    Change the operands, launch, restore the operands, and compare the output with the output of a launch before the
+    changes. The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs
+    of a column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of
+    C. All other values of C must keep their bits. Do not check operands of 8 bits and fewer: they have no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
     the factor from A @ B to C.

@@ -153,11 +153,11 @@ def problem_for(
     seed: int = 0,
     fast_accumulation: bool = False,
 ) -> MatmulProblem:
-    """Make a matmul problem. An open backend supplies the default dtype.
+    """Make a matmul problem. By default its operands have the default dtype of the backend.
 
     ``dtype``, ``out_dtype``: the dtypes of the operands and of C; ``fp8`` is the 8-bit float that the device supports.
-    ``layout``: how A and B are stored; ``nt`` is that of a linear layer. ``data``: values of the operands: ``normal``,
-    ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
+    ``layout``: how A and B are stored; ``nt`` is the layout of a linear layer. ``data``: the operands' values:
+    ``normal``, ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
 
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'

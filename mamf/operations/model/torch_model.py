@@ -335,7 +335,7 @@ def draw_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random tokens and their targets (the next token of each token), both [batch, context].
 
-    ``index``: the number of the batch. Each batch has other tokens.
+    ``index``: the number of the batch, from which the tokens are drawn.
     """
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)

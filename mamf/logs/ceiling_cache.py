@@ -45,8 +45,8 @@ def get_cache_folder() -> Path:
 
 
 def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to the cache, once for each of its ceilings. Call ``warn`` with a reason for each ceiling
-    that is not cached.
+    """Copy the log of ``mamf find``, which searches for the highest rate of a device, to the cache, once for each
+    ceiling in the log. Call ``warn`` with a reason for each ceiling that is not cached.
 
     Ceilings of simulated devices are not cached and cause no warning.
     """
@@ -58,7 +58,7 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy the log of a find to the cache, and yield the reason for each ceiling that is not cached."""
+    """Copy the log of ``mamf find`` to the cache, and yield the reason for each of its ceilings that is not cached."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED:
@@ -89,10 +89,11 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
 
 
 def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
-    """Return the rank of a ceiling. Of two ceilings for one file, the cache keeps the one with the higher rank.
+    """Return the rank of a ceiling. If two ceilings would have the same file in the cache, mamf keeps the one with the
+    higher rank.
 
-    A known interval ranks above an unknown one, then a complete find above an interrupted one, then the newer find
-    above the older one.
+    A ceiling with a known interval ranks above one without, then one from a complete search above one from an
+    interrupted search, then a newer one above an older one.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 

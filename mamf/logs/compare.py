@@ -53,12 +53,13 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# The lowest joint coverage of two intervals that is usable: that of three samples on each side. Fewer samples have no
-# usable interval.
+# A verdict needs two intervals that both contain the true rates with at least this probability, which is that of three
+# samples on each side.
 MIN_COVERAGE = 0.5
-# The joint coverage of two 95 % intervals, minus a margin for rounding.
+# The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _USUAL_COVERAGE = 0.9 - 1e-9
-# The confidence of the interval that must be within the tolerance: it makes two one-sided tests at 5 %.
+# The confidence of the interval that must be within the tolerance for the verdict SAME. It makes two one-sided tests at
+# 5 %.
 _EQUIVALENCE_CONFIDENCE = 0.90
 
 
@@ -67,7 +68,7 @@ class RowPair:
     """A row that both sides measured: ``a`` is from side A, ``b`` from side B.
 
     - ``fields``: the values by which the two rows were paired.
-    - ``design``: in which order the runs of the two sides were measured.
+    - ``design``: the order in which the runs of the two sides were measured.
     - ``row_count``: the number of rows in the comparison.
     """
 
@@ -81,7 +82,7 @@ class RowPair:
     def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
-    #: The rate in B divided by the rate in A: above 1, B is faster.
+    #: The rate in B divided by the rate in A. If it is above 1, B is faster.
     @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
@@ -89,7 +90,7 @@ class RowPair:
 
     @property
     def change(self) -> RowChange:
-        """The change from A to B as input for ``pool_rows``, which tests all rows together."""
+        """The change of the rate from A to B, as input for ``pool_rows``, which tests all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         return RowChange(
@@ -133,7 +134,7 @@ class RowPair:
         certain, otherwise UNDECIDED.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
-        # At this confidence the intervals of all rows contain the true ratios at the same time.
+        # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
         sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
@@ -242,11 +243,12 @@ class Comparison(Tabular):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
-    Runs on different cards are compared by the cycles that their kernels used, if both sides know them.
+    If the runs are from different cards and both sides recorded the true clock, mamf compares the cycles that the
+    kernels used instead of their rates.
 
-    Raises IncomparableError if the devices, dtypes, regimes or cache states of the sides differ, or the software of the
-    runs on one side. ``anyway``: compare the logs in spite of these differences. Logs without a common row always raise
-    IncomparableError.
+    Raises IncomparableError if the devices, dtypes, regimes or cache states of the two sides differ, or if the runs of
+    one side had different software. ``anyway``: compare the logs in spite of these differences. Logs without a common
+    row always raise IncomparableError.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
@@ -291,7 +293,9 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 
 def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
-    """Return a copy of a comparison with the order of its runs, and with a test of all rows of each regime together."""
+    """Return a copy of a comparison that knows in which order its runs were measured, and that tests all rows of each
+    regime together.
+    """
     pairs = tuple(replace(pair, design=design, row_count=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
     # If a regime has only one row on the same device, testing all rows together adds nothing.
@@ -355,7 +359,8 @@ class Difference:
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between two headers that forbid a comparison: another device, card or cache state.
+    """Find the differences between two log headers because of which the logs cannot be compared: another device, card
+    or cache state.
 
     Raises IncomparableError if the operations differ.
     """
@@ -375,8 +380,8 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
 
 
 def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between the settings of two runs that may explain different rates. Often they are the reason
-    for comparing.
+    """Find the differences between the software and the settings of two runs, from the headers of their logs. These
+    differences may explain different rates; often they are what the user wants to compare.
     """
     return find_value_differences(list_run_settings(a), list_run_settings(b))
 
@@ -399,7 +404,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        # Logs of reproductions have this name and these values, so do not change them.
+        # Logs of ``mamf reproduce`` store this name and these values, so do not change them.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
@@ -429,7 +434,8 @@ def find_field_differences(
 
 
 def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
-    """Build the roofs of a device from the ceilings in several logs.
+    """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
+    several logs.
 
     Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
     """
@@ -447,7 +453,7 @@ def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
 
 
 def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
-    """Raise IncomparableError if a log was measured on another card than the roofs."""
+    """Raise IncomparableError if a log was measured on another card than the roofs (the highest rates of a device)."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 

@@ -50,9 +50,9 @@ POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# If the pause between two runs exceeds _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
+# If the pause between two runs exceeds _MAX_RUN_GAP, they differ by _GAP_SHIFT_FACTOR times as much as without a pause.
 _GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the common shift of a run: 26 pairs in results/, reduced to 20 because of heavy tails. If equal
+# Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
 # runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
 # calibration.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
@@ -67,7 +67,7 @@ _SUSTAINED_RUN_SHIFT = 0.0012
 
 
 def compute_decision_error(error: FigureError, regime: str, visit_count: int) -> FigureError:
-    """Return the error of a rate for deciding whether it differs from another rate.
+    """Return the error of a rate that decides whether the rate differs from another one.
 
     ``visit_count``: the number of separate measurements behind the rate. The result has the heavy tails of errors
     between runs, so it is larger than the calibrated ``error`` of the rate.
@@ -82,7 +82,8 @@ def compute_decision_error(error: FigureError, regime: str, visit_count: int) ->
 
 
 class RunDesign(NamedTuple):
-    """The order in which the runs of two sides were measured, and how much the two sides differ by it.
+    """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
+    order.
 
     - ``label``: the order in words, for reports.
     - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
@@ -299,8 +300,8 @@ class ComparedRow:
     def scale_to_device_of(self, other: ComparedRow) -> ComparedRow:
         """Return a copy whose rate is scaled to the speed of the device of the row ``other``.
 
-        The relative speed of the two devices comes from a reference kernel. If one device did not measure it, the copy
-        has no rate.
+        The relative speed of the two devices comes from a reference shape that both measured. If one device did not
+        measure it, the copy has no rate.
         """
         if self.device == other.device or self.tflops is None:
             return self
@@ -322,10 +323,9 @@ def is_find(log: RunLog) -> bool:
 
 
 def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
-    """Return the rows of a log that a comparison uses.
+    """Return the rows of a log that a comparison uses. Raises UsageError for a log that has nothing to compare.
 
-    ``as_ceilings``: return the ceilings of a log of a find, not its candidates (compare.py says when). Raises
-    UsageError for a log that has nothing to compare.
+    ``as_ceilings``: from a log of ``mamf find``, return its ceilings, not its candidates (compare.py says when).
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
@@ -348,8 +348,8 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
 
 @functools.lru_cache(1024)  # A log has many rows but only a few problems.
 def get_problem_fields(problem: Any) -> PairingFields:
-    """Return the fields of a problem by which rows are paired: all except the seed of the data. A forward pass gets the
-    default of ``backward_count``, which does not matter to it.
+    """Return the fields of a problem by which rows are paired: all except the seed of the data. For attention without a
+    backward pass, ``backward_count`` has its default, because it does not change a forward pass.
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
@@ -425,8 +425,8 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
 
 
 def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
-    """Combine all measurements of one step to one compared row: only the repeated ones (phase ``confirm``) if there are
-    any, otherwise the first one. If the result of any measurement was wrong, the row is wrong.
+    """Combine all measurements of one step to one compared row: only the repeated measurements (phase ``confirm``) if
+    there are any, otherwise the first one. If any result was wrong, the row has the status ``wrong_result``.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
     fresh = [row for row in visits if row.phase == CONFIRM_PHASE]
@@ -441,8 +441,8 @@ def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
 
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
-    """Yield a compared row for each confirmed candidate of a find, from its confirming rounds. Each round is one
-    sample.
+    """Yield a compared row for each candidate shape that ``mamf find`` measured again to confirm it. Each of these
+    repeated measurements counts as one sample.
     """
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_ROUNDS:

@@ -114,10 +114,9 @@ _HARMLESS_NAMES = {
 
 
 def _make_scrubber(text: str) -> Callable[[str], str]:
-    """Return a function that removes private texts from a string: UUIDs, paths, and the names of hosts and users in
-    ``text``.
+    """Return a function that removes private texts from a string: UUIDs, paths, and the names of hosts and users.
 
-    ``text`` is the whole log.
+    ``text``: the whole log, in which the function finds these names.
     """
     names = dict.fromkeys((name for host in _UNAME_LINE.findall(text) for name in (host, host.split(".")[0])), "<host>")
     names |= dict.fromkeys(_HOME_PATH.findall(text), "<user>")
@@ -164,7 +163,7 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
                 gpu[f"{name}_shape"],
                 "confirm",
                 f"GPU {int(gpu['gpu'])}",
-                # Power, clock and temperature in this table are those of the sustained measurement.
+                # Power, clock and temperature in this table are those of MSMF, so the row of MAMF has none.
                 **_parse_sensor_readings(gpu if name == "MSMF" else None),
             )
             for gpu in gpus
@@ -239,8 +238,8 @@ _IDENTIFYING_PROPERTY = re.compile(r"^(?:uuid|pci_.*|serial.*)$")
 
 
 def _parse_number(text: str | None) -> float | None:
-    """Convert a printed figure to a number. Returns None if it is missing, nan or inf, all of which mean that nothing
-    was measured.
+    """Convert a printed figure to a number. Returns None if the figure is missing, nan or inf, all of which mean that
+    nothing was measured.
     """
     value = math.nan if text in (None, "", "-") else float(str(text))
     return value if math.isfinite(value) else None
@@ -336,9 +335,10 @@ class _RunParser:
         return self._read_summary_line(line)
 
     def _read_row(self, found: re.Match[str]) -> bool:
-        """Collect the figures of a row, as version 2 prints all rows and version 4 its scouts before it had tables.
+        """Collect the figures of a row in the format in which version 2 prints all rows, and in which version 4 printed
+        its quick first measurements (scouts) before it had tables.
 
-        Return whether the line was such a row; rows of version 1 are not read.
+        Return whether the line is such a row. It is not for rows of version 1, which mamf does not import.
         """
         printed = _NAMED_FIGURE.findall(found["figures"])
         if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.

@@ -322,7 +322,7 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the last row of each step (regime, problem, shape and kernel), because a resumed run may repeat a failed
     step.
 
-    Keeps all rows of the reference matmul, which a run measures again and again on purpose.
+    Keeps all rows of the reference matmul, which a run measures again and again to detect drift.
     """
     latest_rows: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
@@ -362,8 +362,8 @@ class DeviceSpeed(NamedTuple):
     reference_work: float
 
     def compute_half_width(self, work: float) -> float:
-        """Compute the half width for a shape of ``work`` FLOP or bytes, which may be less than the work of the
-        reference kernel.
+        """Compute half the width of the interval of ``factor`` for a launch of ``work`` FLOP or bytes, which may be
+        less than the work of the reference kernel.
 
         It is larger for less work, because devices may differ less in short launches. Four H200 that differ by 2.5 % at
         343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.

@@ -27,7 +27,8 @@ _FIELDS_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
-    """Return the paths of the logs of a shared run in a folder, sorted by device.
+    """Return the paths of the logs of a shared run (a run that several devices or processes divided) in a folder,
+    sorted by device.
 
     ``device``: return only the logs of this device or rank. Returns no paths if the folder has no shared run.
     """
@@ -129,7 +130,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
 def _get_common_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of a plan, by name, that must be equal in all logs of a shared run.
 
-    A find has only two, because its grid of shapes depends on the device.
+    Logs of ``mamf find`` have only two such fields, because its grid of shapes depends on the device.
     """
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
@@ -171,7 +172,7 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 
 
 def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
-    """Deal the shapes of devices that are no longer available to the remaining devices.
+    """Divide the shapes of devices that are no longer available among the remaining devices.
 
     Starts a log for each remaining device with its part of these shapes, and adds that log to ``logs`` (logs by
     device).

@@ -108,9 +108,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.append_line(encode_record(record, fields))
 
     def append_line(self, line: bytes = b"") -> None:
-        """Append an encoded line. First write the whole log again if another program has changed the file.
+        """Append an encoded line. If another program has changed the file, first write the whole log again.
 
-        Without a line it does only the latter. Raises RunLogWriteError if the file cannot be written.
+        Without a line, only do the latter. Raises RunLogWriteError if the file cannot be written.
         """
         change = self._write_again() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)

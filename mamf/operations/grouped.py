@@ -33,7 +33,7 @@ class GroupedShape(BaseMatmulShape):
 
     experts: int = field(metadata=describe("number of experts", read=parse_size))
     tokens: int = field(
-        metadata=describe("rows of A over all experts; a token of two experts counts twice", read=parse_size)
+        metadata=describe("rows of A over all experts; a token that goes to two experts counts twice", read=parse_size)
     )
     n: int = field(metadata=describe("columns of C", read=parse_size))
     k: int = field(metadata=describe("size of the reduction", read=parse_size))
@@ -60,7 +60,9 @@ class GroupedProblem(BaseMatmulProblem):
 
     routing: Routing = field(
         default="balanced",
-        metadata=describe("distribution of tokens over experts: as equal as possible, or by Zipf's law"),
+        metadata=describe(
+            "how tokens are distributed over experts: balanced as equally as possible, or skewed by Zipf's law"
+        ),
     )
 
     def count_expert_tokens(self, shape: GroupedShape) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class GroupedMm(TorchGrouped):
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
-            return f"kernel {self.name} needs --layout nt or nn, not {problem.layout}: it reads tokens by rows"
+            return f"kernel {self.name} reads tokens by rows: use --layout nt or nn, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:

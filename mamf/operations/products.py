@@ -326,8 +326,8 @@ def quantize_operand(
 ) -> QuantizedOperand:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
 
-    ``flat``: the memory of all buffers, by name. The elements are written to that of ``a_quantized`` or
-    ``b_quantized``.
+    ``flat``: the memory of all buffers, by name. The elements are written to the memory of
+    ``a_quantized`` or ``b_quantized``.
     """
     float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.elements[operand] // (scaled_format.values_per_byte if scaled_format else 1)

@@ -119,7 +119,7 @@ def _verify_entries_in_chunks(
     reason = ""
     if worst > most:
         reason = (
-            f"part of the output is wrong: row sums differ by {worst:.2g}, but rounding explains at most {most:.2g}"
+            f"part of the output is wrong: row sums are off by {worst:.2g}, but rounding explains at most {most:.2g}"
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
@@ -148,7 +148,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             if _compute_residual_statistics(
                 MatmulPart(block.left, block.right, exact), 1.0, torch.int32, chunk_elements
             )[0].item():
-                return Verdict(math.inf, 0.0, reason="the exact product that C is compared with is wrong")
+                return Verdict(math.inf, 0.0, reason="the exact matmul with which mamf compares C is itself wrong")
             found = block.c.float()
             expected = round_like_result(found, exact.float() * scale)
             distance += (found - expected).square().sum().item()
@@ -321,10 +321,10 @@ def verify_special_product(
 ) -> Verdict:
     """Verify a launch with an infinity, a NaN and a subnormal number among the operands.
 
-    Change the operands, launch, restore the operands, and compare the output with that of a launch without the changes.
-    The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs of a
-    column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of C. All
-    other values of C must keep their bits. Do not check operands of 8 bits and fewer, because they have no infinity.
+    Change the operands, launch, restore the operands, and compare the output with the output of a launch before the
+    changes. The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs
+    of a column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of
+    C. All other values of C must keep their bits. Do not check operands of 8 bits and fewer: they have no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
     the factor from A @ B to C.

@@ -89,7 +89,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
     ("given", "told"),
     [
         (["--size", "huge"], "unknown size of model 'huge'"),
-        (["--set", "heads=7"], "d_model 768 does not divide into 7 heads: use a multiple"),
+        (["--set", "heads=7"], "d_model 768 must be a multiple of the number of heads (7)"),
         (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),

@@ -119,7 +119,8 @@ def test_a_triton_without_this_gluon_is_unsupported(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fast", "told"), [(False, {"accumulation": "float32 every 128 of K"}), (True, {"accumulation": "fast"})]
+    ("fast", "told"),
+    [(False, {"accumulation": "in float32 after every 128 terms of K"}), (True, {"accumulation": "fast"})],
 )
 def test_it_says_how_8_bit_floats_are_summed(fast, told):
     problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)

@@ -186,10 +186,10 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Return a name for each shape that shares N and K, the size of a layer's weights, with a shape of another M.
+    """Return a name for each shape whose N and K, the size of a layer's weights, occur with several M (token counts).
 
-    M is the number of tokens. If ``shapes`` contain all layers of a preset, the name is that of the layer. Otherwise it
-    is ``Mx{N}x{K}``. Shapes that share N and K with no other shape are omitted.
+    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Shapes
+    whose N and K occur with only one M are omitted.
     """
     tokens: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
@@ -281,8 +281,8 @@ class BaseMatmulProblem(DeclaredProblem):
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B: that of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of gradients),
-        because no vendor supports two e5m2 operands.
+        """The dtype of B, which is the dtype of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of
+        gradients), because no vendor supports two e5m2 operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 

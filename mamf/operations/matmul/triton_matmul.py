@@ -211,10 +211,10 @@ class TritonMatmul(TorchMatmul):
 
         Hopper keeps sums of 8-bit floats in 14 bits, unless a kernel adds them to float32 regularly.
         """
-        assert self.configuration is not None, "the kernel that is prepared has one"
+        assert self.configuration is not None, "a prepared kernel has a configuration"
         if problem.dtype not in _FLOAT8_DTYPES:
             return {"configuration": str(self.configuration)}
-        precise = f"float32 every {self.configuration.block_k} of K"
+        precise = f"in float32 after every {self.configuration.block_k} terms of K"
         accumulation = "fast" if problem.fast_accumulation else precise
         return {"configuration": str(self.configuration), "accumulation": accumulation}
 
@@ -227,7 +227,7 @@ class TritonMatmul(TorchMatmul):
         from mamf.operations.matmul import triton_kernels as kernels
 
         configuration = self.configuration
-        assert configuration is not None, "the kernel that is prepared has one"
+        assert configuration is not None, "a prepared kernel has a configuration"
         (m, k), n = a.shape, b.shape[1]
         program_count = configuration.count_tiles(m, n)
         if configuration.schedule != "tile":

@@ -54,7 +54,9 @@ class TorchModel(ModelKernel):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return f"a model cannot call {self.attention.name}, because it is not a TorchAttention: use another kernel"
+            return (
+                f"a model cannot call kernel {self.attention.name}, which is not a TorchAttention: use another kernel"
+            )
         return super().unsupported(backend, problem) or self.attention.unsupported(
             backend, make_attention_problem(problem)
         )
@@ -306,7 +308,7 @@ class PreparedModel:
             )
             error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
-            error, details["optimizer"] = math.inf, "did not run: its moments are 0"
+            error, details["optimizer"] = math.inf, "did not run: its moments (running averages of gradients) are 0"
         return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")
 
     def _get_reference(self, index: int) -> _ReferenceResult:
@@ -333,7 +335,7 @@ def draw_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random tokens and their targets (the next token of each token), both [batch, context].
 
-    ``index``: the number of the batch. Each batch has other tokens.
+    ``index``: the number of the batch, from which the tokens are drawn.
     """
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)

@@ -325,7 +325,7 @@ FORMATS = ("table", "csv", "json", "markdown", "html")
 #: The sources from which ``mamf peak`` takes the rate of a device, from the most to the least reliable.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
-#: The file formats of other tools in which measured roofs can be written.
+#: The file formats of other tools in which mamf can write measured roofs (the highest rates of a device).
 ROOF_EXPORT_FORMATS = ("tracelens",)
 #: The share by which a row must be slower than its baseline to count as a regression.
 DEFAULT_REGRESSION_TOLERANCE = 0.01

@@ -87,7 +87,7 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
     nanosecond, like logged samples.
     """
     timer = find_timer(backend)
-    # A small negative estimate for an unknown timer is noise: the timer has no overhead.
+    # If no profiler has measured the timer, a small negative estimate is noise, and the timer has no overhead.
     if estimate is None or (timer is None and -MAX_SHIFT_SECONDS < estimate < 0):
         return Overhead(0.0)
     if is_plausible_overhead(backend, estimate):

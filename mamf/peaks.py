@@ -151,7 +151,7 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
 
 def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is
-    listed. For a CPU, a bound that no current core exceeds.
+    listed. For a CPU, the result is a bound that no current core exceeds.
     """
     if not info.is_accelerator:
         per_core = _MAX_CORE_FLOP_PER_CYCLE.get(dtype, _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES) * _MAX_CORE_HZ
@@ -185,8 +185,8 @@ def compute_max_flops_at_clock(
 
 
 def find_listed_device(device_name: str) -> str | None:
-    """Return the device of peaks.csv that a name means if it differs only in case or blanks; None if the name matches
-    exactly or not at all.
+    """Return the device of peaks.csv whose name differs from ``device_name`` only in case or blanks; None if a device
+    matches the name exactly, or if none matches.
     """
     return (
         None if any(row.match.search(device_name) for row in _read_peak_rows()) else find_device_by_pattern(device_name)
@@ -225,7 +225,7 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 @dataclass(frozen=True)
 class NamedDevice:
     """A device model of peaks.csv with all its names. The first of ``names`` is the name that torch reports, unless
-    another model has the same one.
+    torch reports this name for another model too.
     """
 
     device: str

@@ -86,9 +86,10 @@ class StepKey(NamedTuple):
 class SweepOptions:
     """The options of a sweep.
 
-    - ``reference``: a shape that is measured again after every ``reference_every`` rows, to show the device's drift,
-      and on each device of a shared run.
-    - ``warmup_launches``, ``timed_launches``: for the classic regime.
+    - ``reference``: a shape that is measured again after every ``reference_every`` rows to show the drift of the
+      device, and on each device of a shared run to compare the devices.
+    - ``warmup_launches``, ``timed_launches``: the numbers of launches before and in the timed loop of the regime
+      classic.
     - ``ranks``: how many processes share the run; 0: the run is not shared. Each process has its own log and measures
       every ``ranks``-th shape from number ``rank`` on.
     """

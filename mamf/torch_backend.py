@@ -83,7 +83,7 @@ class TorchOperandPool(OperandPool):
                 values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
                 fill_random(values, self._data, generator)
                 if buffer.dtype == torch.int8:
-                    # 4 standard deviations of normal data and 1 of uniform data become 127.
+                    # Scale to the range of int8: 4 standard deviations of normal data, or 1 of uniform data, are 127.
                     values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
                 chunk.copy_(values)
 

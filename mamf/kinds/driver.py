@@ -136,7 +136,7 @@ class Run(Setup):
                 raise
             finally:
                 with self.shield_from_signals():
-                    with suppress(Exception):  # The clock may fail with the device.
+                    with suppress(Exception):  # If the device failed, its clock may fail too.
                         seconds = self.backend.now() - begun
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 

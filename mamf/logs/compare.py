@@ -53,12 +53,13 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# The lowest joint coverage of two intervals that is usable: that of three samples on each side. Fewer samples have no
-# usable interval.
+# A verdict needs two intervals that both contain the true rates with at least this probability, which is that of three
+# samples on each side.
 MIN_COVERAGE = 0.5
-# The joint coverage of two 95 % intervals, minus a margin for rounding.
+# The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _USUAL_COVERAGE = 0.9 - 1e-9
-# The confidence of the interval that must be within the tolerance: it makes two one-sided tests at 5 %.
+# The confidence of the interval that must be within the tolerance for the verdict SAME. It makes two one-sided tests at
+# 5 %.
 _EQUIVALENCE_CONFIDENCE = 0.90
 
 
@@ -81,7 +82,7 @@ class RowPair:
     def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
-    #: The rate in B divided by the rate in A: above 1, B is faster.
+    #: The rate in B divided by the rate in A. If it is above 1, B is faster.
     @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
@@ -133,7 +134,7 @@ class RowPair:
         certain, otherwise UNDECIDED.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
-        # At this confidence the intervals of all rows contain the true ratios at the same time.
+        # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
         sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
@@ -403,7 +404,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        # Logs of reproductions have this name and these values, so do not change them.
+        # Logs of ``mamf reproduce`` store this name and these values, so do not change them.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),

@@ -50,9 +50,9 @@ POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# If the pause between two runs exceeds _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
+# If the pause between two runs exceeds _MAX_RUN_GAP, they differ by _GAP_SHIFT_FACTOR times as much as without a pause.
 _GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the common shift of a run: 26 pairs in results/, reduced to 20 because of heavy tails. If equal
+# Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
 # runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
 # calibration.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0

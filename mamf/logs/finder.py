@@ -163,7 +163,7 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
                 gpu[f"{name}_shape"],
                 "confirm",
                 f"GPU {int(gpu['gpu'])}",
-                # Power, clock and temperature in this table are those of the sustained measurement.
+                # Power, clock and temperature in this table are those of MSMF, so the row of MAMF has none.
                 **_parse_sensor_readings(gpu if name == "MSMF" else None),
             )
             for gpu in gpus

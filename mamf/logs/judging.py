@@ -52,8 +52,8 @@ DEFAULT_REGRESSION_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
 
 
-#: What a guard compares: rates, which needs the same card, or used cycles, which can be compared between all cards of
-#: one architecture.
+#: What ``mamf guard`` compares: rates, which needs the same card, or used cycles, which can be compared between all
+#: cards of one architecture.
 COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
 
@@ -80,9 +80,10 @@ _DOUBT_SHARE = 0.5
 # A row has failed after this many failures. One failure may be transient, so the row is tried once more.
 _MAX_FAILURES = 2
 
-#: The outcomes of a row of a guard, worst first. ``failed``: the baseline has a rate, but this row has none.
-#: ``regression``: the row is slower; these two fail a guard. ``undecided``: the row is too noisy for the tolerance or
-#: was repeated too rarely. ``new``: the row is not in the baseline.
+#: The outcomes of a row of ``mamf guard``, worst first. ``failed``: the baseline has a rate, but this row has none.
+#: ``regression``: the row is slower than the baseline. The guard fails if a row has one of these two outcomes.
+#: ``undecided``: the row is too noisy for the tolerance or was repeated too rarely. ``new``: the row is not in the
+#: baseline.
 Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
@@ -173,8 +174,8 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPA
 
 
 def judge_pair(pair: RowPair, tolerance: float) -> Outcome:
-    """Return the outcome of a row: ``regression`` if it is slower than the baseline with 95 % confidence and by more
-    than the tolerance.
+    """Return the outcome of a row: ``regression`` if the row is slower than its baseline with 95 % confidence and by
+    more than the tolerance.
 
     A slower row is ``undecided`` until it has been repeated MIN_ROUNDS times.
     """
@@ -210,7 +211,7 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 # -- making and judging claims -----------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
-#: The verdict on a claim, by the verdict of a comparison on the same pair.
+#: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
 _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 # Half the width of a 95 % interval of a normal distribution in standard deviations; the relative difference below which
 # two clocks count as equal.

@@ -40,8 +40,9 @@ class Reported(Struct, frozen=True):
     """A line of a mamf-finder log with one or several figures for one shape.
 
     - ``tflops``: the figures by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not tell it.
-    - ``stage``: ``scout`` (a quick first measurement), ``screen`` or ``confirm``; empty in versions without stages.
-    - ``label``: which device the figures are of, such as ``GPU 3``, in the summary of a node.
+    - ``stage``: the stage of mamf-finder that measured the figures: ``scout`` (quick first measurements), ``screen``
+      (which chooses what to confirm) or ``confirm``; empty in versions without stages.
+    - ``label``: the device of the figures, such as ``GPU 3``, in the summary of a node (all devices of a machine).
     - ``remarks``: what mamf-finder printed about the figures.
     """
 

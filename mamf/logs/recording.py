@@ -168,8 +168,8 @@ class HeaderRecord(Struct, kw_only=True):
 
 
 def make_traits_record(backend: Backend) -> dict[str, Any]:
-    """Convert the measured traits of an opened device to JSON values. Returns no values if the traits are constants of
-    its adapter.
+    """Convert the measured traits of an opened device (how its clock and its power react to load) to JSON values.
+    Returns no values if the traits are constants of its adapter.
     """
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
@@ -184,7 +184,9 @@ def make_traits_record(backend: Backend) -> dict[str, Any]:
 
 
 def apply_logged_traits(backend: Backend, record: Mapping[str, Any]) -> None:
-    """Set the traits of an opened device to those in a log. Changes nothing if the log has none."""
+    """Set the traits of an opened device (how its clock and its power react to load) to those in a log. Changes nothing
+    if the log has none.
+    """
     if record:
         backend.burst_traits = replace(backend.burst_traits, **record["burst"])
         backend.sustained_traits = replace(backend.sustained_traits, **record["sustained"])

@@ -337,7 +337,7 @@ def round_to_six_digits(value: float) -> float:
 def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to the JSON values of its record.
 
-    The values follow from the measurements of the phase ``confirm`` that are earlier in the log.
+    A reader can also compute these values from the measurements of the phase ``confirm``, which are earlier in the log.
     """
     of, rate = get_operation(ceiling.problem.operation), round_to_six_digits(ceiling.rate)
     interval = [round_to_six_digits(ceiling.interval.low), round_to_six_digits(ceiling.interval.high)]

@@ -82,7 +82,7 @@ def quote_command_line() -> str:
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
-# The CPU load of the host, in percent, from which on a check warns that the host is busy.
+# The CPU load of the host, in percent, at which ``mamf doctor`` begins to warn that the host is busy.
 _MIN_BUSY_HOST_PERCENT = 50.0
 # The first word of a printed line of advice, by the verdict of its check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}

@@ -129,7 +129,7 @@ def describe_type_violation(value: object, annotation: Any) -> str:
         is_valid = isinstance(value, Sequence) and _have_type(value, parameters[0])
     else:
         is_valid = origin is Any or isinstance(value, origin)
-    # NaN is no valid float.
+    # Say "finite float", because NaN and infinity are not allowed.
     return "" if is_valid else inspect.formatannotation(annotation).replace("float", "finite float")
 
 

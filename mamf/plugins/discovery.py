@@ -301,7 +301,7 @@ def _open_device(name: str, index: int | None) -> Backend:
     plugin_class, label = load_backend_class(name), f"backend {name}"
     with convert_plugin_errors(label, "opening it"):
         if index is None:
-            # If the backend is unavailable, opening device 0 raises the reason. Do not call its library before that.
+            # If the backend is unavailable, opening device 0 raises the reason. Until then, do not call its library.
             index = 0 if plugin_class.unavailable() else guard_method(plugin_class, Backend, "current_index", label)()
         backend = plugin_class(index)
     guard_method(backend, Backend, "now", label)()

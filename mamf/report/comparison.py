@@ -250,21 +250,19 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
         "together": [each.flatten(tolerance) for each in comparison.together],
-        "only_in_a": [flatten_unpaired_row(*each) for each in comparison.only_a],
-        "only_in_b": [flatten_unpaired_row(*each) for each in comparison.only_b],
+        **{
+            key: [
+                {**row.fields, "tflops": row.tflops, "status_in_other": other.status if other else "missing"}
+                for row, other in rows
+            ]
+            for key, rows in (("only_in_a", comparison.only_a), ("only_in_b", comparison.only_b))
+        },
         "summary": {
             **comparison.counts(tolerance),
             "regressions": len(comparison.regressions(tolerance)),
             "geometric_mean_ratio": comparison.geometric_mean_ratio,
         },
     }
-
-
-def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[str, Any]:
-    """Return the fields of a row that has a figure in only one of the two logs. ``status_in_other`` says what became of
-    the same row in the other log.
-    """
-    return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
 # -- reports of guards, which compare a run with a baseline ------------------------------------------------------------

@@ -83,10 +83,6 @@ class Winner:
     row: Measurement
     runner_up: Measurement | None
 
-    @property
-    def lead_share(self) -> float | None:
-        return None if self.runner_up is None else self.row.comparable_rate / self.runner_up.comparable_rate - 1
-
 
 def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
     """Return the best kernel of each shape that several kernels tried to run."""
@@ -122,7 +118,13 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
         ),
         Column("mbu", "MBU", lambda each: shares.compute_row_mbu(each.row), format_percent, 1),
         Column("mamfu", "MAMFU", lambda each: shares.compute_row_mamfu(each.row), format_percent, 1),
-        Column("ahead", "ahead %", lambda each: each.lead_share, format_percent, 2),
+        Column(
+            "ahead",
+            "ahead %",
+            lambda each: each.runner_up and each.row.comparable_rate / each.runner_up.comparable_rate - 1,
+            format_percent,
+            2,
+        ),
         Column(
             "second",
             "second",

@@ -284,23 +284,15 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
     earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
-
-    def make_memory_line_label(level: str, rate: float, regime: str) -> str:
-        is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
-        earlier_rates.append(rate)
-        return "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
-
     for regime in roofs.regimes:
         compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
         bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
         for level, rate in bandwidth.items():
+            is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
+            earlier_rates.append(rate)
+            label = "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
             ends_at = max(compute.values()) / rate if compute else right
-            yield RoofLine(
-                make_memory_line_label(level, rate, regime),
-                (left, left * rate),
-                (ends_at, ends_at * rate),
-                regime == SUSTAINED,
-            )
+            yield RoofLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
             yield RoofLine(

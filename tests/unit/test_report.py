@@ -9,7 +9,7 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.kernels import choose_baselines, compute_speed_up, find_winners
+from mamf.report.kernels import choose_baselines, compute_speed_up, find_winners, make_winner_table
 from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
 from mamf.report.shares import Shares
 from mamf.testing import SimulatedMatmul
@@ -75,7 +75,8 @@ def test_the_best_kernel_of_each_shape_is_named(both):
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    assert [each.lead_share for each in find_winners(both)] == [pytest.approx(0.25), None]
+    records = make_winner_table(find_winners(both), Shares(HEADER), None).make_records()
+    assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
     assert find_winners(both[:2]) == []  # one kernel alone
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))

@@ -357,7 +357,8 @@ def make_problems_and_shapes(
     defaults.
 
     ``shapes`` may be one text with several shapes. ``call``: the name of the API's function, for errors.
-    ``max_values``: how many values a field may have at most, or None for any number. Raises UsageError, or TypeError for an unknown parameter.
+    ``max_values``: how many values a field may have at most, or None for any number. Raises
+    UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = (
         _parse_parameters(get_parameters(of.shape_type), parameters),

@@ -255,8 +255,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
     "--requeue": SharedOption(
-        "like --resume, but start a new run if FILE does not exist or has no complete header; for jobs that a queue may "
-        "restart",
+        "like --resume, but start a new run if FILE does not exist or has no complete header; for jobs that a queue "
+        "may restart",
         "",
         _FILE_KEYWORDS,
     ),

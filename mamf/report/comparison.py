@@ -167,7 +167,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         *describe_differences("rows are paired without the kernel, which differs: ", kernels),
         *describe_differences("the runs differ in ", comparison.noted),
         f"all rows: {', '.join(shared)}",
-        f"{figures}; B/A above 1: B is faster; SAME: the 90 % interval is within 1 +- {format_share(tolerance)}",
+        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_share(tolerance)}",
     ]
 
 

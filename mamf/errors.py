@@ -1,17 +1,18 @@
-"""All errors that mamf raises on purpose, the checks of values that raise them, and the values that options accept.
+"""Define all errors that mamf raises on purpose, check values and raise these errors, and list values that options
+accept.
 
     MamfError
     ├── UsageError                 the request is wrong; the message says what is allowed. A ValueError too
-    │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; suggests the nearest
+    │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; the message suggests the nearest
     │   ├── LogMismatchError       a log does not match this device, software or request and cannot be resumed
     │   └── IncomparableError      figures of different regimes, dtypes or devices have no meaningful ratio
-    ├── PluginError                a backend, kernel or operation broke its contract; names it and the error
-    ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
+    ├── PluginError                a backend, kernel or operation broke its contract; the message names it
+    ├── UnavailableError           the backend, device or kernel cannot be used here; the message says why
     ├── UnsupportedError           the kernel does not support this dtype, layout or shape
-    ├── RunLogError                a run log cannot be read; names the line
-    ├── NothingProfiledError       a script ended before one of its training steps was profiled; says why
+    ├── RunLogError                a run log cannot be read; the message names the line
+    ├── NothingProfiledError       a script ended before one of its training steps was profiled
     ├── DeviceError                the device failed outside the measurement of a shape
-    │   └── DeviceLostError        a launch left the device unusable for this process; holds the row
+    │   └── DeviceLostError        a launch left the device unusable for this process; it has the failed row
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
 All other exceptions raised within a measurement become the status of that measurement and never end a run.

@@ -109,7 +109,7 @@ DATA = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
 #: the sums of a matmul have small and large terms.
 ALL_DATA = (*DATA, "wide")
-# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, their reads from memory do
+# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, reading them from memory does
 # not limit a launch.
 MAX_OPERAND_SETS = 64
 # Number of elements to which the start of each operand set is aligned.

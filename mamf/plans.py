@@ -1,4 +1,6 @@
-"""The plan of a run, as data: its kind, its steps and its budget; and the names of the regimes."""
+"""Define the plan of a run: what it measures, how, and for how long. Also define the names of the kinds of runs and of
+the regimes, which are ways of loading the device while mamf measures (``burst``, ``sustained``, ``classic``).
+"""
 
 from __future__ import annotations
 

@@ -71,12 +71,12 @@ class Rows(Iterator[Measurement]):
         self._rows.close()
 
     def __repr__(self) -> str:
-        return f"<{self._what}: iterate over it to measure>"
+        return f"<{self._what}: iterate over this object to measure them>"
 
 
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
-    nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
+    nearest = f"; did you mean {close[0]!r}?" if close else f"; {call}() takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
@@ -337,7 +337,9 @@ def convert_to_tuple(name: str, given: Any, kind: type = str, max_values: int | 
     values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
     require_values(name, values, kind)
     if max_values is not None and len(values) > max_values:
-        raise UsageError(f"{name} {', '.join(map(str, values))}: this call takes one value; call it once per value")
+        raise UsageError(
+            f"{name} {', '.join(map(str, values))}: this call takes one value of {name}, so call it once for each value"
+        )
     return values
 
 

@@ -62,15 +62,19 @@ def read_given_ceilings(
         own = {**log.all_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
         if not own:
             raise UsageError(
-                f"{path} has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth --pattern read' "
-                f"with arrays of {MEMORY_CACHE_MULTIPLE} times the cache or more"
+                f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
+                "--pattern read' "
+                f"with arrays at least {MEMORY_CACHE_MULTIPLE} times as large as the cache"
             )
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
         found |= own
     for name, regime in needed_ceilings if options.ceiling else ():
         if find_rate(found, name, regime) is None:
-            raise UsageError(f"there is no {name} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
+            raise UsageError(
+                f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log that has "
+                "one"
+            )
     return found
 
 

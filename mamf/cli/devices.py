@@ -205,7 +205,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if failure_reasons:
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
-        warn(f"run '{again}' to measure the rest{remedy}")
+        warn(f"run '{again}' to measure the remaining rows{remedy}")
     if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
@@ -234,7 +234,10 @@ def _resume_folder(options: argparse.Namespace) -> int:
     asked = sorted(set(options.devices or [ALL_DEVICES]))
     left = list(logs) if ALL_DEVICES in asked else asked
     if strangers := [device for device in left if device not in logs]:
-        raise LogMismatchError(f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}")
+        raise LogMismatchError(
+            f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}: name only those with "
+            "--devices"
+        )
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
     commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
@@ -246,7 +249,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
             commands.setdefault(device, []).append(_make_device_command(options, device, share, log.path))
             resumed_paths.append(str(log.path))
     if options.dry_run:
-        print_line(f"resumed: {', '.join(resumed_paths) or 'nothing'}")
+        print_line(f"logs to resume: {', '.join(resumed_paths) or 'nothing'}")
         return 0
     return _run_and_report(options, folder, commands)
 
@@ -316,7 +319,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     if missing := [device for device in found if device >= count]:
         others = [device for device in found if device < count]
         remedy = f"; use --devices {' '.join(map(str, others))}" if others else ""
-        raise UnavailableError(f"{backend_name} has no device {missing[0]}; it has {count}{remedy}")
+        raise UnavailableError(f"{backend_name} has no device {missing[0]}, because it has {count} in all{remedy}")
     return found
 
 

@@ -26,7 +26,7 @@ def read_log(*paths: Path) -> RunLog:
     """
     log = read_run(*paths)
     if log.is_truncated:
-        warn(f"the last line of {log.path} is incomplete and ignored")
+        warn(f"mamf ignores the last line of {log.path}, because the line is incomplete")
     return log
 
 

@@ -68,7 +68,9 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
     first measurement, print one line. Raises UsageError if another process writes the log.
     """
     if options.resume and options.output and not options.restart:
-        raise UsageError("--resume cannot be combined with --output: it appends to the log that it continues")
+        raise UsageError(
+            "--resume cannot be combined with --output, because --resume appends to the log that it continues"
+        )
     with Interruption() as interruption:
         try:
             if options.resume is None:
@@ -81,7 +83,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
                     if writer.is_open:  # append nothing, which reports a deleted log
                         writer.append_line()
         except KeyboardInterrupt:
-            warn("the run was interrupted before the first measurement; nothing is lost")
+            warn("the run was interrupted before the first measurement; no row is lost")
             return INTERRUPTED_EXIT_CODE
 
 

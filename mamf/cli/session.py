@@ -329,6 +329,6 @@ def print_plan(
     seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
-        print_line(f"time: at most {plan.budget_seconds:.0f} s, the budget")
+        print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
         print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

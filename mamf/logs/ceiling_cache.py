@@ -1,8 +1,8 @@
 """Keep the user's cache of ceilings: ``mamf find`` copies its logs to the cache, and ``mamf.peak`` reads them.
 
 A cached ceiling is used only for the same backend, device, UUID, number of compute units, power limit, driver, torch
-version, operand dtype and result dtype: its file name is a hash of these. If two finds have the same file name,
-``_rank_for_cache`` decides which ceiling is kept.
+version, operand dtype and result dtype: its file name is a hash of these values. If two ceilings would have the same
+file name, ``_rank_for_cache`` decides which of them the cache keeps.
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@ code reads logs only; it measures nothing.
 
 Which rows are compared:
 
-- Sweeps, including attention: every measured row, except those of the reference matmul and of the search for a ceiling.
-- Two finds: their ceilings, one row per regime, because it is chance which of several equally fast shapes a find names.
-- A find and another kind of run: the candidates that the find confirmed. Rows that only choose candidates are never
-  compared, because the best of many noisy rates is biased upward (the winner's curse). The confirming rounds are new
-  measurements.
-- Guards: the repeated measurements of a row if its first one raised a doubt, otherwise the first one.
+- Sweeps, including attention: every measured row, except those of the reference matmul (which shows drift) and of the
+  search for a ceiling.
+- Two logs of ``mamf find``: their ceilings, one row per regime, because it is chance which of several equally fast
+  shapes ``mamf find`` names.
+- A log of ``mamf find`` and that of another kind of run: the candidate shapes that ``mamf find`` measured again to
+  confirm them. The measurements by which it chose the candidates are never compared, because the best of many noisy
+  rates is biased upward (the winner's curse).
+- Logs of ``mamf guard``: the repeated measurements of a row if its first one looked slow or noisy, otherwise the first.
 
 How sure a verdict is: the error of the ratio B/A has a part that all rows of a run share and a part per row
 (mamf.logs.compared_rows). If the temperatures of A and B are known, the interval also includes what their difference

@@ -2,7 +2,7 @@
 
 These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. The
 parser counts the lines with a figure that no expression matches, and says in a remark of the run how many there are.
-What a log does not say stays unknown.
+Values that a log does not contain stay unknown.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Decide about rows that were measured again: rows of a guard against its baseline (an earlier log), and claims (rates
-from another log or text). The code reads rows only; it measures nothing.
+"""Decide about rows that were measured again: for ``mamf guard``, rows that must not be slower than in an earlier log,
+the baseline; for ``mamf reproduce``, claims, which are rates from another log or a text. The code reads rows only; it
+measures nothing.
 
-Guards. The first measurement of a row never fails a guard; it only raises a doubt. Doubtful rows are measured again in
-turns, and only these repetitions decide, because the slowest of many first measurements is also slow by chance (the
-winner's curse). The repetitions end when the interval of the ratio to the baseline is entirely on one side of the
-tolerance, or after the last allowed round.
+Guard: the guard never fails because of the first measurement of a row, which only raises a doubt. The run measures
+doubtful rows again in turns, and only these repetitions decide, because the slowest of many first measurements is also
+slow by chance (the winner's curse). The run stops repeating a row when the interval of its rate, divided by that of the
+baseline, is entirely on one side of the tolerance, or after the maximum number of rounds.
 
-Claims. The ceilings of a find come from new measurements of its winner, so they are claims that need no correction. The
-best rows of other logs were selected for being fast, so a verdict takes into account from how many rows they were
-selected. The run of the claim and the run here are two runs, which differ as much as calibrated. If a claim does not
-state the error of its rate, it is assumed to be that of the run here. Measurements of a claim have the phase
-``confirm`` and a number.
+Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
+were selected for being fast, so a verdict takes into account from how many rows they were selected. Two runs are
+expected to differ as much as in the calibration. If a claim does not state the error of its rate, mamf assumes that of
+the measurement here. Measurements of a claim have the phase ``confirm`` and a number.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Make and declare the header of a run log, with the plan and the measured traits of the device, and describe the end
-of a run.
+"""Make and declare the header of a run log, with the plan and the measured traits of the device (how its clock and its
+power react to load), and describe the end of a run.
 
 The header is declared as msgspec structs, like the other records in records.py. The plans of all kinds of runs and
 operations have the same fields; each operation reads and writes its own shapes and problems in a plan.

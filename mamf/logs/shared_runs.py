@@ -1,5 +1,5 @@
-"""Read the logs of a run that several devices shared, one log per device, as one log, and give the shapes of a lost
-device to the others.
+"""Join the logs of a shared run, which several devices or processes divided and which has one log for each of them, to
+one log. Also divide the shapes of a device that failed during the run among the other devices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Write run logs record by record. One process at a time writes a log, and the code never overwrites a file.
 
 One system call writes each line before the run measures the next shape, so a killed process loses at most the shape
-that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory,
-and appends later records there: to its path, to a free name next to it, or to the folder for temporary files.
+that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory
+and appends later records to that new file. The new file has the path of the log, a free name next to it, or a name in
+the folder for temporary files.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
 
     def refuses(self, error: Exception) -> bool:
-        # Either the library reports that it has no algorithm, or torch knows this and raises its own error.
+        # Either the library reports that it has no algorithm, or torch checks this first and raises its own error.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 

@@ -107,8 +107,8 @@ def _verify_entries_in_chunks(
     worst = max(of_worst)
     rounding = max(problem.max_rounding_error, error)
     most = math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * rounding
-    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, its average, if that is
-    # larger.
+    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, which it equals on average, if
+    # the norm of C is larger.
     slope = divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     degrees_of_freedom = VECTORS_PER_TEST * sum(

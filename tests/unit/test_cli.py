@@ -363,7 +363,7 @@ def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
-    assert ended.stderr == "mamf: exiting although a plugin left threads running: worker\n"
+    assert ended.stderr == "mamf: mamf ends now, although a plugin has left these threads running: worker\n"
 
 
 def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():

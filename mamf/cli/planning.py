@@ -240,7 +240,7 @@ def parse_field_texts(
         try:
             found[name] = [known[name].parse(value) for value in values.split(",")]
         except UsageError as error:
-            raise UsageError(f"{operation.name}'s {name}: {error}") from None
+            raise UsageError(f"field {name} of {operation.name}: {error}") from None
     return found
 
 

@@ -297,7 +297,8 @@ class Session:
         except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is whole
             warn(str(error))
             code = error.exit_code
-        for finding in select_warnings(self.measured_run.findings):  # repeat them next to the figures that they affect
+        # Repeat the warnings about the machine here, next to the figures that they affect.
+        for finding in select_warnings(self.measured_run.findings):
             warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             print_line(f"log: {log.path}", choose_note_stream(self.options))
@@ -329,6 +330,6 @@ def print_plan(
     seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
-        print_line(f"time: at most {plan.budget_seconds:.0f} s, the budget")
+        print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
         print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

@@ -179,7 +179,11 @@ class Reproduce(Kind):
             "source": options.source,
             "differences": [asdict(each) for each in found] if options.recorded else None,
         }
-        unknown = [] if options.recorded else ["the claims name no device or software: differences are unknown"]
+        unknown = (
+            []
+            if options.recorded
+            else ["the claims name no device or software, so differences between the two setups are unknown"]
+        )
         shown: list[Block] = [
             Lines(
                 [
@@ -235,8 +239,8 @@ def _make_claim_label(judged: JudgedClaim) -> str:
 def _yield_claim_remarks(judged: JudgedClaim) -> Iterator[str]:
     if judged.claim.error is None:
         yield (
-            "the claim has no samples: its interval is its rounding error, and its "
-            "scatter is assumed to equal that of the run here"
+            "the claim has no samples: its interval is its rounding error, and mamf assumes that its scatter equals "
+            "that of the measurement here"
         )
     if any(judged.cycles):
         yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"

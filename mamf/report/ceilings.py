@@ -53,12 +53,12 @@ _MIN_SHOWN_GAIN = 0.0005
 _MAX_SHOWN_TIES = 5
 #: Names that reports give to the phases of a search in the log.
 _PHASE_NAMES = {
-    "scout": "scout",
-    "refine": "refinement",
+    "scout": "first measurement",
+    "refine": "refining measurement",
     "algorithm": "algorithm trial",
-    "visit": "short visit",
-    "choose": "finalist trial",
-    "confirm": "confirmation",
+    "visit": "short measurement",
+    "choose": "finalist measurement",
+    "confirm": "confirming measurement",
 }
 
 
@@ -85,7 +85,9 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
     device, gain, conditions = header["device"], ceiling.gain_over_default, ceiling.conditions
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
     details = [
-        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default" if gain and abs(gain) >= _MIN_SHOWN_GAIN else "",
+        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel"
+        if gain and abs(gain) >= _MIN_SHOWN_GAIN
+        else "",
         _describe_default_kernel(ceiling, rows),
         f"peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
         describe_clock(conditions) if conditions.true_clock_hz else "",
@@ -106,8 +108,8 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     counts = (format_count(count, _PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
-    ties = [f"{ceiling.regime}: tied with {shown}"] if tied else []
-    return [*ties, f"{ceiling.regime}: found by {', '.join(counts)}"]
+    ties = [f"{ceiling.regime}: too close to tell apart: {shown}"] if tied else []
+    return [*ties, f"{ceiling.regime}: found with {', '.join(counts)}"]
 
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
@@ -129,7 +131,7 @@ def _describe_temperature(ceiling: Ceiling) -> str:
         return "" if celsius is None else f"at {celsius:.0f} C"
     return (
         f"at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
-        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by that"
+        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by as much"
     )
 
 
@@ -141,10 +143,13 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
         )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
-        return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"
+        return f"the {coverage} interval is for the median of {ceiling.rounds} confirming measurements of this run only"
     if not ceiling.interval.is_known:
         return UNKNOWN_INTERVAL_REASON
-    return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
+    return (
+        f"{coverage} repeat interval, from {ceiling.rounds} confirming measurements "
+        f"and {100 * known.run:.2g} % of scatter between runs"
+    )
 
 
 def describe_scouted_regimes(
@@ -163,7 +168,7 @@ def describe_scouted_regimes(
             rate = format_rate(best.best_rate, best.work.unit)
             yield f"{regime}{dtype}: not confirmed; best measurement so far: {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:
-            yield f"{regime}{dtype}: not measured, because the run ended before it; --resume LOG continues"
+            yield f"{regime}{dtype}: not measured, because the run ended first: --resume LOG continues it"
 
 
 def make_find_document(

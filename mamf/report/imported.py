@@ -162,8 +162,10 @@ def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) 
     """
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
-        return "figures of mamf-finder have no samples, and it confirms its ceilings in another way"
-    difference = "" if {CLASSIC}.issuperset(regimes) else ", and its loop loads the device in another way"
+        return "figures of mamf-finder have no samples, and mamf-finder confirms ceilings in another way than mamf"
+    difference = (
+        "" if {CLASSIC}.issuperset(regimes) else ", and its loop loads the device in another way than mamf does"
+    )
     return f"figures of mamf-finder have no samples{difference}"
 
 

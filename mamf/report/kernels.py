@@ -25,7 +25,6 @@ from mamf.report.document import (
     describe_counted_work,
     describe_end,
     describe_machine,
-    format_count,
     format_percent,
     label_kernel,
     make_rate_column,
@@ -140,9 +139,7 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
 def describe_winners(winners: Sequence[Winner]) -> str:
     """Return a line that says how many shapes each kernel is the best on."""
     counts = Counter(each.row.kernel for each in winners).most_common()
-    return (
-        f"best of {format_count(len(winners), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
-    )
+    return f"number of shapes that each kernel is best on: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
 
 def make_group_table(
@@ -280,7 +277,7 @@ def make_kernels_document(
         f"{operation} on {describe_machine(header)}",
         *([describe_counted_work(row.work for row in shown)] if shown else []),
         *(
-            ["'memory MiB' is of the whole process, not of the kernel alone, because the log is old"]
+            ["'memory MiB' counts the whole process, not only the kernel, because an old mamf wrote this log"]
             if has_memory
             else []
         ),

@@ -159,7 +159,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
-                "by computing above"
+                "and by computing above that"
             )
 
 

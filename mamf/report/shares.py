@@ -245,7 +245,7 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [
-            f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches are less accurate"
+            f"MAMFU: accurate to {' to '.join(bounds)} % of each share because of the timer, least for short launches"
         ]
         has_mbu = any(self.compute_row_mbu(row) for row in rows)
         measured += [

@@ -82,7 +82,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
     assert code == 0, err
     assert "outputs of Linear" in out and "loss" in out
     code, _, err = run(*given, "forward")
-    assert (code, "need a single row, not 2" in err) == (2, True)
+    assert (code, "profile a single row (one kernel, problem and shape), not 2" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

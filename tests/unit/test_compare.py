@@ -302,7 +302,7 @@ def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, co
     [
         (["a.jsonl", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["a.jsonl", "b.jsonl"], "regime burst against sustained; add --anyway to compare"),
-        (["a.jsonl"], "compare takes two logs, not 1; for several runs per side, write A1 A2 --against B1 B2"),
+        (["a.jsonl"], "'mamf compare' takes two logs, not 1: for several runs per side, write A1 A2 --against B1 B2"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):

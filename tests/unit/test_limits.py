@@ -95,7 +95,7 @@ MANY = list(map(str, range(1, 101)))
         (["sweep", *DEVICE, "--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (
             ["sweep", *DEVICE, "--operation", "attention", "--set", "seed=x"],
-            "attention's seed: 'x' is not a whole number",
+            "field seed of attention: 'x' is not a whole number",
         ),
         (
             ["sweep", *DEVICE, "--operation", "attention", "--set", "seed=1", "seed=2"],
@@ -279,7 +279,7 @@ def test_a_text_is_a_shape_or_several():
 
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
 def test_a_null_byte_is_told_in_a_line(run, command):
-    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove it\n")
+    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove this byte\n")
 
 
 @pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])

@@ -58,7 +58,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
-            f"compare takes two logs, not {len(options.logs)}; for several runs per side, write A1 A2 --against B1 B2"
+            f"'mamf compare' takes two logs, not {len(options.logs)}: for several runs per side, write "
+            "A1 A2 --against B1 B2"
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:

@@ -93,10 +93,11 @@ class ExplainSession(Session):
             else find_cached_ceiling(backend.info, problem, BURST)
         )
         if ceiling is None:
-            raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
+            raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or give a --shape")
         if not ceiling_path:
             warn(
-                f"explaining {ceiling.shape} by {ceiling.kernel}, the best result of 'mamf find' on {ceiling.date[:10]}"
+                f"explaining the matmul {ceiling.shape} by {ceiling.kernel}, the best result of 'mamf find' on "
+                f"{ceiling.date[:10]}"
             )
         return (
             replace(ceiling.problem, data=DATA[0]),

@@ -88,7 +88,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     """Run one search for the matmul ceilings of each dtype of --dtype, and return the highest of their exit codes."""
     if options.begins and len(set(options.dtype or ())) > 1:
-        raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
+        raise UsageError(
+            "--requeue needs a single --dtype, because each dtype has its own log: name one dtype, or use --output"
+        )
     # A resumed run continues with the dtype of its log, so ignore --dtype here.
     is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
@@ -176,7 +178,9 @@ class _MatmulSearchSession(Session):
         )
         print_line(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
-        print_line(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        print_line(
+            f"grid: {len(grid.shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{largest}"
+        )
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
     def print_report(self, log: RunLog) -> int:

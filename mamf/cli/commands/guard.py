@@ -145,7 +145,10 @@ def run_with_options(options: argparse.Namespace) -> int:
             raise UsageError(f"cannot write {report_path}: there is no folder {report_path.parent}")
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
     if not options.update and not path.exists():
-        raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
+        raise UsageError(
+            f"there is no baseline {path}: measure one with 'mamf guard FILE --update', while nothing else uses the "
+            "device"
+        )
     options.baseline_log = None if options.update else read_log(path)
     return run_kernel_session(options, _GuardSession)
 
@@ -187,7 +190,8 @@ class _GuardSession(Session):
             obstacles = [each for each in obstacles if not each.is_of_card]
         if obstacles:
             raise IncomparableError(
-                f"{baseline.path} is not comparable: {', '.join(map(str, obstacles))}; measure a baseline with --update"
+                f"{baseline.path} is not comparable with this run: {', '.join(map(str, obstacles))}; measure a new "
+                "baseline with --update"
             )
         kernel_names = {name: each.name for name, each in self.kernels}
         wanted_fields = [
@@ -198,7 +202,10 @@ class _GuardSession(Session):
             for entry in list_guarded_rows(baseline, self.options.compared_figure)
             if entry.tflops is not None
         ):
-            raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
+            raise IncomparableError(
+                f"{baseline.path} has none of the rows that {self.options.file} lists: measure a new baseline with "
+                "--update"
+            )
 
     def choose_exit_code(self, code: int) -> int:
         if self.options.update or code not in (0, FAILURE_EXIT_CODE):
@@ -232,12 +239,15 @@ class _GuardSession(Session):
     def _write_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline
         if log.tier != "complete":
-            warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
+            warn(
+                "the run is not complete, so no baseline was written: continue the run with --update --resume "
+                f"{log.path}"
+            )
         elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
             self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {format_share(self.options.tolerance)}, above all {row.kernel} {row.shape} "
+                f"tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:

@@ -85,5 +85,6 @@ def describe_finder_run(run: FinderRun) -> str:
     end = "" if run.is_complete else ", interrupted: no ceilings"
     origin = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"
     return (
-        f"{origin}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; {figures or 'no best'}"
+        f"{origin}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; "
+        f"{figures or 'no best figure'}"
     )

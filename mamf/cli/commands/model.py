@@ -85,7 +85,8 @@ def _profile_single_row(options: argparse.Namespace) -> int:
             for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
         raise UsageError(
-            f"--nvtx, --dtypes and --memory need a single row, not {len(rows)}: name one phase and context"
+            f"--nvtx, --dtypes and --memory profile a single row (one kernel, problem and shape), not {len(rows)}: "
+            "name one phase and context"
         )
     ((kernel, problem, shape),) = rows
     watch_options = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
@@ -173,5 +174,5 @@ def find_known_ceilings(backend: Backend, needed_keys: Collection[tuple[str, str
             ceiling = find_measured_peak(backend, dtype, regime)
             known_ceilings[ceiling.dtype, regime] = ceiling
         except MamfError as error:
-            warn(f"rows show no MAMFU in {regime}: {error}")
+            warn(f"rows in {regime} show no MAMFU, their share of the matmul ceiling: {error}")
     return known_ceilings

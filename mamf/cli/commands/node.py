@@ -111,9 +111,14 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
         print_line("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
         return 0
     print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
-    verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
-    print_line(f"each process: find, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s{verify}")
-    print_line("together: " + ("peer copies" if len(indices) > 1 else "nothing, because there is only one device"))
+    verify = f", and verifies results for {options.verify:.0f} s" if options.verify else ""
+    print_line(
+        f"each process measures ceilings, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s{verify}"
+    )
+    print_line(
+        "all processes together: "
+        + ("copies between devices" if len(indices) > 1 else "nothing, because there is one device")
+    )
     return 0
 
 

@@ -98,7 +98,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
-        raise UsageError("--flop and --bytes describe one step: give both, each above 0")
+        raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
     place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
     device_count = load_backend_class(backend_name).device_count()
     other_work = options.beside or (
@@ -108,7 +108,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     is_complete = options.resume and read_run_log(options.resume).tier == "complete"
     if collectives and place is None and device_count < 2 and not is_complete:
         raise UsageError(
-            f"{collectives[0]} needs several devices, but {backend_name} has {device_count}: use --beside to_host copy"
+            f"the collective {collectives[0]} needs several devices, but {backend_name} has {device_count}: use "
+            "--beside to_host copy"
         )
     if collectives and place is None and not (is_complete or options.dry_run):
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
@@ -158,7 +159,8 @@ class _RankStrategy:
 
     ``strategy``: what to measure, with the collectives of all ranks.
     ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: what the resumed log already has rows of; their rows are not yielded again.
+    ``logged_steps``: the steps (kernel, problem, shape and regime) that the resumed log already has rows of. The
+    strategy does not yield these rows again.
     """
 
     strategy: OverlapStrategy

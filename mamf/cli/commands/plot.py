@@ -70,7 +70,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         return make_clock_chart(read_log(*options.logs))
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
-        _refuse_regime_and_direction(options, "a node")
+        _refuse_regime_and_direction(options, "the chart of a node")
         _, devices = read_node_folders(options.logs)
         return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:

@@ -82,7 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
+        help="processes (ranks) to profile under torchrun; all writes one log per rank to the folder --output "
+        "(default: first)",
     )
     # Let --ceiling take one value and be repeatable: an option with several values would take SCRIPT as a value too.
     add_shared_options(
@@ -132,7 +133,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     program = Program(name, arguments, options.is_module)
     program.check_exists()
     if options.ranks == "all" and options.output is None:
-        raise UsageError("--ranks all needs --output FOLDER: name a folder for the logs of all ranks")
+        raise UsageError("--ranks all needs --output: name a folder for the logs of all ranks")
     if get_rank() and options.ranks == "first" and not options.stop:
         with program.prepare_interpreter():
             return program.run()
@@ -173,7 +174,7 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
     for option_name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
         if getattr(options, option_name):
             typed_option = "a SCRIPT" if option_name == "script" else f"--{option_name}"
-            raise UsageError(f"--from cannot be combined with {typed_option}: it reads an existing trace")
+            raise UsageError(f"--from cannot be combined with {typed_option}, because it reads an existing trace")
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
     _write_and_print_profile(
@@ -249,7 +250,7 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
     if not get_rank():
         print_document(options, make_profile_document(program_name, profile, options.top))
         if options.ranks == "all":
-            print_line(f"all ranks: mamf show {options.output.parent}", choose_note_stream(options))
+            print_line(f"to show all ranks, run 'mamf show {options.output.parent}'", choose_note_stream(options))
         get_report_stream().flush()
 
 
@@ -270,8 +271,8 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
-            regimes_of_log = f"it has: {', '.join(log.ceilings) or 'none'}"
-            raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}); measure one with 'mamf find'")
+            regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
+            raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
         given_ceilings |= {key: mark_as_from_option(each) for key, each in log.all_ceilings.items()}
     return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
 

@@ -128,11 +128,11 @@ def _submit_log(options: argparse.Namespace, path: Path) -> int:
     for line in format_findings(review):
         print_line(line)
     if review.is_rejected():
-        warn(f"{path} is not submitted: fix the errors, or measure again")
+        warn(f"{path} was not submitted: fix the errors, or measure again")
         return FAILURE_EXIT_CODE
     content = path.read_bytes()
     target_path = find_free_place(review, root)
-    print_line(f"tier {review.tier}; {len(content) / 1e3:.0f} kB -> {target_path}")
+    print_line(f"tier {review.tier}, {len(content) / 1e3:.0f} kB, to be copied to {target_path}")
     if options.dry_run:
         print_line("dry run: nothing is written")
         return 0
@@ -176,7 +176,9 @@ def write_tables(options: argparse.Namespace) -> int:
             path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page
         }
         for path in pages:
-            print_line(f"{path} is {'stale: run mamf results table' if path in stale_paths else 'up to date'}")
+            print_line(
+                f"{path} is " + ("out of date: run 'mamf results table'" if path in stale_paths else "up to date")
+            )
         return FAILURE_EXIT_CODE if stale_paths else 0
     for path, page in pages.items():
         write_file_atomically(path, page)

@@ -91,14 +91,17 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.picture:
         check_image_path(options.picture, options.overwrite)
     if export_path and not options.export:
-        raise UsageError(f"--export-file {export_path}: name the format too (--export {ROOF_EXPORT_FORMATS[0]})")
+        raise UsageError(
+            f"--export-file needs --export: name the format of {export_path}, such as --export {ROOF_EXPORT_FORMATS[0]}"
+        )
     if export_path and export_path.exists() and not options.overwrite:
         raise make_exists_error(export_path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
             raise UsageError(
-                f"--ceiling cannot be combined with {format_option_name(option)}, because it measures nothing"
+                f"--ceiling cannot be combined with {format_option_name(option)}, because --ceiling reads logs and "
+                "measures nothing"
             )
     if options.ceiling is None:
         options.ceiling, code = _run_ceiling_searches(options)
@@ -114,7 +117,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             require_card_of_roofs(log, roofs)
         points_of_log = select_points(log.measurements, roofs)
         if not points_of_log:
-            warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
+            warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
         roof_points += points_of_log
     print_document(options, make_roofline_document(roofs, roof_points, describe_machine(logs[0].header), options.top))
     header = logs[0].header

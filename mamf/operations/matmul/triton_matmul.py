@@ -66,10 +66,6 @@ class TritonConfiguration:
             )
         return cls(block_m, block_n, block_k, warps, stages, cast("TileSchedule", schedule))
 
-    def count_tiles(self, m: int, n: int) -> int:
-        """Return the number of tiles of C with ``m`` rows and ``n`` columns."""
-        return -(-m // self.block_m) * -(-n // self.block_n)
-
     def __str__(self) -> str:
         suffix = "" if self.schedule == "tile" else f"/{self.schedule}"
         return f"{self.block_m}x{self.block_n}x{self.block_k}/{self.warps}w{self.stages}s{suffix}"
@@ -229,7 +225,8 @@ class TritonMatmul(TorchMatmul):
         configuration = self.configuration
         assert configuration is not None, "a prepared kernel has a configuration"
         (m, k), n = a.shape, b.shape[1]
-        program_count = configuration.count_tiles(m, n)
+        # Without a schedule that shares tiles among programs, each tile of C has its own program.
+        program_count = -(-m // configuration.block_m) * -(-n // configuration.block_n)
         if configuration.schedule != "tile":
             program_count = min(
                 program_count,
@@ -244,20 +241,16 @@ class TritonMatmul(TorchMatmul):
             "num_warps": configuration.warps,
             "num_stages": configuration.stages,
         }
-        arguments: tuple[Any, ...]
         if configuration.schedule == "tma":
             kernel = kernels.multiply_by_descriptors[(program_count,)]
-            arguments = (*_make_tensor_descriptors(a, b, c, problem.layout, configuration), m, n, k)
+            arguments: tuple[Any, ...] = (*_make_tensor_descriptors(a, b, c, problem.layout, configuration), m, n, k)
             options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
             kernel = kernels.multiply_by_pointers[(program_count,)]
             arguments = (a, b, c, m, n, k, *a.stride(), *b.stride())
             options["IS_K_WHOLE_BLOCKS"] = k % configuration.block_k == 0
 
-        def launch() -> None:
-            kernel(*arguments, **options)
-
-        return launch, 1.0
+        return partial(kernel, *arguments, **options), 1.0
 
 
 def supports_tensor_descriptors(backend: Backend) -> bool:

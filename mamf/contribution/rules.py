@@ -323,7 +323,7 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
 
 
 def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
-    """Compute the ceilings of a log again from its confirming rounds, by problem and regime."""
+    """Compute the ceilings of a log again from the measurements that confirm them, by problem and regime."""
     device = evidence.header["device"]
     rows = keep_latest_rows(row for _, _, row in evidence.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
@@ -331,11 +331,11 @@ def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
 
 
 def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
-    """Compute the ceilings of a log again from its confirming rounds, and find values that differ from those in the
-    log.
+    """Compute the ceilings of a log again from the measurements that confirm them, and find values that differ from
+    those in the log.
 
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
-    matmul ceilings in a log of attention may come from another log, which has their rounds.
+    matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.
     """
     again, plan = recompute_ceilings(evidence), evidence.log.plan
     written = [
@@ -405,7 +405,7 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
-    """Check that all rows have possible clock and power readings.
+    """Check that all rows have clock and power readings, and that these are physically possible.
 
     Warns if the device has no sensors. Readings must be within the limits of the device.
     """

@@ -94,7 +94,7 @@ def find(
     on_row: RowCallback | None = None,
     log: str | Path | None = None,
 ) -> Ceiling:
-    """Find the ceiling of the device, by default in burst: the highest rate of any shape, confirmed in new rounds.
+    """Find the ceiling of the device, by default in burst: the highest rate of any shape, measured again to confirm it.
 
     ``search`` takes the same keywords and describes them. ``on_row`` is called with each row. Afterwards ``mamf.peak``
     returns this ceiling too. Raises the errors of ``search``, and DeviceError if the budget ends before a ceiling is
@@ -138,11 +138,11 @@ def search(
     quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
-    """Return a search for the ceiling. It measures while you iterate over it, and then has a ``ceiling``.
+    """Return a search for the ceiling, which measures while you iterate over it and then has a ``ceiling``.
 
     - ``dtype`` or ``problem``: a single one, because a search finds the ceiling of one problem.
-    - ``kernel``: kernels to search. The first one scouts the grid of shapes. By default all kernels except those that
-      compile for minutes.
+    - ``kernel``: kernels to try. mamf looks for fast shapes with the first one. By default all kernels except those
+      that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 by default. With ``quick`` it is 13.2, plus 4 for each kernel that compiles.
@@ -168,7 +168,8 @@ def search(
 
 
 class CeilingSearch:
-    """A search that measures while you iterate over it. Leaving the loop (``break``, Ctrl-C) ends it and its log.
+    """A search for ceilings that measures while you iterate over this object. Leaving the loop (``break``, Ctrl-C) ends
+    the search and its log.
 
     >>> search = mamf.search("bfloat16")
     >>> for row in search:
@@ -355,8 +356,9 @@ def make_problems_and_shapes(
     """Return the given problems and shapes. If they are missing, combine the given parameters and the device's
     defaults.
 
-    ``shapes`` may be one text with several shapes. ``call``: the name of the call, for errors. ``max_values``: how many
-    values a field may have at most, or None. Raises UsageError, or TypeError for an unknown parameter.
+    ``shapes`` may be one text with several shapes. ``call``: the name of the API's function, for errors.
+    ``max_values``: how many values a field may have at most, or None for any number. Raises
+    UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = (
         _parse_parameters(get_parameters(of.shape_type), parameters),

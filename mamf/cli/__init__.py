@@ -39,7 +39,9 @@ from mamf.text import wrap_line
 _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
 _HEADER_START = b'{"record": "header"'
-_DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
+_DESCRIPTION = (
+    "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the kind of load."
+)
 COMMAND_GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
@@ -172,7 +174,9 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         return 0
     _start_missing_log(options)
     options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
-    if crashed_run and hasattr(options, "resume"):  # resume with the plan of the log, and ignore that of the options
+    if crashed_run and hasattr(
+        options, "resume"
+    ):  # resume with the plan of the log, and ignore the plan of the options
         options.resume, options.begins, options.given = crashed_run.log_path, "", set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):

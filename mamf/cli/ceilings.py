@@ -1,7 +1,7 @@
 """Find the ceilings that the shares of a command's rows need: in the logs of --ceiling, or by searches before the run.
 
 A ceiling is the highest confirmed rate of a device: of matmul in a dtype, or of reading memory. A share is the rate of
-a row divided by a ceiling.
+a row divided by a ceiling. A regime is a kind of load, such as short bursts of launches or sustained load.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def read_given_ceilings(
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
     """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH and regime.
 
-    In each regime it is the confirmed ceiling, or else the best row that reads memory. ``cache_bytes``: the size of the
-    device's cache; rows with arrays that fit in the cache do not count.
+    In each regime this bandwidth is the confirmed ceiling, or else the best row that reads memory. ``cache_bytes``: the
+    size of the device's cache; rows with arrays that fit in the cache do not count.
     """
     info = DeviceInfo(**log.header["device"])
     rows = [
@@ -114,7 +114,7 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
 def require_same_ceilings(
     options: argparse.Namespace, log: RunLog, logged_plan: Plan, given_ceilings: Ceilings
 ) -> None:
-    """Raise LogMismatchError if the options ask for other ceilings than the resumed log has.
+    """Raise LogMismatchError if the options ask for other ceilings than those in the resumed log.
 
     ``log``, ``logged_plan``: the resumed log and its plan. ``given_ceilings``: the ceilings in the logs of --ceiling.
     """
@@ -182,7 +182,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Return copies of the searches that together use at most half of ``budget_seconds``, each the same part. Without a
+    """Return copies of the searches that together use at most half of ``budget_seconds``, in equal parts. Without a
     budget (None), return the searches unchanged.
     """
     if budget_seconds is None:

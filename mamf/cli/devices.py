@@ -68,7 +68,7 @@ from mamf.node.children import (
     watch_children_until_end,
 )
 from mamf.node.device import DeviceRun
-from mamf.node.group import find_rank_place
+from mamf.node.group import find_rank_place, require_rank_place
 from mamf.node.logs import UNMEASURABLE_REASON, UNWRITTEN_LOG_REASON, NodeRun, read_node_folder
 from mamf.node.verdict import NodeDevice
 from mamf.operations.matmul.operation import make_matmul_kernel
@@ -187,7 +187,8 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         reasons.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
-        is_of_all = not has_logs and len(reasons) == 1  # if all devices fail alike, the request is wrong
+        # If all devices fail for one reason, the request is wrong, so name no device.
+        is_of_all = not has_logs and len(reasons) == 1
         warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
@@ -259,7 +260,7 @@ def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: S
     parent.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if options.share == [0, 1]:  # take the shapes of a missing device from its log
+    if options.share == [0, 1]:  # The log is of a missing device: take its plan, and ignore that of the options.
         options.given = set()
     with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
         code = run_command(options)
@@ -282,8 +283,6 @@ def _end_with_parent() -> None:
 
 def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Measure in one of the processes that torchrun or srun started for --devices ranks, and return the exit code."""
-    from mamf.node.group import require_rank_place  # import it here, because it imports torch
-
     own, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
@@ -372,7 +371,7 @@ def run_as_child_process(
             return work(send)
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
-        except get_catchable_plugin_errors() as error:  # also those of a vendor's library
+        except get_catchable_plugin_errors() as error:  # catch errors of a vendor's library too
             send({FAILURE_KEY: describe_failure(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
@@ -450,7 +449,8 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     ``send``: sends a record to the parent process.
     """
     index, devices = options.led
-    warnings.simplefilter("error", LogChangedWarning)  # the verdict reads each log from its own path
+    # Fail if another program changes a log, because the verdict reads the log from its first path.
+    warnings.simplefilter("error", LogChangedWarning)
     send({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)

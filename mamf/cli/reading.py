@@ -45,7 +45,7 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
 
     Yields the function to call with the number of bytes of each read.
     """
-    from tqdm import tqdm  # import it here, because it makes --help slower
+    from tqdm import tqdm  # import it only here, so that --help stays fast
 
     total = sum(path.stat().st_size for path in paths if path.is_file())
     bar = tqdm(
@@ -61,7 +61,7 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
 
     A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
     """
-    import urllib.request  # import it here, because it makes --help slower
+    import urllib.request  # import it only here, so that --help stays fast
     from http.client import HTTPException
 
     address, path = str(path), Path(path)

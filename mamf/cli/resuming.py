@@ -80,7 +80,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
                 try:
                     return measure(interruption, ResumedLog(log, writer))
                 finally:
-                    if writer.is_open:  # append nothing, which reports a deleted log
+                    if writer.is_open:  # append nothing: the call warns if the log was deleted
                         writer.append_line()
         except KeyboardInterrupt:
             warn("the run was interrupted before the first measurement; no row is lost")
@@ -129,7 +129,7 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
     """Return the plan of the log to resume. Raises LogMismatchError, which names the right command, if another command
     wrote the log.
 
-    ``kind``, ``operation``: those that the plan must have.
+    ``kind``, ``operation``: the kind of run and the operation that the plan must have.
     """
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not is_counted):

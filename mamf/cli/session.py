@@ -297,7 +297,8 @@ class Session:
         except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is whole
             warn(str(error))
             code = error.exit_code
-        for finding in select_warnings(self.measured_run.findings):  # repeat them next to the figures that they affect
+        # Repeat the warnings about the machine here, next to the figures that they affect.
+        for finding in select_warnings(self.measured_run.findings):
             warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             print_line(f"log: {log.path}", choose_note_stream(self.options))

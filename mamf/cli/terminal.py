@@ -1,4 +1,4 @@
-"""What commands share: their options, each with one meaning and one help text, and what they print.
+"""Define what commands share: their options, each with one meaning and one help text, and what they print.
 
 No other module of mamf prints. The functions here escape control characters, because a text may come from a plugin or
 from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins to stdout appears on
@@ -89,7 +89,7 @@ def print_wrapped_line(line: str, stream: TextIO) -> None:
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
-    # Print no colors if the user has disabled them (see no-color.org).
+    # Use colors only on a terminal whose user has not disabled them (see no-color.org).
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
         text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
@@ -255,7 +255,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
     "--requeue": SharedOption(
-        "like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart",
+        "like --resume, but start a new run if FILE does not exist or has no complete header; for jobs that a queue "
+        "may restart",
         "",
         _FILE_KEYWORDS,
     ),

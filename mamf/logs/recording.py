@@ -75,9 +75,8 @@ _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
 }
 
 
-@functools.cache
-def _get_field_types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+#: Returns the types of the fields of a class, by name.
+_get_field_types = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def _get_logged_type(kind: Any) -> Any:

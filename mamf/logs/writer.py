@@ -156,9 +156,19 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         raise RunLogWriteError(change)
 
     def _open_and_lock(self) -> None:
+        """Open the file and lock it, if the system can. Raises UsageError if another process has locked it."""
         self.close()
         self._descriptor = os.open(self._absolute_path, _OPEN_FLAGS)
-        lock_log(self._descriptor, self.path)
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another process is writing {self.path}: wait for it to end") from None
+        except OSError:
+            return  # The file system has no locks.
 
     def close(self) -> None:
         if self.is_open:
@@ -177,17 +187,3 @@ def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
         return f"{json.dumps({'record': record, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
     except (TypeError, ValueError) as error:
         raise RunLogWriteError(f"a {record} cannot be written as JSON: {error}") from None
-
-
-def lock_log(descriptor: int, path: Path) -> None:
-    """Lock the open file of a log. Raises UsageError if another process has locked it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(f"another process is writing {path}: wait for it to end") from None
-    except OSError:
-        return  # The file system has no locks.

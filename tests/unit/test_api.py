@@ -148,7 +148,7 @@ def test_an_imported_run_is_kept_and_read(machine):
     mamf.write_imported(run, "finder.jsonl")
     assert mamf.read_log("finder.jsonl") == run
     assert mamf.check("finder.jsonl").tier == "legacy"
-    with pytest.raises(RunLogError, match="without samples"):
+    with pytest.raises(RunLogError, match="no samples"):
         mamf.plot("finder.jsonl")
 
 

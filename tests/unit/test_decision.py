@@ -91,7 +91,7 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
     assert (warm.is_slower(), cold.is_slower()) == (True, False)
     assert cold.together[0].by_temperature == pytest.approx(12 * known.per_degree)
     assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
-    assert "34 C against 46 C: this makes the interval wider" in "\n".join(lines_of(cold))
+    assert "A was at 34 C and B at 46 C, which makes the interval wider" in "\n".join(lines_of(cold))
     assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].by_temperature == 0.0
 
 

@@ -397,7 +397,7 @@ def test_the_report_says_what_the_default_gives():
     ceiling = confirm_ceiling([*fast, *default], "card", default_kernel=KERNEL)
     header = {"device": {"name": "card", "compute_units": None}}
     told = describe_certainty(ceiling, [*scouts, *default, *fast], header)
-    assert any("triton[x] gains +31.7 % over the default" in line for line in told)
+    assert any("triton[x] gains +31.7 % over the default kernel" in line for line in told)
     assert f"    the default kernel, {KERNEL}, reaches 650.0 TFLOPS at best, @ {B}" in told
     own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in describe_certainty(own, [*scouts, *default], header))
@@ -496,7 +496,13 @@ def test_a_find_prints_both_ceilings_and_how_they_were_found(whole, tmp_path):
         assert f"{ceiling.conditions.watts:.0f}" in line
         assert f"{100 * ceiling.tflops / 989:.1f}" in line
     assert f"{log.ceilings['sustained'].joules_per_tflop:.3f}" in out
-    for text in ("throttled by power cap", "scouts", "short visits", "confirmations", "fresh rounds", "log: run.jsonl"):
+    for text in (
+        "throttled by power cap",
+        "first measurements",
+        "short measurements",
+        "confirming measurements",
+        "log: run.jsonl",
+    ):
         assert text in out
 
 

@@ -90,7 +90,7 @@ def test_a_slower_kernel_fails_once_fresh_visits_confirm_it(guard, monkeypatch):
     slower(monkeypatch, share=0.05)
     code, out, _ = guard("--junit", "guard.xml", "--markdown", "guard.md", "--output", "slower.jsonl")
     assert code == 3
-    assert "guard FAILED: 4 of 4 rows slower by more than 2 %, confirmed by fresh visits" in out
+    assert "guard FAILED: 4 of 4 rows slower by more than 2 %, confirmed by new measurements" in out
     suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
     failures = suite.findall("testcase/failure")
     assert (suite.get("tests"), suite.get("failures"), len(failures)) == ("4", "4", 4)
@@ -110,7 +110,7 @@ def test_a_kernel_that_gives_wrong_results_fails(guard, monkeypatch):
 
     monkeypatch.setattr(SimulatedBackend, "__init__", faulty)
     code, out, _ = guard("--junit", "guard.xml")
-    assert (code, "guard FAILED: 2 of 4 rows without a figure now" in out) == (3, True)
+    assert (code, "guard FAILED: 2 of 4 rows without a rate in this run" in out) == (3, True)
     errors = ElementTree.parse(guard.folder / "guard.xml").findall("testcase/error")
     assert [error.get("message").partition(":")[0] for error in errors] == ["wrong_result"] * 2
 

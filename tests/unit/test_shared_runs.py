@@ -364,7 +364,7 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
     code, out, _ = run("compare", "out", "alone.jsonl")
     assert code == 0
-    assert "A and B are from two devices: mamf corrected A by the reference shape that both measured" in out
+    assert "two devices measured A and B: mamf corrected A by the reference shape that both devices measured" in out
     one_and_the_same = compare([shared_log], [shared_log], False)
     assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
 

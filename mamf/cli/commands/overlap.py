@@ -159,7 +159,8 @@ class _RankStrategy:
 
     ``strategy``: what to measure, with the collectives of all ranks.
     ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: what the resumed log already has rows of; their rows are not yielded again.
+    ``logged_steps``: the steps (kernel, problem, shape and regime) that the resumed log already has rows of. The
+    strategy does not yield these rows again.
     """
 
     strategy: OverlapStrategy

@@ -82,7 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
+        help="processes (ranks) to profile under torchrun; all writes one log per rank to the folder --output "
+        "(default: first)",
     )
     # Let --ceiling take one value and be repeatable: an option with several values would take SCRIPT as a value too.
     add_shared_options(

@@ -101,14 +101,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 
 
-def _render_as_html(shown: Tabular) -> str:
-    """Render an object as HTML for a notebook. The modules for reports are imported on the first call."""
-    from mamf.kinds.notebook import render_html
-
-    return render_html(shown)
-
-
-Tabular.render = staticmethod(_render_as_html)
+# Import the modules for reports when a notebook first shows an object as HTML.
+Tabular.render = staticmethod(lambda shown: importlib.import_module("mamf.kinds.notebook").render_html(shown))
 
 
 def __dir__() -> list[str]:

@@ -93,7 +93,7 @@ def describe_sharing(device_name: str) -> str:
     """
     ways = ", ".join(parse_sharing(device_name))
     return (
-        f"the card is shared ({ways}): its figures are not those of a whole card, and its peak is unknown"
+        f"the card is shared ({ways}), so these figures are not those of a whole card, and mamf knows no peak for it"
         if ways
         else ""
     )
@@ -304,7 +304,7 @@ class Backend(ABC):
         """Record ``launches`` in one graph. Return a function that replays the graph, and the results of the launches,
         which each replay overwrites. Called only if ``has_graphs``.
         """
-        raise NotImplementedError(f"{self.name} has no graphs of launches")
+        raise NotImplementedError(f"mamf cannot record launches of {self.name} in a graph")
 
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot

@@ -87,7 +87,7 @@ AFTER_REST = "anew"
 @functools.cache
 def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
     """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
-    backend or operation stands for all backends or operations without an entry. An operation can be followed by a dtype
+    backend or operation means all backends or operations that have no entry. An operation can be followed by a dtype
     (``matmul int8``) or by ``backward``.
     """
     return {
@@ -103,8 +103,8 @@ def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
 
 
 def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatability:
-    """Return how much repeated runs of a problem differ, from repeatability.csv. ``backend``: its name. ``state``: a
-    regime, or AFTER_REST. Raises KeyError for a state that repeatability.csv does not contain.
+    """Return how much repeated runs of a problem differ, from repeatability.csv. ``backend``: the name of a backend.
+    ``state``: a regime, or AFTER_REST. Raises KeyError for a state that repeatability.csv does not contain.
     """
     known, operation = _read_calibrations(), "" if problem is None else problem.operation
     of_dtype = f"{operation} {getattr(problem, 'dtype', '')}"

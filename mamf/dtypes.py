@@ -47,8 +47,10 @@ class ScaledFormat:
         """Two numbers, of which N and K must be multiples: the size of a block, and at least 16, the values of a
         load.
         """
-        blocks = [scaling.block_columns or 1 for scaling in (self.a_scaling, self.b_scaling)]
-        return max(16, self.b_scaling.block_rows), max(16, *blocks)
+        return (
+            max(16, self.b_scaling.block_rows),
+            max(16, self.a_scaling.block_columns or 1, self.b_scaling.block_columns or 1),
+        )
 
 
 def _make_symmetric_format(scaling: Scaling, values_per_byte: int = 1) -> ScaledFormat:

@@ -1,17 +1,18 @@
-"""All errors that mamf raises on purpose, the checks of values that raise them, and the values that options accept.
+"""Define all errors that mamf raises on purpose, check values and raise these errors, and list values that options
+accept.
 
     MamfError
     ├── UsageError                 the request is wrong; the message says what is allowed. A ValueError too
-    │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; suggests the nearest
+    │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; the message suggests the nearest
     │   ├── LogMismatchError       a log does not match this device, software or request and cannot be resumed
     │   └── IncomparableError      figures of different regimes, dtypes or devices have no meaningful ratio
-    ├── PluginError                a backend, kernel or operation broke its contract; names it and the error
-    ├── UnavailableError           the backend, device or kernel cannot be used here; says what would change it
+    ├── PluginError                a backend, kernel or operation broke its contract; the message names it
+    ├── UnavailableError           the backend, device or kernel cannot be used here; the message says why
     ├── UnsupportedError           the kernel does not support this dtype, layout or shape
-    ├── RunLogError                a run log cannot be read; names the line
-    ├── NothingProfiledError       a script ended before one of its training steps was profiled; says why
+    ├── RunLogError                a run log cannot be read; the message names the line
+    ├── NothingProfiledError       a script ended before one of its training steps was profiled
     ├── DeviceError                the device failed outside the measurement of a shape
-    │   └── DeviceLostError        a launch left the device unusable for this process; holds the row
+    │   └── DeviceLostError        a launch left the device unusable for this process; it has the failed row
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
 All other exceptions raised within a measurement become the status of that measurement and never end a run.
@@ -228,7 +229,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise UsageError(f"{text!r} is not a share between 0 and 1; write 0.3% or 0.003")
+        raise UsageError(f"{text!r} is not a share between 0 and 1, such as 0.3% or 0.003")
     return value
 
 
@@ -260,7 +261,7 @@ def require_values(label: str, values: object, kind: type) -> None:
         raise UsageError(f"{label} {shorten(values)}: it must be a list")
     if not values:
         raise UsageError(f"no {label}: name at least one")
-    text = ", or its text" if hasattr(kind, "parse") else ""
+    text = " or the text of one" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
             raise UsageError(f"{label} {shorten(value)}: each must be a {kind.__name__}{text}")
@@ -325,7 +326,7 @@ FORMATS = ("table", "csv", "json", "markdown", "html")
 #: The sources from which ``mamf peak`` takes the rate of a device, from the most to the least reliable.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
-#: The file formats of other tools in which measured roofs can be written.
+#: The file formats of other tools in which mamf can write measured roofs (the highest rates of a device).
 ROOF_EXPORT_FORMATS = ("tracelens",)
 #: The share by which a row must be slower than its baseline to count as a regression.
 DEFAULT_REGRESSION_TOLERANCE = 0.01

@@ -85,8 +85,8 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     }
     period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
     has_period = len(tiles) >= _MIN_TILES_FOR_PERIOD and period > 1
-    rule = f"; every {period}th tile by {order}, from number {numbers[order][0]}" if has_period else ""
-    named = ", ".join(f"row {row} column {column} of product {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
+    rule = f"; every {period}th tile is wrong, counted by {order} from tile {numbers[order][0]}" if has_period else ""
+    named = ", ".join(f"row {row} column {column} of matmul {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
     more = ", ..." if len(tiles) > _MAX_NAMED_TILES else ""
     return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"
 
@@ -109,7 +109,7 @@ DATA = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
 #: the sums of a matmul have small and large terms.
 ALL_DATA = (*DATA, "wide")
-# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, their reads from memory do
+# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, reading them from memory does
 # not limit a launch.
 MAX_OPERAND_SETS = 64
 # Number of elements to which the start of each operand set is aligned.

@@ -86,16 +86,17 @@ def choose_overhead(backend: str, estimate: float | None) -> Overhead:
     else the typical overhead of the backend's timer, or 0 if that is unknown. The overhead is rounded to the
     nanosecond, like logged samples.
     """
-    if estimate is None:
+    timer = find_timer(backend)
+    # If no profiler has measured the timer, a small negative estimate is noise, and the timer has no overhead.
+    if estimate is None or (timer is None and -MAX_SHIFT_SECONDS < estimate < 0):
         return Overhead(0.0)
     if is_plausible_overhead(backend, estimate):
         return Overhead(round(estimate, 9))
-    timer = find_timer(backend)
-    if timer is None and -MAX_SHIFT_SECONDS < estimate < 0:  # The timer has no overhead; the estimate is noise.
-        return Overhead(0.0)
     used = round(timer.typical, 9) if timer else 0.0
     return Overhead(
-        used, f"assumed a timer overhead of {used * 1e6:.1f} us: the estimate of {estimate * 1e6:.1f} us is implausible"
+        used,
+        f"mamf assumed a timer overhead of {used * 1e6:.1f} us, because the estimate of {estimate * 1e6:.1f} us is "
+        "implausible",
     )
 
 
@@ -299,8 +300,11 @@ class Measurement(Tabular):
         its device relative to the run's first device.
         """
         speed = self.device_speed or 1.0
-        own = Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage)
-        return widen_interval(own, self.comparable_seconds, self.device_speed_half_width)
+        return widen_interval(
+            Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage),
+            self.comparable_seconds,
+            self.device_speed_half_width,
+        )
 
     @property
     def rank(self) -> tuple[bool, float]:

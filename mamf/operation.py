@@ -29,6 +29,7 @@ from mamf.errors import (
     MAX_SIZE,
     UsageError,
     count_values,
+    parse_digits,
     require_known,
     require_steps,
     require_whole_number,
@@ -44,7 +45,7 @@ _BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": Fal
 #: For each type of parameters that users can give as text: what the text must be, and the function that reads it.
 _READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
-    int: ("a whole number", int),
+    int: ("a whole number", lambda text: -parse_digits(text[1:]) if text.startswith("-") else parse_digits(text)),
     float: ("a number", float),
     str: ("text", str),
 }
@@ -87,10 +88,6 @@ class Parameter:
         """Whether a user can give values of this parameter as text."""
         return self.read is not None or _strip_optional(self.kind) in _READERS or bool(self.choices)
 
-    @property
-    def is_switch(self) -> bool:
-        return self.kind is bool
-
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
         return self.read(text) if self.read else _convert_text(self.kind, text)
@@ -115,7 +112,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
-    "data": {"help": "values of the operands", "choices": DATA, "is_rare": True},
+    "data": {"help": "random distribution or pattern of the operands' values", "choices": DATA, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",
@@ -143,7 +140,8 @@ def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
     return parameters
 
 
-#: Return the parameters of a dataclass, as ``_read_parameters`` does. The cache serves checks of each row of a log.
+#: Function that returns the parameters of a dataclass by the name of the field. It keeps them, because mamf checks the
+#: problem of each row of a log.
 get_parameters: Callable[[Any], Mapping[str, Parameter]] = functools.cache(_read_parameters)
 
 
@@ -160,7 +158,7 @@ class DeclaredProblem:
                 require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
             elif parameter.kind is int:
                 require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
-            elif parameter.is_switch and not isinstance(getattr(self, name), bool):
+            elif parameter.kind is bool and not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
 
     @property
@@ -212,6 +210,8 @@ def _convert_text(kind: Any, text: str) -> Any:
     description, read = _READERS[required]
     try:
         return read(text)
+    except UsageError:
+        raise
     except (KeyError, ValueError):
         raise UsageError(f"{shorten(text)!r} is not {description}") from None
 
@@ -225,7 +225,7 @@ class Preset(Generic[ShapeT]):
       replace them.
     - ``fields``: values of the problem's fields by name, also in every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
-    - ``taken``: sizes that chose the shapes, so that the user may give them together with whole shapes.
+    - ``taken``: names of the sizes from which the preset chose its whole shapes. The user may set only these sizes.
     """
 
     shapes: Mapping[ShapeT, str] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Preset(Generic[ShapeT]):
 class Operation(ABC, Generic[ProblemT, ShapeT]):
     """What is computed, such as matmul or attention.
 
-    - ``kernel_group``: the entry point group of its kernels. ``kernel_type``: their base class.
+    - ``kernel_group``: the group of entry points that name the operation's kernels. ``kernel_type``: their base class.
     - ``shape_type``, ``problem_type``: frozen dataclasses of plain values, because logs store their fields. The fields
       are options of the command line and keywords of the API; ``mamf.operation.describe`` gives them a help text.
     - ``shape_example``: a shape as text. ``shape_type.parse`` reads what ``str`` writes.
@@ -252,33 +252,36 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_example: ClassVar[str]
     #: The label of ``axis`` in charts.
     axis_label: ClassVar[str] = "size"
-    #: The command that sweeps it, if that is not ``mamf sweep --operation NAME``.
+    #: The command that measures many shapes of the operation, if that is not ``mamf sweep --operation NAME``.
     own_command: ClassVar[str] = ""
-    #: What the lines of a chart of its sweeps (measurements of many shapes) compare: ``kernels``, ``shapes`` of one
+    #: What the chart of a sweep (measurements of many shapes) has a line for each of: ``kernels``, ``shapes`` of one
     #: kernel, sequence ``lengths``, ``caches`` of several lengths, or ``phases`` of a training step.
     chart: ClassVar[str] = "kernels"
     #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel, by default the usual one for
     #: the dtype, on each shape with the fastest of its algorithms.
     compares_kernels: ClassVar[bool] = True
-    #: Whether its highest measured rate is the compute limit of a device in rooflines, so that reports show the rates
-    #: of other operations as shares of it.
+    #: Whether the highest measured rate of the operation is the compute limit of a device in rooflines, so that reports
+    #: show the rates of other operations as shares of this limit.
     is_compute_roof: ClassVar[bool] = False
-    #: Whether a run first searches for the highest matmul rate of the device, and shows its rates as shares of it.
+    #: Whether a run first searches for the highest matmul rate of the device, and reports show the operation's rates as
+    #: shares of that rate.
     has_shares: ClassVar[bool] = False
-    #: Whether a run also measures the read bandwidth of memory, because it may limit a rate instead of the matmul rate.
+    #: Whether a run also measures the read bandwidth of memory, because this bandwidth may limit the operation instead
+    #: of the matmul rate.
     has_memory_shares: ClassVar[bool] = False
-    #: The dtype of its operands by default. Empty: the default dtype of the device.
+    #: The dtype of the operands if the user names none. Empty: the default dtype of the device.
     default_dtype: ClassVar[str] = ""
-    #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure it, and the default regime.
+    #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure the operation, and the default one.
     regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
-    #: Whether it counts a model's FLOP, so that shares of the datasheet and of the ceiling are called MFU and MAMFU.
+    #: Whether the FLOP are those of a whole model, so that reports call the rate divided by the datasheet's peak MFU
+    #: (model FLOPs utilization), and the rate divided by the highest measured matmul rate MAMFU.
     counts_model_flop: ClassVar[bool] = False
-    #: Whether reports rank its kernels for each shape, instead of over all shapes of a problem.
+    #: Whether reports rank the operation's kernels for each shape, instead of over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
-    #: Whether it measures links that the devices of a machine share, so that two devices must not measure at once.
+    #: Whether launches use links that the devices of a machine share, so that two devices must not measure at once.
     is_of_links: ClassVar[bool] = False
-    #: Further parameters, for choosing the shapes of a preset.
+    #: Parameters, other than sizes, with which the user chooses the shapes of a preset.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
     preset_parameter: ClassVar[Parameter] = Parameter(
@@ -288,7 +291,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether a launch returns or writes tensors, so that another process can check them.
     gives_tensors: ClassVar[bool] = False
-    #: The names of its kernels that approximate. They are listed here because reading a log must not import kernels.
+    #: The names of the kernels that approximate. They are listed here because reading a log must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -311,7 +314,9 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [replace(base, **chosen) for base in bases for chosen in combine_values(sizes)]
 
     def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a preset, replaced by ``given`` ones and by fields that follow from these."""
+        """Return the fields of a preset, in which the values in ``given``, and values that follow from them, replace
+        those of the preset.
+        """
         return {**preset, **given}
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
@@ -439,7 +444,9 @@ def make_operation_plan(
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:
-        raise UsageError(f"{operation.name} is measured in {' or '.join(operation.regimes)}, not in {CLASSIC}")
+        raise UsageError(
+            f"{operation.name} cannot be measured in the regime {CLASSIC}: use {' or '.join(operation.regimes)}"
+        )
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 

@@ -20,7 +20,7 @@ from mamf.backend import DeviceInfo, parse_sharing
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten
 from mamf.files import read_packaged_csv_rows
-from mamf.measurement import DATASHEET, Rate
+from mamf.measurement import DATASHEET, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
 #: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
@@ -132,10 +132,9 @@ def find_bandwidth(
     device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
 ) -> float | None:
     """Return the theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
-    for row in _find_device_rows(device_name, compute_units):
-        if row.bandwidth_tb and (row.verified == "yes" or not is_verified_only):
-            return row.bandwidth_tb * 1e12
-    return None
+    rows = _find_device_rows(device_name, compute_units)
+    kept = (row.bandwidth_tb for row in rows if row.verified == "yes" or not is_verified_only)
+    return next((bandwidth * TERA for bandwidth in kept if bandwidth), None)
 
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
@@ -152,7 +151,7 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
 
 def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP/s that no launch on the device can exceed at its maximum clock; None if no verified peak is
-    listed. For a CPU, a bound that no current core exceeds.
+    listed. For a CPU, the result is a bound that no current core exceeds.
     """
     if not info.is_accelerator:
         per_core = _MAX_CORE_FLOP_PER_CYCLE.get(dtype, _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES) * _MAX_CORE_HZ
@@ -186,8 +185,8 @@ def compute_max_flops_at_clock(
 
 
 def find_listed_device(device_name: str) -> str | None:
-    """Return the device of peaks.csv that a name means if it differs only in case or blanks; None if the name matches
-    exactly or not at all.
+    """Return the device of peaks.csv whose name differs from ``device_name`` only in case or blanks; None if a device
+    matches the name exactly, or if none matches.
     """
     return (
         None if any(row.match.search(device_name) for row in _read_peak_rows()) else find_device_by_pattern(device_name)
@@ -226,7 +225,7 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 @dataclass(frozen=True)
 class NamedDevice:
     """A device model of peaks.csv with all its names. The first of ``names`` is the name that torch reports, unless
-    another model has the same one.
+    torch reports this name for another model too.
     """
 
     device: str
@@ -261,17 +260,10 @@ def find_devices(name: str) -> list[NamedDevice]:
 
     Raises UsageError with similar names if no rule finds a model.
     """
-    devices, words = read_named_devices(), _split_words(name)
-    if equal := [
-        each
-        for each in devices
-        if _normalize_device_name(name) in map(_normalize_device_name, (each.device, *each.names))
-    ]:
-        return equal
-    if equal := [
-        each
-        for each in devices
-        if words and _normalize_device_name(name) == _normalize_device_name(each.name.partition(" ")[2])
+    devices, words, wanted = read_named_devices(), _split_words(name), _normalize_device_name(name)
+    equal = [each for each in devices if wanted in map(_normalize_device_name, (each.device, *each.names))]
+    if equal := equal or [
+        each for each in devices if words and wanted == _normalize_device_name(each.name.partition(" ")[2])
     ]:
         return equal
     if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
@@ -283,7 +275,7 @@ def find_devices(name: str) -> list[NamedDevice]:
         raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
     listed = {each.casefold(): each for device in devices for each in device.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
-    raise UsageError(f"unknown device {shorten(name)!r}" + (f" (near: {near})" if near else ""))
+    raise UsageError(f"unknown device {shorten(name)!r}" + (f"; similar names: {near}" if near else ""))
 
 
 def _normalize_device_name(name: str) -> str:

@@ -1,4 +1,6 @@
-"""The plan of a run, as data: its kind, its steps and its budget; and the names of the regimes."""
+"""Define the plan of a run: what it measures, how, and for how long. Also define the names of the kinds of runs and of
+the regimes, which are ways of loading the device while mamf measures (``burst``, ``sustained``, ``classic``).
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,10 @@ class StepKey(NamedTuple):
 class SweepOptions:
     """The options of a sweep.
 
-    - ``reference``: a shape that is measured again after every ``reference_every`` rows, to show the device's drift,
-      and on each device of a shared run.
-    - ``warmup_launches``, ``timed_launches``: for the classic regime.
+    - ``reference``: a shape that is measured again after every ``reference_every`` rows to show the drift of the
+      device, and on each device of a shared run to compare the devices.
+    - ``warmup_launches``, ``timed_launches``: the numbers of launches before and in the timed loop of the regime
+      classic.
     - ``ranks``: how many processes share the run; 0: the run is not shared. Each process has its own log and measures
       every ``ranks``-th shape from number ``rank`` on.
     """
@@ -112,9 +115,9 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class GuardOptions:
-    """The options of a guard, a run that compares rows with a baseline.
+    """The options of ``mamf guard``, which compares rows with an earlier log, the baseline.
 
-    ``rounds``: how often a row with an undecided verdict is measured again at most.
+    ``rounds``: the maximum number of times that a row with an undecided verdict is measured again.
     """
 
     rounds: int
@@ -125,13 +128,15 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class Claim:
-    """A figure from elsewhere, and the step that measures it again.
+    """A rate that another log or a text states, and the step (regime, problem, shape and kernel) that measures it
+    again.
 
-    - ``step``: with the kernel's own name.
-    - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed figure is its rounding.
-    - ``error``: how much the figure differs between runs; None: unknown.
+    - ``step``: what to measure. Its kernel has the name that the kernel gives itself, such as ``cublaslt[3]``.
+    - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed rate is its rounding.
+    - ``error``: how much the rate differs between runs; None if unknown.
     - ``clock_hz``: the clock that was read during the measurement.
-    - ``cycles_used``: for a figure of another card, the share of cycles (mamf.plausibility), which is compared instead.
+    - ``cycles_used``: for a rate of another card, the share of the compute units' cycles that the kernel used
+      (mamf.plausibility). mamf compares this share instead of the rate.
 
     Raises UsageError for an unknown regime or an invalid interval.
     """
@@ -147,8 +152,8 @@ class Claim:
         require_known(("regime", self.step[0], REGIME_NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(
-                f"a claim of {self.rate:g} in {self.interval.low:g} to {self.interval.high:g}: rates must be above 0, "
-                "with the lower end first"
+                f"a claimed rate of {self.rate:g} with an interval from {self.interval.low:g} to "
+                f"{self.interval.high:g}: all three must be above 0, and the lower end of the interval comes first"
             )
         # Only a crafted log has more degrees of freedom, with which computing would take long.
         require_whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
@@ -156,8 +161,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """The options of a reproduction. ``source``: the log or table of the claims. ``recorded``: what it says about
-    device and software. ``chosen_from``: the number of rows of which the claims are the best. ``tolerance``: a share.
+    """The options of ``mamf reproduce``, which measures claimed rates again. ``source``: the log or table of the
+    claims. ``recorded``: what the source says about device and software. ``chosen_from``: the number of rows of which
+    the claims are the best. ``tolerance``: the relative difference up to which two rates count as equal.
     """
 
     claims: tuple[Claim, ...]
@@ -169,8 +175,9 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """The options of a verification. ``number``: the only random problem to verify, from 1; 0: all in order.
-    ``operations``: those of the kernels. The plan's shape limits the FLOP, and its problems give dtypes and seed.
+    """The options of ``mamf verify``, which verifies results on random problems. ``number``: the number, from 1, of the
+    only problem to verify; 0 to verify all problems in order. ``operations``: the operations of the kernels. The shape
+    of the plan limits the FLOP of a problem, and the problems of the plan give dtypes and seed.
     """
 
     number: int = 0
@@ -185,14 +192,14 @@ class Plan:
     """All parameters of a run, as resuming it needs them. Raises UsageError for invalid values.
 
     - ``kernels``: names as requested; ``package.module:Class`` for a kernel that is not registered.
-    - ``precision``: the relative half-width of the interval to reach within a visit.
+    - ``precision``: a row is measured until half the width of its interval is at most this share of the figure.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
-    - ``flush``: whether to evict the operands between launches of a burst.
+    - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
     - ``clock``: the rows whose true clock is measured, one of CLOCKS.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: the searches for ceilings that come first, as plans of the kind FIND.
-    - ``options``: options of this kind only: SweepOptions, SearchOptions, GuardOptions, ReproduceOptions or
-      VerifyOptions.
+    - ``options``: the options that only this kind of run has: SweepOptions, SearchOptions, GuardOptions,
+      ReproduceOptions or VerifyOptions.
     """
 
     kind: str
@@ -226,13 +233,15 @@ class Plan:
         else:
             require_values("shapes", self.shapes, object)
         if self.layers and len(self.layers) != len(self.shapes):
-            raise UsageError(f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one per shape, or none")
+            raise UsageError(
+                f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one layer per shape, or none"
+            )
         require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             require_whole_number("seed", problem.seed, 0, MAX_SEED)
         require_known(*(("regime", name, REGIME_NAMES) for name in self.regimes))
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
-            raise UsageError(f"classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
+            raise UsageError(f"the regime classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 
     @property
     def problem(self) -> Any:
@@ -274,10 +283,11 @@ class Plan:
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
-        """List the steps of the plan that are not in ``held``. The kernels of a shape follow each other.
+        """List the steps (regime, problem, shape and kernel) of the plan that are not in ``held``. The kernels of a
+        shape follow each other.
 
-        If the run later confirms the best rows, list only the first regime. An ``explain`` run measures sustained on
-        its first problem only.
+        If the run later confirms the best rows, list only the first regime. A run of ``mamf explain`` measures the
+        regime sustained on its first problem only.
         """
         done = frozenset(held)
         everything = (

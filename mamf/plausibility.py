@@ -19,7 +19,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
 from mamf.plans import BURST, CLASSIC
 
-#: If a larger share of a row's samples is impossibly fast, mamf discards its possible samples too.
+#: If a larger share of a row's samples is faster than the device can be, mamf discards the row's other samples too.
 MAX_IMPOSSIBLE_SHARE = 0.1
 # On a device without a known peak, samples that are this many times shorter than the median are suspect, because a
 # timer that misses a launch reports only microseconds.
@@ -45,7 +45,7 @@ def split_impossible_samples(
 
 
 def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
-    """Explain why a row is implausible. Return None if it is plausible. The row's status does not matter.
+    """Explain why a row is implausible. Return None if it is plausible. The row's status does not affect the result.
 
     ``limit``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
     """
@@ -53,7 +53,10 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
     possible, impossible = split_impossible_samples(every, row.amount, limit, row.timer_accuracy)
     if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(every):
         rate = row.amount / max(min(impossible), 1e-12) / TERA
-        return f"{len(impossible)} of {len(every)} samples are impossibly fast ({rate:.0f} {row.work.unit})"
+        return (
+            f"{len(impossible)} of {len(every)} samples are faster than the device can be (up to {rate:.0f} "
+            f"{row.work.unit})"
+        )
     if not possible:
         return "the measurement has no samples"
     return _explain_beyond_clock(row, info) if limit else _explain_suspect_samples(row, info, possible)
@@ -68,7 +71,7 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     mamf reads its sensors, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
-    # Use the lower one of both clocks: in burst, the true clock of the compute units is far below the sensors' clock.
+    # Use the lower clock: in burst, the true clock of the compute units is far below the clock that the sensors report.
     clock = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER_LIMIT_REASON}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
@@ -78,8 +81,8 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None
     return (
-        f"{row.best_rate:.4g} {row.work.unit} is more than the {bound / TERA:.4g} that its clock of "
-        f"{clock / 1e6:.0f} MHz allows"
+        f"{row.best_rate:.4g} {row.work.unit} is more than the {bound / TERA:.4g} {row.work.unit} that the "
+        f"measured clock of {clock / 1e6:.0f} MHz allows"
     )
 
 
@@ -113,10 +116,10 @@ def _read_flop_per_cycle() -> dict[tuple[str, str], float]:
 def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP that one compute unit can do in a clock cycle with operands of ``dtype``, or None if unknown.
 
-    The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. It leaves out architectures
-    of which some products are slower per unit: GeForce cards have half the tensor rate of workstation cards. For a
-    device that it leaves out, the result is the datasheet's peak divided by the datasheet's clock and by the number of
-    compute units.
+    The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. The file leaves out
+    architectures of which some products are slower per unit: GeForce cards have half the tensor rate of workstation
+    cards. For a device that the file leaves out, the result is the datasheet's peak divided by the datasheet's clock
+    and by the number of compute units.
     """
     known = DTYPES.get(dtype)
     if known is None:

@@ -89,8 +89,9 @@ class Repeatability:
         are_small = all(0 <= each < 1 for each in (self.run, self.launch_seconds, self.per_degree))
         if not (are_small and 0 <= self.usual_celsius < _MAX_CELSIUS):
             raise ValueError(
-                f"repeatability of {self.run:g}, {self.launch_seconds:g} s and {self.per_degree:g} per degree below "
-                f"{self.usual_celsius:g} C: the first three must be below 1, the temperature below {_MAX_CELSIUS} C"
+                f"repeatability with run {self.run:g}, launch_seconds {self.launch_seconds:g}, per_degree "
+                f"{self.per_degree:g} and usual_celsius {self.usual_celsius:g}: run, launch_seconds and per_degree "
+                f"must be at least 0 and below 1, and usual_celsius at least 0 and below {_MAX_CELSIUS}"
             )
 
     def is_cold(self, celsius: float | None) -> bool:

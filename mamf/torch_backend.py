@@ -83,7 +83,7 @@ class TorchOperandPool(OperandPool):
                 values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
                 fill_random(values, self._data, generator)
                 if buffer.dtype == torch.int8:
-                    # 4 standard deviations of normal data and 1 of uniform data become 127.
+                    # Scale to the range of int8: 4 standard deviations of normal data, or 1 of uniform data, are 127.
                     values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
                 chunk.copy_(values)
 
@@ -127,7 +127,7 @@ class TorchBackend(Backend):
             raise UnavailableError(f"backend {self.name} is not available: {reason}")
         count = self.device_count()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}; it has {count} (0 to {count - 1})")
+            raise UnavailableError(f"{self.name} has no device {index}; it has {count} devices (0 to {count - 1})")
         self.index = index
         self.device = self.open_device()
         # Keep one buffer for each flush size, because to slice a single buffer would take the host as long as to queue
@@ -170,8 +170,8 @@ class TorchBackend(Backend):
         return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error).lower()
 
     def digest(self, result: object) -> str | None:
-        parts = result if isinstance(result, (tuple, list)) else (result,)
-        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [each for each in results if isinstance(each, torch.Tensor)]
         if not tensors:
             return None
         hash_of_tensors = hashlib.sha256()

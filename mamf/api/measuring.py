@@ -56,16 +56,13 @@ OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 RowCallback = Callable[[Measurement], object]
 
 
-class Rows:
+class Rows(Iterator[Measurement]):
     """An iterator over rows that are measured one by one, as the caller asks for them. Leaving the loop or calling
     ``close`` ends the run.
     """
 
     def __init__(self, what: str, rows: Generator[Measurement, None, None]) -> None:
         self._what, self._rows = what, rows
-
-    def __iter__(self) -> Iterator[Measurement]:
-        return self
 
     def __next__(self) -> Measurement:
         return next(self._rows)
@@ -74,12 +71,12 @@ class Rows:
         self._rows.close()
 
     def __repr__(self) -> str:
-        return f"<{self._what}: iterate over it to measure>"
+        return f"<{self._what}: iterate over this object to measure them>"
 
 
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
-    nearest = f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(known)}"
+    nearest = f"; did you mean {close[0]!r}?" if close else f"; {call}() takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
@@ -97,7 +94,7 @@ def find(
     on_row: RowCallback | None = None,
     log: str | Path | None = None,
 ) -> Ceiling:
-    """Find the ceiling of the device, by default in burst: the highest rate of any shape, confirmed in new rounds.
+    """Find the ceiling of the device, by default in burst: the highest rate of any shape, measured again to confirm it.
 
     ``search`` takes the same keywords and describes them. ``on_row`` is called with each row. Afterwards ``mamf.peak``
     returns this ceiling too. Raises the errors of ``search``, and DeviceError if the budget ends before a ceiling is
@@ -141,11 +138,11 @@ def search(
     quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
-    """Return a search for the ceiling. It measures while you iterate over it, and then has a ``ceiling``.
+    """Return a search for the ceiling, which measures while you iterate over it and then has a ``ceiling``.
 
     - ``dtype`` or ``problem``: a single one, because a search finds the ceiling of one problem.
-    - ``kernel``: kernels to search. The first one scouts the grid of shapes. By default all kernels except those that
-      compile for minutes.
+    - ``kernel``: kernels to try. mamf looks for fast shapes with the first one. By default all kernels except those
+      that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 by default. With ``quick`` it is 13.2, plus 4 for each kernel that compiles.
@@ -171,7 +168,8 @@ def search(
 
 
 class CeilingSearch:
-    """A search that measures while you iterate over it. Leaving the loop (``break``, Ctrl-C) ends it and its log.
+    """A search for ceilings that measures while you iterate over this object. Leaving the loop (``break``, Ctrl-C) ends
+    the search and its log.
 
     >>> search = mamf.search("bfloat16")
     >>> for row in search:
@@ -270,8 +268,11 @@ def measure_kernels(
     if ceilings or ceiling_kernel:
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
-        kernels = {ceiling.kernel for ceiling in known.values()}
-        references = get_ceiling_kernels(kernels, convert_to_tuple("ceiling_kernel", ceiling_kernel) or (), warn)
+        references = get_ceiling_kernels(
+            {ceiling.kernel for ceiling in known.values()},
+            convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
+            warn,
+        )
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
     return Rows(f"{of}, {format_count(len(plan.steps()), 'row')}", run.measurements())
 
@@ -337,7 +338,9 @@ def convert_to_tuple(name: str, given: Any, kind: type = str, max_values: int | 
     values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
     require_values(name, values, kind)
     if max_values is not None and len(values) > max_values:
-        raise UsageError(f"{name} {', '.join(map(str, values))}: this call takes one value; call it once per value")
+        raise UsageError(
+            f"{name} {', '.join(map(str, values))}: this call takes one value of {name}, so call it once for each value"
+        )
     return values
 
 
@@ -353,8 +356,9 @@ def make_problems_and_shapes(
     """Return the given problems and shapes. If they are missing, combine the given parameters and the device's
     defaults.
 
-    ``shapes`` may be one text with several shapes. ``call``: the name of the call, for errors. ``max_values``: how many
-    values a field may have at most, or None. Raises UsageError, or TypeError for an unknown parameter.
+    ``shapes`` may be one text with several shapes. ``call``: the name of the API's function, for errors.
+    ``max_values``: how many values a field may have at most, or None for any number. Raises
+    UsageError, or TypeError for an unknown parameter.
     """
     sizes, fields = (
         _parse_parameters(get_parameters(of.shape_type), parameters),

@@ -56,7 +56,7 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     log = read_run_log(path)
     if regime not in log.ceilings:
         regimes = ", ".join(log.ceilings) or "none"
-        raise RunLogError(f"{path} has no {regime} ceiling (it has: {regimes}); measure one with 'mamf find'")
+        raise RunLogError(f"{path} has no {regime} ceiling (its ceilings: {regimes}): measure one with 'mamf find'")
     return log.ceilings[regime]
 
 

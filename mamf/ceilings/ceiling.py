@@ -120,10 +120,10 @@ class Ceiling(Tabular, Rate):
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
-            raise UsageError(f"flop {flop}: it must be a finite number of at least 0")
+            raise UsageError(f"flop is {flop}: it must be a finite number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
-                f"cannot divide a {regime} figure by a {self.regime} ceiling: measure both in the same regime"
+                f"cannot divide a rate of the regime {regime} by a {self.regime} ceiling: measure both in one regime"
             )
         if not self.interval.is_known:
             raise IncomparableError(
@@ -168,7 +168,7 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def explain_no_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return why a run cannot have a ceiling: status and reason of its first row if all rows failed, otherwise None."""
+    """Return status and reason of the first row if all rows failed, so that a run cannot have a ceiling; else None."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
@@ -284,7 +284,7 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
     rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
-    return {candidate: {row.round: row for row in own} for candidate, own in rows_by_candidate.items()}
+    return {candidate: {row.round: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:
@@ -386,8 +386,8 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
 
 
 def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
-    """Return the drift of the card around a row: the rate of the reference matmul there divided by its ceiling, minus
-    1.
+    """Return the drift of the card around a row: the rate of the reference matmul before and after the row, divided by
+    the ceiling, minus 1.
 
     Returns None if the run did not measure the reference matmul or there is no ceiling.
     """
@@ -407,8 +407,10 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
     if ceiling.device != info.name or (
         ceiling.uuid_hash is not None and info.uuid_hash is not None and ceiling.uuid_hash != info.uuid_hash
     ):
-        other = "another device with that name" if ceiling.device == info.name else ceiling.device
-        raise IncomparableError(f"the ceiling is from {other}, not this {info.name}: measure it here with 'mamf find'")
+        other = "another card of this model" if ceiling.device == info.name else ceiling.device
+        raise IncomparableError(
+            f"the ceiling was measured on {other}, not on this {info.name}: measure it on this device with 'mamf find'"
+        )
 
 
 def compute_known_share(row: Measurement, known_ceilings: Rates) -> float | None:

@@ -55,7 +55,8 @@ class Roofs:
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
         if not compute and not bandwidth:
             raise UsageError(
-                f"no {' or '.join(kept)} ceiling is known, only {', '.join(self.regimes)}: name one of these regimes"
+                f"no ceiling in the regime {' or '.join(kept)} is known, only in {', '.join(self.regimes)}: name one "
+                "of these regimes"
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
@@ -106,8 +107,8 @@ class RoofPoint:
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """Make the roof point of a measured row under the name ``name``.
 
-    Its rate is the statistic that the regime reports. If several devices shared the run, it is scaled to the speed of
-    the first device.
+    The rate of the point is the statistic that the regime reports. If several devices shared the run, that rate is
+    scaled to the speed of the first device.
     """
     work, (roof, bound) = row.work, roofs.find_rate_limit(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
@@ -152,10 +153,10 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
 def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
     """Build roofs from ceilings: the highest one for each dtype or memory level and regime.
 
-    Leaves out bandwidth patterns that read nothing, because work that computes also reads, and writing alone is faster.
-    Leaves out matmuls of zeros or patterns, because they draw less power and run faster than matmuls of normally
-    distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of several
-    devices unless ``anyway``.
+    Leaves out bandwidth patterns that read nothing, because work that computes also reads, and only writing is faster
+    than reading. Leaves out matmuls of zeros or patterns, because they draw less power and run faster than matmuls of
+    normally distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of
+    several devices unless ``anyway``.
     """
     compute: dict[tuple[str, str], Ceiling] = {}
     bandwidth: dict[tuple[str, str], Ceiling] = {}
@@ -175,15 +176,15 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
                 bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
     if not compute and not bandwidth:
         raise UsageError(
-            "the logs have no ceiling for a roof: give logs of 'mamf roofline', or of 'mamf find' and 'mamf find "
-            "--operation bandwidth'"
+            "the logs contain no ceiling that can limit a row: give logs of 'mamf roofline', or of 'mamf find' and "
+            "'mamf find --operation bandwidth'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:
-    """Raise IncomparableError unless two devices, each a name and a hash of its UUID, are the same: cards of one model
-    differ by several percent.
+    """Raise IncomparableError unless two devices, each a name and a hash of its UUID, are the same device, because
+    cards of one model differ by several percent.
     """
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):

@@ -39,7 +39,9 @@ from mamf.text import wrap_line
 _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
 _HEADER_START = b'{"record": "header"'
-_DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every number names its regime."
+_DESCRIPTION = (
+    "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the kind of load."
+)
 COMMAND_GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
@@ -115,7 +117,7 @@ def _start_exit_thread(code: int) -> None:
         main.join()  # wait, because a profiled script or a test may continue after ``main`` returns
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
         if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
-            warn(f"exiting although a plugin left threads running: {', '.join(left)}")
+            warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(left)}")
             os._exit(code)
 
     threading.Thread(target=wait_and_exit, daemon=True).start()
@@ -143,7 +145,7 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
         return 0
     except OSError as error:
         if error.filename is not None:
-            warn(f"{shorten(os.fspath(error.filename))}: {error.strerror}")
+            warn(f"cannot read or write {shorten(os.fspath(error.filename))}: {error.strerror}")
             return MamfError.exit_code
         _discard_output()
         warn(f"cannot write the output: {error.strerror or error}")
@@ -160,7 +162,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
     crashed, if this process continues that run.
     """
     if wrong := next((word for word in typed_words if "\0" in word), None):
-        raise UsageError(f"{shorten(wrong)} contains a null byte: remove it")
+        raise UsageError(f"{shorten(wrong)} contains a null byte: remove this byte")
     given = normalize_option_names(typed_words)
     options = _build_parser(given).parse_args(given)
     options.typed = typed_words
@@ -172,7 +174,9 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         return 0
     _start_missing_log(options)
     options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
-    if crashed_run and hasattr(options, "resume"):  # resume with the plan of the log, and ignore that of the options
+    if crashed_run and hasattr(
+        options, "resume"
+    ):  # resume with the plan of the log, and ignore the plan of the options
         options.resume, options.begins, options.given = crashed_run.log_path, "", set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
@@ -192,7 +196,9 @@ def _start_missing_log(options: argparse.Namespace) -> None:
     path: Any = requeue or getattr(options, "resume", None)
     options.begins = _explain_new_log(path) if path and getattr(options, "output", path) is None else ""
     if options.begins and not requeue:
-        raise UsageError(f"--resume: {path} {options.begins}; use --requeue to start a new run there")
+        raise UsageError(
+            f"cannot resume {path}, which {options.begins}: use --requeue instead to start a new run there"
+        )
     if options.begins:
         options.output, options.resume = path.resolve() if path.is_symlink() else path, None
         options.output.unlink(missing_ok=True)

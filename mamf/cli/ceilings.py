@@ -1,7 +1,7 @@
 """Find the ceilings that the shares of a command's rows need: in the logs of --ceiling, or by searches before the run.
 
 A ceiling is the highest confirmed rate of a device: of matmul in a dtype, or of reading memory. A share is the rate of
-a row divided by a ceiling.
+a row divided by a ceiling. A regime is a kind of load, such as short bursts of launches or sustained load.
 """
 
 from __future__ import annotations
@@ -62,23 +62,27 @@ def read_given_ceilings(
         own = {**log.all_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
         if not own:
             raise UsageError(
-                f"{path} has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth --pattern read' "
-                f"with arrays of {MEMORY_CACHE_MULTIPLE} times the cache or more"
+                f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
+                "--pattern read' "
+                f"with arrays at least {MEMORY_CACHE_MULTIPLE} times as large as the cache"
             )
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)
         found |= own
     for name, regime in needed_ceilings if options.ceiling else ():
         if find_rate(found, name, regime) is None:
-            raise UsageError(f"there is no {name} {regime} ceiling in {', '.join(map(str, options.ceiling))}")
+            raise UsageError(
+                f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log that has "
+                "one"
+            )
     return found
 
 
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
     """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH and regime.
 
-    In each regime it is the confirmed ceiling, or else the best row that reads memory. ``cache_bytes``: the size of the
-    device's cache; rows with arrays that fit in the cache do not count.
+    In each regime this bandwidth is the confirmed ceiling, or else the best row that reads memory. ``cache_bytes``: the
+    size of the device's cache; rows with arrays that fit in the cache do not count.
     """
     info = DeviceInfo(**log.header["device"])
     rows = [
@@ -110,7 +114,7 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
 def require_same_ceilings(
     options: argparse.Namespace, log: RunLog, logged_plan: Plan, given_ceilings: Ceilings
 ) -> None:
-    """Raise LogMismatchError if the options ask for other ceilings than the resumed log has.
+    """Raise LogMismatchError if the options ask for other ceilings than those in the resumed log.
 
     ``log``, ``logged_plan``: the resumed log and its plan. ``given_ceilings``: the ceilings in the logs of --ceiling.
     """
@@ -178,7 +182,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Return copies of the searches that together use at most half of ``budget_seconds``, each the same part. Without a
+    """Return copies of the searches that together use at most half of ``budget_seconds``, in equal parts. Without a
     budget (None), return the searches unchanged.
     """
     if budget_seconds is None:

@@ -68,7 +68,7 @@ from mamf.node.children import (
     watch_children_until_end,
 )
 from mamf.node.device import DeviceRun
-from mamf.node.group import find_rank_place
+from mamf.node.group import find_rank_place, require_rank_place
 from mamf.node.logs import UNMEASURABLE_REASON, UNWRITTEN_LOG_REASON, NodeRun, read_node_folder
 from mamf.node.verdict import NodeDevice
 from mamf.operations.matmul.operation import make_matmul_kernel
@@ -187,7 +187,8 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         reasons.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in reasons.items():
-        is_of_all = not has_logs and len(reasons) == 1  # if all devices fail alike, the request is wrong
+        # If all devices fail for one reason, the request is wrong, so name no device.
+        is_of_all = not has_logs and len(reasons) == 1
         warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
@@ -196,14 +197,16 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    report_options = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
-    print_document(options, get_kind(log.plan).make_document(log, report_options))
+    print_document(
+        options,
+        get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs, getattr(options, "baseline", None))),
+    )
     print_line(f"logs: {folder}", choose_note_stream(options))
     others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
     if failure_reasons:
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
-        warn(f"run '{again}' to measure the rest{remedy}")
+        warn(f"run '{again}' to measure the remaining rows{remedy}")
     if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
@@ -232,7 +235,10 @@ def _resume_folder(options: argparse.Namespace) -> int:
     asked = sorted(set(options.devices or [ALL_DEVICES]))
     left = list(logs) if ALL_DEVICES in asked else asked
     if strangers := [device for device in left if device not in logs]:
-        raise LogMismatchError(f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}")
+        raise LogMismatchError(
+            f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}: name only those with "
+            "--devices"
+        )
     if not options.dry_run:
         deal_missing_shapes(folder, logs, left)
     commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
@@ -244,7 +250,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
             commands.setdefault(device, []).append(_make_device_command(options, device, share, log.path))
             resumed_paths.append(str(log.path))
     if options.dry_run:
-        print_line(f"resumed: {', '.join(resumed_paths) or 'nothing'}")
+        print_line(f"logs to resume: {', '.join(resumed_paths) or 'nothing'}")
         return 0
     return _run_and_report(options, folder, commands)
 
@@ -254,7 +260,7 @@ def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: S
     parent.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if options.share == [0, 1]:  # take the shapes of a missing device from its log
+    if options.share == [0, 1]:  # The log is of a missing device: take its plan, and ignore that of the options.
         options.given = set()
     with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
         code = run_command(options)
@@ -277,8 +283,6 @@ def _end_with_parent() -> None:
 
 def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Measure in one of the processes that torchrun or srun started for --devices ranks, and return the exit code."""
-    from mamf.node.group import require_rank_place  # import it here, because it imports torch
-
     own, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
@@ -314,7 +318,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     if missing := [device for device in found if device >= count]:
         others = [device for device in found if device < count]
         remedy = f"; use --devices {' '.join(map(str, others))}" if others else ""
-        raise UnavailableError(f"{backend_name} has no device {missing[0]}; it has {count}{remedy}")
+        raise UnavailableError(f"{backend_name} has no device {missing[0]}, because it has {count} in all{remedy}")
     return found
 
 
@@ -342,8 +346,7 @@ def watch_children(
         phases.show_phases(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
-    names = {device: f"device {device}" for device in commands}
-    with ChildProcesses(commands, environment) as children, PhaseLines(names) as phases:
+    with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
             watch, children.processes, children.wait_for_event, lambda: release_waiting(children), show
         )
@@ -368,7 +371,7 @@ def run_as_child_process(
             return work(send)
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
-        except get_catchable_plugin_errors() as error:  # also those of a vendor's library
+        except get_catchable_plugin_errors() as error:  # catch errors of a vendor's library too
             send({FAILURE_KEY: describe_failure(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
@@ -446,7 +449,8 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     ``send``: sends a record to the parent process.
     """
     index, devices = options.led
-    warnings.simplefilter("error", LogChangedWarning)  # the verdict reads each log from its own path
+    # Fail if another program changes a log, because the verdict reads the log from its first path.
+    warnings.simplefilter("error", LogChangedWarning)
     send({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)

@@ -113,7 +113,12 @@ class Parser(argparse.ArgumentParser):
         parser: Parser = getattr(options, "parser", self)
         options.given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
         if unknown:
-            parser.error(f"unknown option {unknown[0]!r}{parser.suggest_option(unknown[0])}")
+            # Suggest what replaces an option of mamf-finder, or else the nearest option.
+            name = unknown[0].partition("=")[0]
+            close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+            suggestion = f" (did you mean {close[0]}?)" if close else "; --help lists them"
+            advice = _ADVICE_BY_FINDER_OPTION.get(name)
+            parser.error(f"unknown option {unknown[0]!r}{f': {advice}' if advice else suggestion}")
         return options
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -149,15 +154,6 @@ class Parser(argparse.ArgumentParser):
                 formatter.end_section()
         formatter.add_text(f"more options: --help-all ({len(rare)})" if rare else None)
         return formatter.format_help()
-
-    def suggest_option(self, option: str) -> str:
-        """Suggest what to type in place of an unknown option: what replaces an option of mamf-finder, the nearest
-        option, or --help.
-        """
-        if successor := _ADVICE_BY_FINDER_OPTION.get(option.partition("=")[0]):
-            return f": {successor}"
-        close = difflib.get_close_matches(option.partition("=")[0], self._option_string_actions, n=1)
-        return f" (did you mean {close[0]}?)" if close else "; --help lists them"
 
     def error(self, message: str) -> NoReturn:
         """Print argparse's message in one line, and exit. Suggest the choice that is nearest to an invalid one. Do not
@@ -230,12 +226,9 @@ class PrintHelpAll(argparse._HelpAction):
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """Replace option names of mamf-finder by names of mamf, such as ``--m_range`` by ``--m-range``. Keep the values."""
-
-    def rename_option(found: re.Match[str]) -> str:
-        name = found[0].replace("_", "-")
-        return _OPTION_BY_FINDER_OPTION.get(name, name)
-
-    return [re.sub("^--[^=]*", rename_option, argument) for argument in arguments]
+    renamed = [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+    pattern = f"^({'|'.join(_OPTION_BY_FINDER_OPTION)})(?==|$)"
+    return [re.sub(pattern, lambda found: _OPTION_BY_FINDER_OPTION[found[0]], argument) for argument in renamed]
 
 
 def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:

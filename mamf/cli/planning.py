@@ -60,8 +60,11 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return None
 
     # Try words that follow an option last, because such a word is usually the value of the option.
-    pairs = itertools.pairwise(command_words)
-    kernels = [word for before, word in pairs if not (before.startswith("-") or word.startswith("-"))]
+    kernels = [
+        word
+        for before, word in itertools.pairwise(command_words)
+        if not (before.startswith("-") or word.startswith("-"))
+    ]
     for word in (*kernels, *(word for word in command_words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
             return find_operation_of_kernel(word)
@@ -127,9 +130,9 @@ def _add_parameter_option(
     keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
     # Do not group rare options: argparse cannot print the usage of a mutually exclusive group whose options are hidden.
-    is_either = (parameter.is_switch or parameter.has_range) and not parameter.is_rare
+    is_either = (parameter.kind is bool or parameter.has_range) and not parameter.is_rare
     where = group.add_mutually_exclusive_group() if is_either else group
-    if parameter.is_switch:
+    if parameter.kind is bool:
         no = where.add_argument(
             f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
@@ -214,7 +217,7 @@ def _yield_set_parameters(
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
         values = parse_range(*bounds) if bounds else getattr(options, dest, None)
-        if parameter.is_switch and isinstance(values, str):
+        if parameter.kind is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
             yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
@@ -237,7 +240,7 @@ def parse_field_texts(
         try:
             found[name] = [known[name].parse(value) for value in values.split(",")]
         except UsageError as error:
-            raise UsageError(f"{operation.name}'s {name}: {error}") from None
+            raise UsageError(f"field {name} of {operation.name}: {error}") from None
     return found
 
 
@@ -268,8 +271,11 @@ def make_plan(
     ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: SweepOptions, or None.
     """
     labels = request.make_labeled_shapes(backend)
-    names = {each.name for each in fields(Plan)} - {"operation", "shapes"}
-    named = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    named = {
+        each.name: value
+        for each in fields(Plan)
+        if each.name not in ("operation", "shapes") and (value := getattr(options, each.name, None)) is not None
+    }
     return make_operation_plan(
         request.operation,
         kernel_names,

@@ -5,7 +5,7 @@ not a terminal.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -70,23 +70,27 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class PhaseLines(AbstractContextManager["PhaseLines"]):
-    """One line on stderr per device, which shows what the device is doing now.
-
-    ``device_names``: the names to show, by rank of the device.
+    """One line on stderr per device, which shows what the device is doing now. ``devices``: the indices of the
+    devices.
     """
 
-    def __init__(self, device_names: Mapping[int, str]) -> None:
+    def __init__(self, devices: Iterable[int]) -> None:
         self._bars: dict[int, tqdm[Any]] = {
-            rank: tqdm(
-                total=0, bar_format="{desc}", desc=name, position=place, file=sys.stderr, disable=None, leave=False
+            device: tqdm(
+                total=0,
+                bar_format="{desc}",
+                desc=f"device {device}",
+                position=place,
+                file=sys.stderr,
+                disable=None,
+                leave=False,
             )
-            for place, (rank, name) in enumerate(device_names.items())
+            for place, device in enumerate(devices)
         }
-        self._names = device_names
 
     def show_phases(self, phases: Mapping[int, str]) -> None:
-        for rank, phase in phases.items():
-            self._bars[rank].set_description_str(f"{self._names[rank]}: {phase}")
+        for device, phase in phases.items():
+            self._bars[device].set_description_str(f"device {device}: {phase}")
 
     def __exit__(self, *raised: object) -> None:
         for bar in self._bars.values():

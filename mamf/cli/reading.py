@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-from tqdm import tqdm
 
 from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
@@ -30,7 +26,7 @@ def read_log(*paths: Path) -> RunLog:
     """
     log = read_run(*paths)
     if log.is_truncated:
-        warn(f"the last line of {log.path} is incomplete and ignored")
+        warn(f"mamf ignores the last line of {log.path}, because the line is incomplete")
     return log
 
 
@@ -49,6 +45,8 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
 
     Yields the function to call with the number of bytes of each read.
     """
+    from tqdm import tqdm  # import it only here, so that --help stays fast
+
     total = sum(path.stat().st_size for path in paths if path.is_file())
     bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
@@ -63,6 +61,9 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
 
     A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
     """
+    import urllib.request  # import it only here, so that --help stays fast
+    from http.client import HTTPException
+
     address, path = str(path), Path(path)
     is_address = "://" in address
     if not is_address and (path.is_file() or path.is_dir() or not path.exists()):

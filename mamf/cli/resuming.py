@@ -68,7 +68,9 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
     first measurement, print one line. Raises UsageError if another process writes the log.
     """
     if options.resume and options.output and not options.restart:
-        raise UsageError("--resume cannot be combined with --output: it appends to the log that it continues")
+        raise UsageError(
+            "--resume cannot be combined with --output, because --resume appends to the log that it continues"
+        )
     with Interruption() as interruption:
         try:
             if options.resume is None:
@@ -78,18 +80,17 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
                 try:
                     return measure(interruption, ResumedLog(log, writer))
                 finally:
-                    if writer.is_open:  # append nothing, which reports a deleted log
+                    if writer.is_open:  # append nothing: the call warns if the log was deleted
                         writer.append_line()
         except KeyboardInterrupt:
-            warn("the run was interrupted before the first measurement; nothing is lost")
+            warn("the run was interrupted before the first measurement; no row is lost")
             return INTERRUPTED_EXIT_CODE
 
 
 def compute_remaining_budget(options: argparse.Namespace) -> float | None:
     """Return --budget in seconds, minus the seconds that crashed processes of this run have used. None is no limit."""
-    if not options.restart or options.budget is None:
-        return options.budget  # type: ignore[no-any-return]
-    return float(max(options.budget - options.restart.spent_seconds, _MIN_REMAINING_SECONDS))
+    spent_seconds = options.restart.spent_seconds if options.restart else 0.0
+    return options.budget and max(options.budget - spent_seconds, _MIN_REMAINING_SECONDS)  # type: ignore[no-any-return]
 
 
 def report_run_to_watcher(
@@ -128,7 +129,7 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
     """Return the plan of the log to resume. Raises LogMismatchError, which names the right command, if another command
     wrote the log.
 
-    ``kind``, ``operation``: those that the plan must have.
+    ``kind``, ``operation``: the kind of run and the operation that the plan must have.
     """
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not is_counted):

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,13 +123,16 @@ class Session:
             )
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
+        device_slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
+        label = f"{device_slug}-{self.make_log_name_label()}"
+        default_path = Path(f"mamf-{self.command}-{label}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
         self.measured_run = Run(
             self.plan,
             self.backend,
             self.kernels,
             list(self.resumed_log.lasting_rows) if self.resumed_log else [],
             strategy=self.make_strategy,
-            path=options.output or self._make_default_path(),
+            path=options.output or default_path,
             is_numbered=not options.output,  # number the name, because another run may start in the same second
             resumed=resumed,
             command=quote_command_line(),
@@ -164,9 +168,10 @@ class Session:
         if self.resumed_plan is None:
             return choose_kernels(self.operation, self.backend, self.list_requested_kernels())
         if self.options.kernel:
-            asked = (make_kernel(self.operation, name).name for name in self.options.kernel)
             require_same_kernels(
-                self.options, [make_kernel(self.operation, name).name for name in self.resumed_plan.kernels], asked
+                self.options,
+                [make_kernel(self.operation, name).name for name in self.resumed_plan.kernels],
+                [make_kernel(self.operation, name).name for name in self.options.kernel],
             )
         return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 
@@ -237,9 +242,21 @@ class Session:
         # Check the tier too: a run that was killed after its last row must still write its summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
-        code = self._measure_rows()
+        code, run = self._measure_rows(), self.measured_run
         with self.interruption.shield_from_signals():
-            return self.choose_exit_code(self._report_finished_run(code))
+            try:
+                log = read_run_log(run.writer.path) if run.is_written else run.build_log()
+            except RunLogError as error:
+                warn(str(error))
+                code, log = error.exit_code, run.build_log()
+            for warning in (
+                describe_timer_shift(run.summary, run.rows),
+                describe_sharing(log.header["device"]["name"]),
+            ):
+                if warning:
+                    warn(warning)
+            report_exit_code = self.print_report(log)
+        return self.choose_exit_code(code or report_exit_code)
 
     def _measure_rows(self) -> int:
         """Measure rows until the run is finished or ends early. Return 0 if any row was measured, else another code."""
@@ -271,27 +288,6 @@ class Session:
             return error.exit_code
         return 0 if any(row.ok and run.is_result(row) for row in run.rows) else FAILURE_EXIT_CODE
 
-    def _report_finished_run(self, run_exit_code: int) -> int:
-        """Print the report of the log and warnings about the run. Return the first exit code that is not 0."""
-        run = self.measured_run
-        try:
-            log = read_run_log(run.writer.path) if run.is_written else run.build_log()
-        except RunLogError as error:
-            warn(str(error))
-            run_exit_code, log = error.exit_code, run.build_log()
-        for warning in (describe_timer_shift(run.summary, run.rows), describe_sharing(log.header["device"]["name"])):
-            if warning:
-                warn(warning)
-        reported = self.print_report(log)
-        return run_exit_code or reported
-
-    def _make_default_path(self) -> Path:
-        from datetime import datetime
-
-        slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
-        moment = datetime.now().strftime("%Y%m%d-%H%M%S")
-        return Path(f"mamf-{self.command}-{slug}-{self.make_log_name_label()}-{moment}.jsonl")
-
     def print_report(self, log: RunLog) -> int:
         """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was
         printed.
@@ -302,7 +298,8 @@ class Session:
         except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is whole
             warn(str(error))
             code = error.exit_code
-        for finding in select_warnings(self.measured_run.findings):  # repeat them next to the figures that they affect
+        # Repeat the warnings about the machine here, next to the figures that they affect.
+        for finding in select_warnings(self.measured_run.findings):
             warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             print_line(f"log: {log.path}", choose_note_stream(self.options))
@@ -327,13 +324,13 @@ def print_plan(
     print_line(f"kernels: {', '.join(plan.kernels)}")
     print_line(f"shapes: {len(plan.shapes)}, {format_count(len(remaining_steps), 'row')} in {', '.join(plan.regimes)}")
     for search in remaining_searches:
-        names = " and ".join(search.regimes)
         print_line(
-            f"ceilings: first the search for {search.problem.dtype} {names}, at most {search.budget_seconds:.0f} s"
+            f"ceilings: first the search for {search.problem.dtype} {' and '.join(search.regimes)}, "
+            f"at most {search.budget_seconds:.0f} s"
         )
     seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
     if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
-        print_line(f"time: at most {plan.budget_seconds:.0f} s, the budget")
+        print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
         print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

@@ -1,4 +1,4 @@
-"""What commands share: their options, each with one meaning and one help text, and what they print.
+"""Define what commands share: their options, each with one meaning and one help text, and what they print.
 
 No other module of mamf prints. The functions here escape control characters, because a text may come from a plugin or
 from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins to stdout appears on
@@ -89,7 +89,7 @@ def print_wrapped_line(line: str, stream: TextIO) -> None:
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
-    # Print no colors if the user has disabled them (see no-color.org).
+    # Use colors only on a terminal whose user has not disabled them (see no-color.org).
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
         text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
@@ -116,23 +116,17 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     from mamf.report.formats import FORMATS
 
     # A width of None shows all columns of a table: for --wide, and in a pipe or a file.
-    width = None if getattr(options, "wide", True) else find_terminal_columns()
-    print_lines(FORMATS[options.format](document, width))
-
-
-def is_report_for_people(options: argparse.Namespace) -> bool:
-    """Return whether people, not programs, read the format of --format."""
-    from mamf.report.formats import TERMINAL_FORMATS
-
-    return options.format in TERMINAL_FORMATS
+    print_lines(FORMATS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns()))
 
 
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
     """Choose the stream for lines that accompany a report, such as the path of the log.
 
-    It is stderr if a program reads the report from stdout.
+    It is stderr if programs, not people, read the format of --format.
     """
-    return get_report_stream() if is_report_for_people(options) else sys.stderr
+    from mamf.report.formats import TERMINAL_FORMATS
+
+    return get_report_stream() if options.format in TERMINAL_FORMATS else sys.stderr
 
 
 def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -> None:
@@ -260,7 +254,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
     "--requeue": SharedOption(
-        "like --resume, but start a new run if FILE does not exist; for jobs that a queue may restart",
+        "like --resume, but start a new run if FILE does not exist or has no complete header; for jobs that a queue "
+        "may restart",
         "",
         _FILE_KEYWORDS,
     ),
@@ -327,7 +322,8 @@ def add_devices_options(
     ``devices_default``: the default of --devices, as help prints it.
     """
     group = parser.add_argument_group(
-        "several devices", "Each has its own process and log; shapes are assigned round-robin."
+        "several devices",
+        "Each device has its own process and log; mamf assigns the shapes to the devices in turn.",
     )
     add_shared_options(group, "--devices", default_text=devices_default)
     add_shared_options(group, "--patience")

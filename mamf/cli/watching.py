@@ -140,7 +140,7 @@ _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
 #: has called exit().
 ENDED_LABEL = "over"
 _EMPTY_STATE = b'["", 0, [], "", ""]'
-_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # the constant of this name in linux/prctl.h
 
 
 class CrashedRun(NamedTuple):
@@ -231,7 +231,7 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
         return
     global CRASH_STATE
     shared, parent = SharedCrashState(), os.getpid()
-    gc.freeze()  # or a garbage collection in the child copies every page
+    gc.freeze()  # otherwise a garbage collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     while True:
         child = os.fork()

@@ -95,7 +95,7 @@ def peak(
     require_known(("regime", regime, CEILING_REGIMES), ("source", source or DATASHEET, PEAK_SOURCES))
     if name is not None:
         if device is not None:
-            raise UsageError("give a device or a name, not both")
+            raise UsageError("give either device or name, not both")
         return find_peaks_by_name(name, dtype, regime, source)[0]
     backend = resolve_backend(device)
     info, dtype = backend.info, backend.resolve_dtype(canonicalize_dtype_name(dtype or backend.default_dtype))
@@ -108,7 +108,7 @@ def peak(
     if known is None:
         raise UnavailableError(
             f"no {dtype} peak is known for {info.name}: neither a contributed ceiling nor a datasheet figure exists; "
-            f"measure it: {_format_find_command(dtype)}"
+            f"measure a ceiling: {_format_find_command(dtype)}"
         )
     return known
 
@@ -126,7 +126,7 @@ def find_peaks_by_name(
         if any(known):
             return _require_one_rate(name, devices, known)
     raise UnavailableError(
-        f"no figure is listed for {devices[0].name}, {dtype or 'any usual dtype'}, source {source or 'any'}"
+        f"no rate of {devices[0].name} is listed for {dtype or 'any usual dtype'} and {source or 'any'} source"
     )
 
 
@@ -176,11 +176,11 @@ def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: s
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(
-            f"only a datasheet's peak is known, no ceiling; measure it: {_format_find_command(dtype)}"
+            f"only the peak of the datasheet is known, no ceiling; measure a ceiling: {_format_find_command(dtype)}"
         )
     if known.interval is not None and not known.interval.is_known:
         raise UnavailableError(
-            f"the ceiling of {known.device} is too noisy; measure it again: {_format_find_command(dtype)}"
+            f"the measured ceiling of {known.device} is too noisy; measure it again: {_format_find_command(dtype)}"
         )
     return known
 

@@ -58,8 +58,8 @@ def make_folder_name(device_name: str) -> str:
 
 
 def make_file_name(header: Mapping[str, Any]) -> str:
-    """Return the file name of a log in results/. It has the command or operation, kernel, dtypes, directions, regimes
-    and start.
+    """Return the file name of a log in results/. The name is made of the command or operation, kernel, dtypes,
+    directions, regimes and start of the run.
     """
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
@@ -150,7 +150,7 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
     plan = header.get("plan", {})  # The log of a profile has no plan.
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
     if foreign := sorted(named - list_builtin_names(OPERATION_GROUP)):
-        message = f"{shorten(', '.join(foreign))}: results/ collects only operations that are part of mamf"
+        message = f"results/ collects only operations that are part of mamf, not {shorten(', '.join(foreign))}"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
         log = build_run_log(path, whole)
@@ -191,10 +191,15 @@ def _find_byte_errors(path: Path) -> Iterator[Finding]:
     if data and not data.endswith(b"\n") and b"\n" in data:
         yield Finding("truncated", "the last line is incomplete: continue the run with --resume, or delete the line")
     if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
-        yield Finding("unreadable", "an editor changed the line endings or added a byte order mark: undo that")
+        yield Finding(
+            "unreadable",
+            "an editor changed the line endings or added a byte order mark: restore the file that mamf wrote",
+        )
     for number, line in enumerate(data.split(b"\n"), start=1):
         for name in find_repeated_fields(line):
-            yield Finding("repeated-field", f"an object has the field {name!r} more than once: keep one", number)
+            yield Finding(
+                "repeated-field", f"an object has the field {name!r} more than once: keep only one of them", number
+            )
 
 
 def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = None) -> list[Review]:
@@ -209,9 +214,9 @@ def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = N
         result = review_log(path, on_read)
         place, more = path.relative_to(root), []
         if result.place is not None and not is_at_expected_path(place, result.place):
-            more.append(Finding("misplaced", f"move it to {root.name}/{result.place}"))
+            more.append(Finding("misplaced", f"move this log to {root.name}/{result.place}"))
         if copied := {place_by_samples.setdefault(each, place) for each in result.samples} - {place}:
-            more.append(Finding("duplicate", f"has the same samples as {min(copied)}: remove one of the two logs"))
+            more.append(Finding("duplicate", f"the log has the same samples as {min(copied)}: remove one of the two"))
         reviews[path] = replace(result, findings=(*result.findings, *more))
     for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):
         result = reviews.get(path, Review(path, ()))
@@ -225,7 +230,9 @@ def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
     """
     written = {root / each for each in (FIGURES_FILE, NOTICE_FILE, SUBMITTERS_FILE, MAINTAINERS_FILE)}
     strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
-    misplaced = Finding("misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove it")
+    misplaced = Finding(
+        "misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove this file"
+    )
     return [Review(path, (misplaced,)) for path in strays]
 
 
@@ -240,7 +247,7 @@ def find_free_place(review: Review, root: Path) -> Path:
         if not target.exists():
             break
         if review_log(target).samples & review.samples:
-            raise UsageError(f"this run is already in {target}: submit each run once")
+            raise UsageError(f"this run is already in {target}, and each run can be submitted only once")
     return target
 
 
@@ -282,6 +289,6 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
     blocks: list[Block] = [
         Lines([line for each in reviews for line in format_findings(each, each.path in named)]),
         Table(columns, reviews, key="logs"),
-        Answer([f"{len(reviews)} checked ({by_tier}): {verdict}{more}"]),
+        Answer([f"{format_count(len(reviews), 'file')} checked ({by_tier}): {verdict}{more}"]),
     ]
     return Document("Logs", blocks)

@@ -169,9 +169,13 @@ def check_real_device(evidence: Evidence) -> Iterator[Finding]:
     names = dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)])
     for name in names:
         if shared := describe_sharing(name):
-            yield Finding("shared-card", f"{shared}: run it again while nothing else uses the card", 1)
+            yield Finding("shared-card", f"{shared}: measure again while nothing else uses the card", 1)
     if len({device.name for device in log.devices}) > 1:
-        yield Finding("shared-card", f"the run has several models of device ({', '.join(names)}): run each alone", 1)
+        yield Finding(
+            "shared-card",
+            f"the run has several models of device ({', '.join(names)}): measure each in a separate run",
+            1,
+        )
 
 
 def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
@@ -181,7 +185,9 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
     devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
     for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
         if not _PLAIN_TEXT.fullmatch(text):
-            yield Finding("device", f"{text!r}: use only ASCII letters, digits, punctuation and single blanks", 1)
+            yield Finding(
+                "device", f"the name {text!r} may have only ASCII letters, digits, punctuation and single blanks", 1
+            )
     for info in devices.values():
         if usual := _find_usual_spelling(info.name):
             yield Finding("device", f"{info.name} is usually spelled {usual}: keep the name that torch reports", 1)
@@ -224,7 +230,9 @@ def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
     """
     for problem in evidence.header["plan"]["problems"]:
         if problem.get("data") not in (None, "normal") and evidence.log.plan.kind != EXPLAIN:
-            yield Finding("data", f"measured with --data {problem['data']}: results/ needs --data normal", 1)
+            yield Finding(
+                "data", f"the log was measured with --data {problem['data']}: results/ needs --data normal", 1
+            )
 
 
 def check_dates(evidence: Evidence) -> Iterator[Finding]:
@@ -244,7 +252,7 @@ def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
     clean = scrub_record(record)
     if clean != record:
         names = ", ".join(sorted({*record} ^ {*clean} | {name for name in record if clean.get(name) != record[name]}))
-        yield Finding("private", f"{scrub_record(names)}: remove the secret, account, host, address or path", line)
+        yield Finding("private", f"remove the secret, account, host, address or path from {scrub_record(names)}", line)
 
 
 def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
@@ -315,7 +323,7 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
 
 
 def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
-    """Compute the ceilings of a log again from its confirming rounds, by problem and regime."""
+    """Compute the ceilings of a log again from the measurements that confirm them, by problem and regime."""
     device = evidence.header["device"]
     rows = keep_latest_rows(row for _, _, row in evidence.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
@@ -323,11 +331,11 @@ def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
 
 
 def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
-    """Compute the ceilings of a log again from its confirming rounds, and find values that differ from those in the
-    log.
+    """Compute the ceilings of a log again from the measurements that confirm them, and find values that differ from
+    those in the log.
 
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
-    matmul ceilings in a log of attention may come from another log, which has their rounds.
+    matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.
     """
     again, plan = recompute_ceilings(evidence), evidence.log.plan
     written = [
@@ -338,11 +346,11 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
     for key, (line, record) in last.items():
         regime, expected = record["regime"], make_ceiling_record(again[key]) if key in again else {}
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
-            yield Finding("ceiling-mismatch", f"{regime} ceiling: the log lacks its confirmation rounds", line)
+            yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
             rounding = _POWER_ROUNDING if name in _POWER_FIELDS else _RATE_ROUNDING
             if not values_agree(record[name], expected[name], rounding):
-                message = f"{regime}: {name} is {record[name]}, but the confirmation rounds give {expected[name]}"
+                message = f"{regime}: {name} is {record[name]}, but the confirming measurements give {expected[name]}"
                 yield Finding("ceiling-mismatch", message, line)
 
 
@@ -355,7 +363,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("missing-row", "the search confirmed no ceiling: complete it with 'mamf find --resume LOG'")
     if log.tier == "interrupted":
         reason = log.summary["reason"] or "reason unknown" if log.summary else "no summary"
-        message = f"the run was interrupted ({reason}): it may have missed the best shape"
+        message = f"the run was interrupted ({reason}), so it may have missed the best shape"
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
         ceilings = recompute_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
@@ -397,7 +405,7 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
 
 
 def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
-    """Check that all rows have possible clock and power readings.
+    """Check that all rows have clock and power readings, and that these are physically possible.
 
     Warns if the device has no sensors. Readings must be within the limits of the device.
     """

@@ -98,8 +98,8 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
         return Column(
             "",
             escape_markdown(dtype),
-            lambda folder: _format_burst_and_sustained(rates.get((folder, dtype), {})),
-            Markup,
+            lambda folder: rates.get((folder, dtype)),
+            _format_burst_and_sustained,
         )
 
     dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
@@ -121,11 +121,9 @@ def _get_device_name(part: ResultsCollection) -> str:
     return names[0] or "unknown"
 
 
-def _format_burst_and_sustained(rates: Mapping[str, float]) -> str | None:
-    if not rates:
-        return None
+def _format_burst_and_sustained(rates: Mapping[str, float]) -> str:
     burst, sustained = (format_significant(rates[regime]) if regime in rates else "-" for regime in CEILING_REGIMES)
-    return f"**{burst}** / {sustained}"
+    return Markup(f"**{burst}** / {sustained}")
 
 
 def _write_device_page(part: ResultsCollection) -> str:

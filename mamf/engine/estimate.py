@@ -1,5 +1,5 @@
-"""Estimate how long a run will take, from a few launches of a small matmul. mamf uses these rates only to plan runs; it
-never reports them.
+"""Estimate how long a run will take, from the rate of a few launches of a small matmul. mamf uses this rate only to
+plan runs; it never reports it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def measure_matmul_flops(
                 shape = MatmulShape(size, size, size)
                 seconds = _time_prepared_launch(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
-                    raise PluginError(f"backend {backend.name} is broken: it timed a matmul at {seconds:g} s")
+                    raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
                 flops = shape.flop / seconds
                 enough = _MIN_PROBE_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_PROBE_SECONDS
                 if seconds >= enough or size >= largest:
@@ -86,7 +86,7 @@ def choose_working_kernels(
     """Return the kernels that a search for ceilings compares, in the order of ``choose_search_kernels``.
 
     If ``names`` is None, each kernel before the first kernel that works is left out with a warning. A quick search also
-    leaves out kernels that were slower than another one on cards of this model in results/.
+    leaves out kernels that must be compiled and were never the fastest on cards of this model in results/.
 
     If no kernel works and the first kernel does not support the problem, the result is that kernel alone, so that a row
     of the log says why. Raises DeviceError if no kernel works for another reason, and what ``choose_search_kernels``
@@ -111,7 +111,7 @@ def choose_working_kernels(
             faults.append(error)
             continue
         for fault in faults:
-            warnings.warn(f"{fault}; mamf skips this kernel", MamfWarning, stacklevel=2)
+            warnings.warn(f"{fault}; mamf skips this plugin", MamfWarning, stacklevel=2)
         return kernels[number:]
     if isinstance(faults[0], UnsupportedError):
         return kernels[:1]

@@ -24,7 +24,8 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class Isolation:
-    """A checker that lets a fresh process verify the kernels of one device. It keeps that process, and each answer.
+    """A checker that lets a fresh process verify the kernels of one device. It keeps that process for later checks, and
+    remembers the answers.
 
     ``checks_all_kernels``: True if it checks every kernel, False if none; None: only kernels that were loaded by path.
     """
@@ -35,8 +36,8 @@ class Isolation:
 
     def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
         """Let a fresh process check the row's kernel at the row's shape, at most once for each kernel, problem and
-        shape. Return the row: with the status ``wrong_result`` if the kernel gave a wrong result to that process or was
-        slower for it, with a remark if that process could not check it, else unchanged.
+        shape. Return the row: with the status ``wrong_result`` if the kernel gave a wrong result in that check or was
+        slower than in the row, with a remark if that process could not check the kernel, else unchanged.
         """
         wanted = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
         if not (row.ok and wanted and backend.has_tensors):
@@ -54,7 +55,7 @@ class Isolation:
     def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
-            return {"unknown": f"launches of {of.name} return no tensors to check"}
+            return {"unknown": f"launches of {of.name} return no tensors that it could check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start_process(), False
         assert process.stdin and process.stdout

@@ -41,8 +41,8 @@ class ClockChoice:
 
     @classmethod
     def from_plan(cls, plan: Plan) -> ClockChoice:
-        """Return the rule for a plan: as its option says, except that runs whose rows are compared with rows of other
-        runs need the clock of each row.
+        """Return the rule for a plan: the one that the plan's option ``clock`` names. But runs whose rows are compared
+        with rows of other runs measure the clock of every row instead of the fastest ones.
         """
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
@@ -151,8 +151,8 @@ class _RowMeasurement:
             self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
-        held = {} if peak is None else {"held_bytes": checked.prepared.held_bytes}
-        verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held})
+        held_details = {} if peak is None else {"held_bytes": checked.prepared.held_bytes}
+        verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held_details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
     def add_true_clock(self, checked: CheckedKernel, samples: Samples) -> None:
@@ -177,7 +177,7 @@ class _RowMeasurement:
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
-            alternation = [f"alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
+            alternation = [f"the rate alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.make_measurement(
             "ok",
             summary=summarize(possible, self.regime.best_by) if possible else None,
@@ -237,8 +237,8 @@ def find_rate_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: An
 
 def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Return whether the budget of the run ended before a row (``result``) had enough samples or, in sustained, before
-    its full measuring time. A resumed run measures such a row again. A row whose launches ended before ``deadline``
-    counts as complete, even if its verification ended after ``deadline``.
+    the end of its measuring time. A resumed run measures such a row again. A row whose launches ended before
+    ``deadline`` counts as complete, even if its verification ended after ``deadline``.
     """
     if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
         return False

@@ -1,8 +1,9 @@
 """Measure the steps of a strategy one after another, and remember launches that crash the process.
 
-A strategy decides what a run measures next. It is a generator: it yields a step (one kernel, problem, shape and regime)
-and receives the row that answers the step, or None if the run's time budget has ended. The runner keeps to the budget,
-allocates the operands, returns the rows of an interrupted run, and handles failures before the first measurement.
+A strategy decides what a run measures next. Its generator yields a step (one kernel, problem, shape and regime) and
+receives the row that answers the step, or None if the run's time budget has ended. The runner keeps to the budget,
+allocates the operands, and handles failures before the first measurement. If it continues an interrupted run, it first
+answers steps with the rows of that run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NamedKernel = tuple[str, AnyKernel]
 
 @dataclass
 class Crashes:
-    """The memory of which launches on one device crashed their process, so that a resumed run does not repeat them.
+    """A record of the launches on one device that crashed their process, so that a resumed run does not repeat them.
 
     - ``fatal_rows``: the rows of launches that ended their process or made the device unusable.
     - ``set_pending_row``: called before each measurement with the row that the log gets if a launch ends the process,
@@ -61,14 +62,14 @@ class Crashes:
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
         same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
         ends = sum(not row.reason.startswith(GIVEN_UP_REASON) for row in of_kernel)
-        return same or (f"{GIVEN_UP_REASON}: not launched" if ends >= _MAX_CRASHES_OF_KERNEL else "")
+        return same or (f"{GIVEN_UP_REASON}, so mamf no longer launches it" if ends >= _MAX_CRASHES_OF_KERNEL else "")
 
 
 _CRASHES_BY_BACKEND: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
 
 
 def get_crashes(backend: Backend) -> Crashes:
-    """Return the memory of launches that crashed (``Crashes``) of an opened device; it is created on first use."""
+    """Return the record of an opened device's launches that crashed (``Crashes``), which is created on first use."""
     return _CRASHES_BY_BACKEND.setdefault(backend, Crashes())
 
 
@@ -103,7 +104,8 @@ class Runner:
 
     - ``budget_seconds``: the time limit of the run. It cuts any measurement short except the first row that is not a
       reference (a row that only serves for comparison).
-    - ``earlier_rows``: the rows of an interrupted run, in order. They answer steps, which are then not measured again.
+    - ``earlier_rows``: the rows of an interrupted run, in order. They answer the first steps, which are therefore not
+      measured again.
     - ``on_phase``: called before each phase with a description of the phase.
     - ``clock_choice``: decides for which rows the true clock is measured.
     """
@@ -173,8 +175,9 @@ class Runner:
         is_due: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Return whether a phase of a search has another step. While rows of an interrupted run remain, these rows
-        decide, because the interrupted run had ended the phase at that row; later the time decides.
+        """Return whether a phase of a search has another step. While rows of an interrupted run remain, the next of
+        these rows decides: if it is of another phase, the interrupted run ended this phase here. Later the time
+        decides.
 
         - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
         - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
@@ -205,10 +208,11 @@ class Runner:
 
     def allocate_largest_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
         """Allocate one buffer per operand that is large enough for all later steps, because the device would cool while
-        a buffer grows between two measurements. ``needed``: the buffers of each step, by operand. If they do not fit in
-        memory, the rows of large shapes fail later. Raise DeviceError if the device fails.
+        mamf enlarges a buffer between two measurements. ``needed``: the buffers of each step, by operand. If the
+        largest buffers do not fit in memory, the rows of large shapes fail later. Raise DeviceError if the device
+        fails.
         """
-        self.on_phase("allocating operands")
+        self.on_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
         for buffers in needed:
             largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}
@@ -308,8 +312,8 @@ class Setup:
 
     @property
     def remaining_steps(self) -> list[StepKey]:
-        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. Kernels
-        have the names by which they were requested.
+        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. They
+        contain the names by which the user requested the kernels.
         """
         return self.plan.steps(self.answered_rows)
 

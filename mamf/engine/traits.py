@@ -34,7 +34,8 @@ _WAKE_REST_SECONDS, _WAKE_ROUNDS, _WAKE_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
 # A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones, slowed by load if launches
 # take more than _MIN_SLOWED_RATIO times as long as the first ones, and recovered if they take at most
-# _MAX_RECOVERED_RATIO times as long as these. It has settled if launch times differ by at most this share.
+# _MAX_RECOVERED_RATIO times as long as the first ones. It has settled if launch times differ by at most the share
+# _MAX_SETTLED_DEVIATION.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
 # Burst's trains (launches between two rests) may take a quarter of the time after which the power controller reacts to
 # load. A device has recovered if it keeps its initial speed for three quarters of that time.
@@ -72,8 +73,8 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
     key = (backend.name, backend.index, info.name)
     if key not in _traits_by_device:
         on_start(
-            f"measuring how {info.name} wakes up, slows down and settles, because "
-            "its backend has only assumed values (8 s)"
+            f"measuring for 8 s how {info.name} wakes up after a rest, slows down under load and settles, because its "
+            "backend only assumes this"
         )
         try:
             _traits_by_device[key] = measure_traits(backend)
@@ -118,7 +119,8 @@ def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, r
     traits, remarks = replace(assumed, wake_seconds=wake.wake_seconds), [reaction.remark]
     if wake.wake_seconds > _WAKE_TRAIN_SECONDS / 2:
         remarks.append(
-            f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds:.2g} s or more"
+            f"for at least {wake.wake_seconds:.2g} s after a rest, launches take {wake.slowdown_ratio:.2g} times as "
+            "long as later"
         )
     if reaction.seconds_until_slower is not None:
         train = min(
@@ -132,8 +134,8 @@ def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, r
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:
-    """Return the size of the device's cache in bytes: the largest array that is copied clearly faster than an array
-    that no cache can contain. None if no array is.
+    """Return the size of the device's cache in bytes: the size of the largest arrays that are copied clearly faster
+    than arrays that no cache can contain. Return None if no arrays are.
     """
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
@@ -220,17 +222,17 @@ class Reaction(NamedTuple):
     def remark(self) -> str:
         is_slow = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
         return (
-            f"launches became {1 / (1 + self.slowdown_share):.2g} times faster within seconds of load"
+            f"launches became {1 / (1 + self.slowdown_share):.2g} times as fast within seconds of load"
             if is_slow
             else ""
         )
 
 
 def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
-    """Return the seconds of load after which the power controller only oscillates around one speed: the start of its
-    last two periods, if the mean launch times of these agree. Return None if they do not, or if blocks of launches are
-    too long to tell. ``ends``, ``seconds``: the end of each block since the start of the load, and the mean seconds of
-    a launch in it.
+    """Return the seconds of load after which the power controller only oscillates around one speed: the start of the
+    last two oscillation periods, if the mean launch times of both periods agree. Return None if they do not agree, or
+    if blocks of launches are too long to tell. ``ends``, ``seconds``: the end of each block since the start of the
+    load, and the mean seconds of a launch in it.
     """
     swing, last = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
@@ -254,8 +256,8 @@ class _TraitProbe:
             self.backend.flush_cache(_LEAD_BYTES)
 
     def measure_wake_up(self) -> WakeUp:
-        """Return the largest slowdown and the longest wake-up after rests of different lengths. Each rest is repeated,
-        and the shortest wake-up after it counts, because noise only makes it longer.
+        """Return the largest slowdown and the longest wake-up after rests of different lengths. Of repeated rests of
+        one length, the shortest wake-up counts, because noise only makes a wake-up longer.
         """
         found = [min(self._measure_wake_up_after(rest) for _ in range(_WAKE_ROUNDS)) for rest in _WAKE_REST_SECONDS]
         self.wake_seconds = max(seconds for seconds, _times in found)
@@ -350,16 +352,17 @@ class _TraitProbe:
 
 def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = (
-        f"launches after a rest take {wake.slowdown_ratio:.2g} times as long for {wake.wake_seconds * 1e3:.3g} ms"
+        f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
+        "later"
         if wake.wake_seconds
-        else "launches after a rest take as long as before"
+        else "launches after a rest take as long as launches before it"
     )
-    slowed = reaction.remark or f"{_LOAD_SECONDS:g} s of load does not slow launches"
+    slowed = reaction.remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
     if reaction.seconds_until_slower is not None:
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
         slowed = (
-            f"launches take {reaction.slowdown_share:.0%} longer after {reaction.seconds_until_slower * 1e3:.3g} ms of "
-            f"load; {back}"
+            f"after {reaction.seconds_until_slower * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%} "
+            f"longer than at its start; {back}"
         )
     size = "the bandwidth of copies shows no cache" if cache is None else f"{cache / MIB:.3g} MiB"
     return (

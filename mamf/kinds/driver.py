@@ -83,8 +83,8 @@ class Run(Setup):
         self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
-        """Return whether a row is a result of the run, not a visit of the reference matmul or a trial of an
-        algorithm.
+        """Return whether a row is a result of the run, not a measurement of the reference matmul, which shows drift, or
+        a trial of an algorithm.
         """
         return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 
@@ -136,20 +136,22 @@ class Run(Setup):
                 raise
             finally:
                 with self.shield_from_signals():
-                    with suppress(Exception):  # The clock may fail with the device.
+                    with suppress(Exception):  # If the device failed, its clock may fail too.
                         seconds = self.backend.now() - begun
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
         self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed is not None:
-            again = {
-                "tool": get_mamf_version(),
-                "command": self.command,
-                "started": get_utc_time(),
-                "notes": self.notes,
-            }
-            self.resumed.writer.write_resume(self.resumed.log, again)
+            self.resumed.writer.write_resume(
+                self.resumed.log,
+                {
+                    "tool": get_mamf_version(),
+                    "command": self.command,
+                    "started": get_utc_time(),
+                    "notes": self.notes,
+                },
+            )
             return self.resumed.writer
         assert self.path is not None, "a run without a path has no log to open"
         self.header = self.build_header()

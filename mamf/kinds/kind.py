@@ -138,8 +138,9 @@ class Sweep(Kind):
         if of.chart == "lengths":
             return make_attention_chart(rows, log.all_ceilings, header, regime, directions)
         if of.chart == "caches":
-            own = [row for row in rows if row.operation == of.name]
-            return make_decode_chart(own, _build_confirmed_roofs(log), header, regime)
+            return make_decode_chart(
+                [row for row in rows if row.operation == of.name], _build_confirmed_roofs(log), header, regime
+            )
         if of.chart == "phases":
             return make_model_chart(rows, log.known_ceilings, header, regime)
         if of.chart == "shapes":

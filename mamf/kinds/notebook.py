@@ -29,7 +29,7 @@ _MAX_ROWS_OF_TABLE, _MAX_ROWS_OF_LOG = 10, 50
 
 @functools.singledispatch
 def render_html(shown: object) -> str:
-    raise TypeError(f"a {type(shown).__name__} has no table")
+    raise TypeError(f"mamf cannot render a {type(shown).__name__} as HTML")
 
 
 def _make_device_header(device: str) -> dict[str, Any]:
@@ -71,5 +71,9 @@ def _(log: RunLog) -> str:
             room -= len(block.visible_rows)
         if room >= 0 or not isinstance(block, Table):
             shown.append(block)
-    more = [Lines(["more tables: 'mamf show' prints all, 'mamf report' writes a page"])] if room < 0 else []
+    more = (
+        [Lines(["this log has more tables: 'mamf show' prints all of them, and 'mamf report' writes a page"])]
+        if room < 0
+        else []
+    )
     return _render_blocks(Lines([str(log.path)]), *shown, *more)

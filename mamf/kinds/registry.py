@@ -56,7 +56,9 @@ def make_log_chart(
         require_known(("direction", name, DIRECTIONS))
     kind = get_kind(log.plan)
     if directions and not (kind.name == SWEEP and get_operation(log.plan.operation).chart == "lengths"):
-        raise UsageError(f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: omit it")
+        raise UsageError(
+            f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: leave out --direction"
+        )
     chart = kind.make_chart(log, regime, directions)
     if log.tier == "interrupted":
         return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))

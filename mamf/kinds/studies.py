@@ -71,8 +71,9 @@ class Explain(Kind):
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        steps = make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"]))
-        return make_waterfall_chart(steps, log.measurements, log.header)
+        return make_waterfall_chart(
+            make_waterfall_steps(log.measurements, DeviceInfo(**log.header["device"])), log.measurements, log.header
+        )
 
 
 class Guard(Kind):
@@ -178,7 +179,11 @@ class Reproduce(Kind):
             "source": options.source,
             "differences": [asdict(each) for each in found] if options.recorded else None,
         }
-        unknown = [] if options.recorded else ["the claims name no device or software: differences are unknown"]
+        unknown = (
+            []
+            if options.recorded
+            else ["the claims name no device or software, so differences between the two setups are unknown"]
+        )
         shown: list[Block] = [
             Lines(
                 [
@@ -234,8 +239,8 @@ def _make_claim_label(judged: JudgedClaim) -> str:
 def _yield_claim_remarks(judged: JudgedClaim) -> Iterator[str]:
     if judged.claim.error is None:
         yield (
-            "the claim has no samples: its interval is its rounding error, and its "
-            "scatter is assumed to equal that of the run here"
+            "the claim has no samples: its interval is its rounding error, and mamf assumes that its scatter equals "
+            "that of the measurement here"
         )
     if any(judged.cycles):
         yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"

@@ -1,8 +1,8 @@
 """Keep the user's cache of ceilings: ``mamf find`` copies its logs to the cache, and ``mamf.peak`` reads them.
 
 A cached ceiling is used only for the same backend, device, UUID, number of compute units, power limit, driver, torch
-version, operand dtype and result dtype: its file name is a hash of these. If two finds have the same file name,
-``_rank_for_cache`` decides which ceiling is kept.
+version, operand dtype and result dtype: its file name is a hash of these values. If two ceilings would have the same
+file name, ``_rank_for_cache`` decides which of them the cache keeps.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ def get_cache_folder() -> Path:
 
 
 def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of a find to the cache, once for each of its ceilings. Call ``warn`` with a reason for each ceiling
-    that is not cached.
+    """Copy the log of ``mamf find``, which searches for the highest rate of a device, to the cache, once for each
+    ceiling in the log. Call ``warn`` with a reason for each ceiling that is not cached.
 
     Ceilings of simulated devices are not cached and cause no warning.
     """
     try:
         for reason in _copy_to_cache(path):
-            warn(f"not stored for 'mamf peak': {reason}")
+            warn(f"a ceiling of this run is not stored for 'mamf peak': {reason}")
     except (MamfError, OSError) as error:
-        warn(f"not stored for 'mamf peak': {get_first_message_line(error)}")
+        warn(f"the ceilings of this run are not stored for 'mamf peak': {get_first_message_line(error)}")
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy the log of a find to the cache, and yield the reason for each ceiling that is not cached."""
+    """Copy the log of ``mamf find`` to the cache, and yield the reason for each of its ceilings that is not cached."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED:
         return
     if log.plan.problem.data != "normal":
-        yield f"its operands are {log.plan.problem.data}, but a ceiling needs normally distributed values"
+        yield f"the operands of this run are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
     make_folder(get_cache_folder(), f"; set {CACHE_VARIABLE} to another folder")
@@ -78,10 +78,10 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
                 target.unlink()
             write_file_atomically(target, path.read_bytes())
         else:
-            reasons = ("its interval is unknown", "its search was interrupted", "it is older")
+            reasons = ("has an unknown interval", "comes from an interrupted search", "is older")
             differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
-            cached = f"the cached ceiling of {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
-            yield f"the {regime} ceiling, because {reasons[differs.index(True)]}; {cached} is kept"
+            cached = f"the ceiling that was stored on {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
+            yield f"the {regime} ceiling {reasons[differs.index(True)]}, so mamf keeps {cached}"
 
 
 def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
@@ -89,10 +89,11 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
 
 
 def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
-    """Return the rank of a ceiling. Of two ceilings for one file, the cache keeps the one with the higher rank.
+    """Return the rank of a ceiling. If two ceilings would have the same file in the cache, mamf keeps the one with the
+    higher rank.
 
-    A known interval ranks above an unknown one, then a complete find above an interrupted one, then the newer find
-    above the older one.
+    A ceiling with a known interval ranks above one without, then one from a complete search above one from an
+    interrupted search, then a newer one above an older one.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 

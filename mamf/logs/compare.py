@@ -3,12 +3,14 @@ code reads logs only; it measures nothing.
 
 Which rows are compared:
 
-- Sweeps, including attention: every measured row, except those of the reference matmul and of the search for a ceiling.
-- Two finds: their ceilings, one row per regime, because it is chance which of several equally fast shapes a find names.
-- A find and another kind of run: the candidates that the find confirmed. Rows that only choose candidates are never
-  compared, because the best of many noisy rates is biased upward (the winner's curse). The confirming rounds are new
-  measurements.
-- Guards: the repeated measurements of a row if its first one raised a doubt, otherwise the first one.
+- Sweeps, including attention: every measured row, except those of the reference matmul (which shows drift) and of the
+  search for a ceiling.
+- Two logs of ``mamf find``: their ceilings, one row per regime, because it is chance which of several equally fast
+  shapes ``mamf find`` names.
+- A log of ``mamf find`` and that of another kind of run: the candidate shapes that ``mamf find`` measured again to
+  confirm them. The measurements by which it chose the candidates are never compared, because the best of many noisy
+  rates is biased upward (the winner's curse).
+- Logs of ``mamf guard``: the repeated measurements of a row if its first one looked slow or noisy, otherwise the first.
 
 How sure a verdict is: the error of the ratio B/A has a part that all rows of a run share and a part per row
 (mamf.logs.compared_rows). If the temperatures of A and B are known, the interval also includes what their difference
@@ -53,12 +55,13 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-# The lowest joint coverage of two intervals that is usable: that of three samples on each side. Fewer samples have no
-# usable interval.
+# A verdict needs two intervals that both contain the true rates with at least this probability, which is that of three
+# samples on each side.
 MIN_COVERAGE = 0.5
-# The joint coverage of two 95 % intervals, minus a margin for rounding.
+# The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _USUAL_COVERAGE = 0.9 - 1e-9
-# The confidence of the interval that must be within the tolerance: it makes two one-sided tests at 5 %.
+# The confidence of the interval that must be within the tolerance for the verdict SAME. It makes two one-sided tests at
+# 5 %.
 _EQUIVALENCE_CONFIDENCE = 0.90
 
 
@@ -67,7 +70,7 @@ class RowPair:
     """A row that both sides measured: ``a`` is from side A, ``b`` from side B.
 
     - ``fields``: the values by which the two rows were paired.
-    - ``design``: in which order the runs of the two sides were measured.
+    - ``design``: the order in which the runs of the two sides were measured.
     - ``row_count``: the number of rows in the comparison.
     """
 
@@ -81,7 +84,7 @@ class RowPair:
     def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
-    #: The rate in B divided by the rate in A: above 1, B is faster.
+    #: The rate in B divided by the rate in A. If it is above 1, B is faster.
     @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
@@ -89,7 +92,7 @@ class RowPair:
 
     @property
     def change(self) -> RowChange:
-        """The change from A to B as input for ``pool_rows``, which tests all rows together."""
+        """The change of the rate from A to B, as input for ``pool_rows``, which tests all rows together."""
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         return RowChange(
@@ -133,7 +136,7 @@ class RowPair:
         certain, otherwise UNDECIDED.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
-        # At this confidence the intervals of all rows contain the true ratios at the same time.
+        # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
         sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_COVERAGE:
             return "UNDECIDED"
@@ -242,11 +245,12 @@ class Comparison(Tabular):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
-    Runs on different cards are compared by the cycles that their kernels used, if both sides know them.
+    If the runs are from different cards and both sides recorded the true clock, mamf compares the cycles that the
+    kernels used instead of their rates.
 
-    Raises IncomparableError if the devices, dtypes, regimes or cache states of the sides differ, or the software of the
-    runs on one side. ``anyway``: compare the logs in spite of these differences. Logs without a common row always raise
-    IncomparableError.
+    Raises IncomparableError if the devices, dtypes, regimes or cache states of the two sides differ, or if the runs of
+    one side had different software. ``anyway``: compare the logs in spite of these differences. Logs without a common
+    row always raise IncomparableError.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
@@ -281,7 +285,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     comparison = pair_rows(first, other, rows_a, rows_b)
     if not comparison.pairs:
         raise IncomparableError(
-            f"no measured row is in both logs: {_describe_measured_rows(first, rows_a)}; "
+            f"the two logs have no measured row in common: {_describe_measured_rows(first, rows_a)}; "
             f"{_describe_measured_rows(other, rows_b)}"
         )
     name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
@@ -291,7 +295,9 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 
 def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
-    """Return a copy of a comparison with the order of its runs, and with a test of all rows of each regime together."""
+    """Return a copy of a comparison that knows in which order its runs were measured, and that tests all rows of each
+    regime together.
+    """
     pairs = tuple(replace(pair, design=design, row_count=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
     # If a regime has only one row on the same device, testing all rows together adds nothing.
@@ -304,7 +310,13 @@ def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Com
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
     """Pair the rows of two comparable logs by their fields. The comparison that it returns may have no pair."""
-    dropped = find_ignorable_fields(rows_a, rows_b)
+    # Drop each field that has one value in all rows of A and another value in all rows of B, because no row would have
+    # a partner otherwise.
+    dropped = [
+        each
+        for each in find_field_differences(rows_a, rows_b, left_out=("shape",))
+        if len(list_distinct_values(rows_a, each.what)) == len(list_distinct_values(rows_b, each.what)) == 1
+    ]
     ignored = {difference.what for difference in dropped}
     by_a, by_b = ({row.key: row for row in (row.without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b))
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
@@ -326,7 +338,7 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     measured = [row for row in rows if row.tflops is not None]
     if not measured:
         return f"{log.path} has no measured row"
-    return f"{log.path} has {len(measured)}, for example {measured[0].shape} with {measured[0].kernel}"
+    return f"{log.path} has, for example, {measured[0].shape} with {measured[0].kernel}"
 
 
 # -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------
@@ -349,7 +361,8 @@ class Difference:
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between two headers that forbid a comparison: another device, card or cache state.
+    """Find the differences between two log headers because of which the logs cannot be compared: another device, card
+    or cache state.
 
     Raises IncomparableError if the operations differ.
     """
@@ -364,14 +377,13 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
         found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_compute_roof(kinds[0]):
         # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
-        caches = ("flushed" if header["plan"]["flush"] else "warm" for header in (a, b))
-        found.append(Difference("caches", *caches))
+        found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
     return [each for each in found if each.a != each.b]
 
 
 def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between the settings of two runs that may explain different rates. Often they are the reason
-    for comparing.
+    """Find the differences between the software and the settings of two runs, from the headers of their logs. These
+    differences may explain different rates; often they are what the user wants to compare.
     """
     return find_value_differences(list_run_settings(a), list_run_settings(b))
 
@@ -394,6 +406,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
+        # Logs of ``mamf reproduce`` store this name and these values, so do not change them.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
@@ -422,20 +435,9 @@ def find_field_differences(
     ]
 
 
-def find_ignorable_fields(a: Sequence[ComparedRow], b: Sequence[ComparedRow]) -> list[Difference]:
-    """Find the fields that pairing must ignore, because no row would have a partner otherwise.
-
-    Each has one value in all rows of A and another value in all rows of B.
-    """
-    return [
-        each
-        for each in find_field_differences(a, b, left_out=("shape",))
-        if len(list_distinct_values(a, each.what)) == len(list_distinct_values(b, each.what)) == 1
-    ]
-
-
 def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
-    """Build the roofs of a device from the ceilings in several logs.
+    """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
+    several logs.
 
     Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
     """
@@ -445,13 +447,15 @@ def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
                 f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf find --operation bandwidth' or 'mamf "
                 "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
             )
-    ceilings = [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())]
-    cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
-    return build_roofs(ceilings, cache_bytes, anyway)
+    return build_roofs(
+        [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())],
+        next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None),
+        anyway,
+    )
 
 
 def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
-    """Raise IncomparableError if a log was measured on another card than the roofs."""
+    """Raise IncomparableError if a log was measured on another card than the roofs (the highest rates of a device)."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 

@@ -50,9 +50,9 @@ POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# If the pause between two runs exceeds _MAX_RUN_GAP, the runs differ by _GAP_SHIFT_FACTOR times as much.
+# If the pause between two runs exceeds _MAX_RUN_GAP, they differ by _GAP_SHIFT_FACTOR times as much as without a pause.
 _GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the common shift of a run: 26 pairs in results/, reduced to 20 because of heavy tails. If equal
+# Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
 # runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
 # calibration.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
@@ -67,7 +67,7 @@ _SUSTAINED_RUN_SHIFT = 0.0012
 
 
 def compute_decision_error(error: FigureError, regime: str, visit_count: int) -> FigureError:
-    """Return the error of a rate for deciding whether it differs from another rate.
+    """Return the error of a rate that decides whether the rate differs from another one.
 
     ``visit_count``: the number of separate measurements behind the rate. The result has the heavy tails of errors
     between runs, so it is larger than the calibrated ``error`` of the rate.
@@ -82,7 +82,8 @@ def compute_decision_error(error: FigureError, regime: str, visit_count: int) ->
 
 
 class RunDesign(NamedTuple):
-    """The order in which the runs of two sides were measured, and how much the two sides differ by it.
+    """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
+    order.
 
     - ``label``: the order in words, for reports.
     - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
@@ -95,7 +96,7 @@ class RunDesign(NamedTuple):
 
 
 #: The order of two single runs with a long pause between them, which is the default.
-SEPARATE_RUNS = RunDesign("separate visits", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
+SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
 
 
 def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
@@ -108,7 +109,7 @@ def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
         return RunDesign(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
-    return RunDesign(f"{len(a)} + {len(b)} runs in one visit", math.sqrt(2), len(runs) - 2)
+    return RunDesign(f"{len(a)} + {len(b)} runs without a long pause", math.sqrt(2), len(runs) - 2)
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
@@ -281,7 +282,7 @@ class ComparedRow:
         clock was not measured, the copy has no rate.
         """
         if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
-            return self if self.tflops is None else replace(self, tflops=None, status="without its clock")
+            return self if self.tflops is None else replace(self, tflops=None, status="the true clock was not measured")
         percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
         return replace(
             self,
@@ -299,13 +300,13 @@ class ComparedRow:
     def scale_to_device_of(self, other: ComparedRow) -> ComparedRow:
         """Return a copy whose rate is scaled to the speed of the device of the row ``other``.
 
-        The relative speed of the two devices comes from a reference kernel. If one device did not measure it, the copy
-        has no rate.
+        The relative speed of the two devices comes from a reference shape that both measured. If one device did not
+        measure it, the copy has no rate.
         """
         if self.device == other.device or self.tflops is None:
             return self
         if not (self.device_speed and other.device_speed):
-            return replace(self, tflops=None, status="its device did not measure the reference")
+            return replace(self, tflops=None, status="the device did not measure the reference shape")
         assert self.interval is not None and self.error is not None, "a figure has both"
         factor = other.device_speed / self.device_speed
         half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
@@ -322,17 +323,16 @@ def is_find(log: RunLog) -> bool:
 
 
 def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
-    """Return the rows of a log that a comparison uses.
+    """Return the rows of a log that a comparison uses. Raises UsageError for a log that has nothing to compare.
 
-    ``as_ceilings``: return the ceilings of a log of a find, not its candidates (compare.py says when). Raises
-    UsageError for a log that has nothing to compare.
+    ``as_ceilings``: from a log of ``mamf find``, return its ceilings, not its candidates (compare.py says when).
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
     if log.parts and is_find(log):
         raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
-        raise UsageError(f"{log.path} is a verification and has no rates: use 'mamf show'")
+        raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):
         return [combine_visits(same) for same in group_by_step(rows).values()]
     if not is_find(log) or (plan.confirms and not as_ceilings):
@@ -348,8 +348,8 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
 
 @functools.lru_cache(1024)  # A log has many rows but only a few problems.
 def get_problem_fields(problem: Any) -> PairingFields:
-    """Return the fields of a problem by which rows are paired: all except the seed of the data. A forward pass gets the
-    default of ``backward_count``, which does not matter to it.
+    """Return the fields of a problem by which rows are paired: all except the seed of the data. For attention without a
+    backward pass, ``backward_count`` has its default, because it does not change a forward pass.
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
@@ -425,8 +425,8 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
 
 
 def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
-    """Combine all measurements of one step to one compared row: only the repeated ones (phase ``confirm``) if there are
-    any, otherwise the first one. If the result of any measurement was wrong, the row is wrong.
+    """Combine all measurements of one step to one compared row: only the repeated measurements (phase ``confirm``) if
+    there are any, otherwise the first one. If any result was wrong, the row has the status ``wrong_result``.
     """
     wrong = [row for row in visits if row.status == "wrong_result"]
     fresh = [row for row in visits if row.phase == CONFIRM_PHASE]
@@ -441,8 +441,8 @@ def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
 
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
-    """Yield a compared row for each confirmed candidate of a find, from its confirming rounds. Each round is one
-    sample.
+    """Yield a compared row for each candidate shape that ``mamf find`` measured again to confirm it. Each of these
+    repeated measurements counts as one sample.
     """
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_ROUNDS:
@@ -482,7 +482,7 @@ def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRo
     """Average one row over ``count`` runs. The result has no rate if the row has no rate in one of the runs."""
     rates = tuple(row.tflops for row in rows if row.tflops is not None)
     if len(rates) < count:
-        status = next((row.status for row in rows if row.tflops is None), "missing in a run")
+        status = next((row.status for row in rows if row.tflops is None), "not measured in one of the runs")
         return replace(rows[0], tflops=None, interval=None, status=status)
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
     return replace(

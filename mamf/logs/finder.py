@@ -2,7 +2,7 @@
 
 These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. The
 parser counts the lines with a figure that no expression matches, and says in a remark of the run how many there are.
-What a log does not say stays unknown.
+Values that a log does not contain stay unknown.
 """
 
 from __future__ import annotations
@@ -114,10 +114,9 @@ _HARMLESS_NAMES = {
 
 
 def _make_scrubber(text: str) -> Callable[[str], str]:
-    """Return a function that removes private texts from a string: UUIDs, paths, and the names of hosts and users in
-    ``text``.
+    """Return a function that removes private texts from a string: UUIDs, paths, and the names of hosts and users.
 
-    ``text`` is the whole log.
+    ``text``: the whole log, in which the function finds these names.
     """
     names = dict.fromkeys((name for host in _UNAME_LINE.findall(text) for name in (host, host.split(".")[0])), "<host>")
     names |= dict.fromkeys(_HOME_PATH.findall(text), "<user>")
@@ -164,7 +163,7 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
                 gpu[f"{name}_shape"],
                 "confirm",
                 f"GPU {int(gpu['gpu'])}",
-                # Power, clock and temperature in this table are those of the sustained measurement.
+                # Power, clock and temperature in this table are those of MSMF, so the row of MAMF has none.
                 **_parse_sensor_readings(gpu if name == "MSMF" else None),
             )
             for gpu in gpus
@@ -239,8 +238,8 @@ _IDENTIFYING_PROPERTY = re.compile(r"^(?:uuid|pci_.*|serial.*)$")
 
 
 def _parse_number(text: str | None) -> float | None:
-    """Convert a printed figure to a number. Returns None if it is missing, nan or inf, all of which mean that nothing
-    was measured.
+    """Convert a printed figure to a number. Returns None if the figure is missing, nan or inf, all of which mean that
+    nothing was measured.
     """
     value = math.nan if text in (None, "", "-") else float(str(text))
     return value if math.isfinite(value) else None
@@ -280,18 +279,22 @@ class _RunParser:
                 self._unmatched_count += bool(
                     _FIGURE_LIKE.search(line) and self._headline != _CROSS_CHECK and not _EXPECTED_LINE.search(line)
                 )
-        stages = {row.stage for _, row in self._rows}
-        is_staged, has_headline = bool(stages - {""}), bool({"MAMF", "MSMF"} & set(self._best))
+        is_staged, has_headline = any(row.stage for _, row in self._rows), bool({"MAMF", "MSMF"} & set(self._best))
         causes = (
             (self._header_and_summary.get("tried") == 0, "interrupted before the first shape was measured"),
             (not self._best, "no summary: the log was cut off, or the run was killed"),
-            (is_staged and not has_headline, "not confirmed: its best figures come from scouts and are not ceilings"),
+            (
+                is_staged and not has_headline,
+                "not confirmed: the best figures are quick first measurements (scouts), not ceilings",
+            ),
         )
         why = next((cause for is_met, cause in causes if is_met), "")
         if self._is_reduction_second:
-            self._remarks.append("the log prints shapes as MxKxN; they are MxNxK here")
+            self._remarks.append("the original log prints shapes as MxKxN; this log has them as MxNxK")
         if self._unmatched_count:
-            self._remarks.append(f"import: {self._unmatched_count} lines with figures were not understood")
+            self._remarks.append(
+                f"mamf did not understand {self._unmatched_count} lines with figures when it imported the log"
+            )
         stage = "confirm" if has_headline else "scout" if is_staged else ""
         return FinderRun(
             **{"version": None, **self._header_and_summary},
@@ -332,9 +335,10 @@ class _RunParser:
         return self._read_summary_line(line)
 
     def _read_row(self, found: re.Match[str]) -> bool:
-        """Collect the figures of a row, as version 2 prints all rows and version 4 its scouts before it had tables.
+        """Collect the figures of a row in the format in which version 2 prints all rows, and in which version 4 printed
+        its quick first measurements (scouts) before it had tables.
 
-        Return whether the line was such a row; rows of version 1 are not read.
+        Return whether the line is such a row. It is not for rows of version 1, which mamf does not import.
         """
         printed = _NAMED_FIGURE.findall(found["figures"])
         if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.

@@ -1,16 +1,16 @@
-"""Decide about rows that were measured again: rows of a guard against its baseline (an earlier log), and claims (rates
-from another log or text). The code reads rows only; it measures nothing.
+"""Decide about rows that were measured again: for ``mamf guard``, rows that must not be slower than in an earlier log,
+the baseline; for ``mamf reproduce``, claims, which are rates from another log or a text. The code reads rows only; it
+measures nothing.
 
-Guards. The first measurement of a row never fails a guard; it only raises a doubt. Doubtful rows are measured again in
-turns, and only these repetitions decide, because the slowest of many first measurements is also slow by chance (the
-winner's curse). The repetitions end when the interval of the ratio to the baseline is entirely on one side of the
-tolerance, or after the last allowed round.
+Guard: the guard never fails because of the first measurement of a row, which only raises a doubt. The run measures
+doubtful rows again in turns, and only these repetitions decide, because the slowest of many first measurements is also
+slow by chance (the winner's curse). The run stops repeating a row when the interval of its rate, divided by that of the
+baseline, is entirely on one side of the tolerance, or after the maximum number of rounds.
 
-Claims. The ceilings of a find come from new measurements of its winner, so they are claims that need no correction. The
-best rows of other logs were selected for being fast, so a verdict takes into account from how many rows they were
-selected. The run of the claim and the run here are two runs, which differ as much as calibrated. If a claim does not
-state the error of its rate, it is assumed to be that of the run here. Measurements of a claim have the phase
-``confirm`` and a number.
+Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
+were selected for being fast, so a verdict takes into account from how many rows they were selected. Two runs are
+expected to differ as much as in the calibration. If a claim does not state the error of its rate, mamf assumes that of
+the measurement here. Measurements of a claim have the phase ``confirm`` and a number.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ DEFAULT_REGRESSION_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
 
 
-#: What a guard compares: rates, which needs the same card, or used cycles, which can be compared between all cards of
-#: one architecture.
+#: What ``mamf guard`` compares: rates, which needs the same card, or used cycles, which can be compared between all
+#: cards of one architecture.
 COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
 
@@ -80,15 +80,16 @@ _DOUBT_SHARE = 0.5
 # A row has failed after this many failures. One failure may be transient, so the row is tried once more.
 _MAX_FAILURES = 2
 
-#: The outcomes of a row of a guard, worst first. ``failed``: the baseline has a rate, but this row has none.
-#: ``regression``: the row is slower; these two fail a guard. ``undecided``: the row is too noisy for the tolerance or
-#: was repeated too rarely. ``new``: the row is not in the baseline.
+#: The outcomes of a row of ``mamf guard``, worst first. ``failed``: the baseline has a rate, but this row has none.
+#: ``regression``: the row is slower than the baseline. The guard fails if a row has one of these two outcomes.
+#: ``undecided``: the row is too noisy for the tolerance or was repeated too rarely. ``new``: the row is not in the
+#: baseline.
 Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
-    """Return the rows of a log with the figures that a guard compares. ``by``: rates or used cycles, one of
+    """Return the rows of a log with the figures that ``mamf guard`` compares. ``by``: rates or used cycles, one of
     COMPARED_FIGURES.
     """
     return (
@@ -99,9 +100,9 @@ def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
 
 
 def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
-    """Return whether a row needs another measurement before a guard can decide about it.
+    """Return whether ``mamf guard`` must measure a row again before it can decide about the row.
 
-    ``visits``: all measurements of the row so far, in order. ``baseline``: the row of the baseline.
+    ``visits``: all measurements of the row so far, in order. ``baseline``: the row in the log to compare with.
     """
     now = combine_visits(visits)
     now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
@@ -118,9 +119,9 @@ def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A row of a guard with its outcome.
+    """A row that ``mamf guard`` measured, with its outcome.
 
-    ``pair``: the row and its baseline; None if one of the two has no rate.
+    ``pair``: the row and its baseline (the row of the earlier log); None if one of the two has no rate.
     """
 
     entry: ComparedRow
@@ -130,7 +131,7 @@ class JudgedRow:
 
 @dataclass(frozen=True)
 class GuardResult:
-    """The result of a guard: its log compared with its baseline.
+    """The result of ``mamf guard``: the log of its run compared with an earlier log, the baseline.
 
     - ``rows``: the rows with their outcomes, worst first.
     - ``unfinished_reason``: why the run ended early; empty if it did not.
@@ -158,8 +159,8 @@ class GuardResult:
 
 
 def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
-    """Compare the log of a guard with its baseline. ``by``: what is compared, rates or used cycles, one of
-    COMPARED_FIGURES.
+    """Compare the log of a run of ``mamf guard`` with the earlier log that is its baseline. ``by``: what is compared,
+    rates or used cycles, one of COMPARED_FIGURES.
     """
     comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
     found = [
@@ -173,8 +174,8 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPA
 
 
 def judge_pair(pair: RowPair, tolerance: float) -> Outcome:
-    """Return the outcome of a row: ``regression`` if it is slower than the baseline with 95 % confidence and by more
-    than the tolerance.
+    """Return the outcome of a row: ``regression`` if the row is slower than its baseline with 95 % confidence and by
+    more than the tolerance.
 
     A slower row is ``undecided`` until it has been repeated MIN_ROUNDS times.
     """
@@ -186,16 +187,18 @@ def judge_pair(pair: RowPair, tolerance: float) -> Outcome:
 
 
 def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
-    """Return whether the interval of a ratio is so wide that the row may be a regression or not, at this tolerance."""
+    """Return whether the interval of a ratio is so wide that, at this tolerance, the row may or may not be a
+    regression.
+    """
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
 
 
 def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
-    """Find the rows whose interval is wider than the tolerance.
+    """Find the rows whose 95 % interval is wider than the tolerance allows.
 
-    Returns half the width of each interval, as a share of the rate, with its row; widest first.
+    Returns half the width of each interval, as a share of the rate, with its row; the widest first.
     """
     known = [
         (each.interval.half_width / each.tflops, each)
@@ -208,7 +211,7 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 # -- making and judging claims -----------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
-#: The verdict on a claim, by the verdict of a comparison on the same pair.
+#: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
 _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 # Half the width of a 95 % interval of a normal distribution in standard deviations; the relative difference below which
 # two clocks count as equal.
@@ -216,9 +219,9 @@ _NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
 def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
-    """Turn the best rows of a log into claims, which another run can measure again.
+    """Turn the best rows of a log into claims: rates that another run can measure again.
 
-    ``top``: how many rows of each problem and regime; None: all rows. Raises UsageError for a log without a rate.
+    ``top``: how many rows of each problem and regime; None for all rows. Raises UsageError for a log without a rate.
     """
     ceilings = list_compared_rows(log, as_ceilings=True) if is_find(log) and top == 1 else []
     rows = {
@@ -235,9 +238,8 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
-    best = tuple(claim for same in groups.values() for claim in same[:top])
     return ReproduceOptions(
-        best,
+        tuple(claim for same in groups.values() for claim in same[:top]),
         source=log.path.name,
         recorded=tuple(_list_device_and_settings(log.header).items()),
         chosen_from=1 if ceilings else len(claims),

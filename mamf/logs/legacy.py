@@ -40,8 +40,9 @@ class Reported(Struct, frozen=True):
     """A line of a mamf-finder log with one or several figures for one shape.
 
     - ``tflops``: the figures by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not tell it.
-    - ``stage``: ``scout`` (a quick first measurement), ``screen`` or ``confirm``; empty in versions without stages.
-    - ``label``: which device the figures are of, such as ``GPU 3``, in the summary of a node.
+    - ``stage``: the stage of mamf-finder that measured the figures: ``scout`` (quick first measurements), ``screen``
+      (which chooses what to confirm) or ``confirm``; empty in versions without stages.
+    - ``label``: the device of the figures, such as ``GPU 3``, in the summary of a node (all devices of a machine).
     - ``remarks``: what mamf-finder printed about the figures.
     """
 
@@ -111,8 +112,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
         "importer": get_mamf_version(),
         **scrub_record({name: getattr(run, name) for name in HEADER_FIELDS}),
     }
-    for row in run.rows:
-        yield {"record": "reported", **_make_reported_record(row)}
+    yield from ({"record": "reported", **_make_reported_record(row)} for row in run.rows)
     yield {
         "record": "summary",
         "status": "complete" if run.is_complete else "interrupted",
@@ -155,7 +155,7 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
         if why := explain_unreadable(path, header.get("schema")):
             raise RunLogError(why)
         if [each["record"] for each in (header, *others)] != ["header", *["reported"] * (len(others) - 1), "summary"]:
-            raise ValueError("the imported log is incomplete")
+            raise ValueError("the imported log has no summary, or records in the wrong order")
         *rows, summary = others
         run = read_record(
             {
@@ -172,5 +172,5 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
     except RunLogError:
         raise
     except MALFORMED_ERRORS as error:
-        raise RunLogError(f"{path}: {describe_error(error)}; import the original again") from None
+        raise RunLogError(f"{path}: {describe_error(error)}; import the original log again") from None
     return run

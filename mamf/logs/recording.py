@@ -1,5 +1,5 @@
-"""Make and declare the header of a run log, with the plan and the measured traits of the device, and describe the end
-of a run.
+"""Make and declare the header of a run log, with the plan and the measured traits of the device (how its clock and its
+power react to load), and describe the end of a run.
 
 The header is declared as msgspec structs, like the other records in records.py. The plans of all kinds of runs and
 operations have the same fields; each operation reads and writes its own shapes and problems in a plan.
@@ -75,9 +75,8 @@ _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
 }
 
 
-@functools.cache
-def _get_field_types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+#: Returns the types of the fields of a class, by name.
+_get_field_types = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def _get_logged_type(kind: Any) -> Any:
@@ -132,11 +131,17 @@ PlanOptions = _declare_struct(
 
 #: The types of the fields of a plan in a log, by name.
 _PLAN_FIELDS = {
-    name: _get_logged_type(kind)
-    for name, kind in _get_field_types(Plan).items()
-    if name not in ("kind", "searches", "options")
+    _KIND_FIELD: str,
+    **_allow_missing_fields(
+        Plan,
+        {
+            name: _get_logged_type(kind)
+            for name, kind in _get_field_types(Plan).items()
+            if name not in ("kind", "searches", "options")
+        },
+    ),
+    "options": PlanOptions | Missing,
 }
-_PLAN_FIELDS = {_KIND_FIELD: str, **_allow_missing_fields(Plan, _PLAN_FIELDS), "options": PlanOptions | Missing}
 #: The plan of a search for ceilings with which a run begins. Such a plan has no searches itself.
 SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
@@ -162,8 +167,8 @@ class HeaderRecord(Struct, kw_only=True):
 
 
 def make_traits_record(backend: Backend) -> dict[str, Any]:
-    """Convert the measured traits of an opened device to JSON values. Returns no values if the traits are constants of
-    its adapter.
+    """Convert the measured traits of an opened device (how its clock and its power react to load) to JSON values.
+    Returns no values if the traits are constants of its adapter.
     """
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
@@ -178,7 +183,9 @@ def make_traits_record(backend: Backend) -> dict[str, Any]:
 
 
 def apply_logged_traits(backend: Backend, record: Mapping[str, Any]) -> None:
-    """Set the traits of an opened device to those in a log. Changes nothing if the log has none."""
+    """Set the traits of an opened device (how its clock and its power react to load) to those in a log. Changes nothing
+    if the log has none.
+    """
     if record:
         backend.burst_traits = replace(backend.burst_traits, **record["burst"])
         backend.sustained_traits = replace(backend.sustained_traits, **record["sustained"])
@@ -277,7 +284,7 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
         f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
-        f"the shortest launches may be off by {share:.1%}; measure them again"
+        f"the times of the shortest launches may be off by {share:.1%}: measure these rows again"
     )
 
 

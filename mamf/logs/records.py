@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Annotated, Any, TypeVar
 
@@ -180,7 +180,7 @@ class KnownCeilingRecord(Struct, kw_only=True):
 
     dtype: str
     regime: str
-    tflops: float
+    tflops: Annotated[float, Meta(gt=0)]
     source: str
     told: str
 
@@ -274,16 +274,19 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
     )
     if row.summary is not None:
         interval = row.rate_interval
-        rates: LoggedRates = {name: round_to_six_digits(row.rate(name)) for name in _RATE_STATISTICS}
-        rates["interval"] = [round_to_six_digits(interval.low), round_to_six_digits(interval.high)]
+        rates: LoggedRates = {
+            **{name: round_to_six_digits(row.rate(name)) for name in _RATE_STATISTICS},
+            "interval": [round_to_six_digits(interval.low), round_to_six_digits(interval.high)],
+        }
         if work.unit == "TFLOPS":
             record.tflops = rates
         else:
             record.rate = rates
         record.interval_coverage = round(interval.coverage, 4)
-        seconds = {name: getattr(row.summary, name) for name in _RATE_STATISTICS}
-        seconds["stdev"] = compute_standard_deviation(row.samples)
-        record.seconds = {name: round(value, 12) for name, value in seconds.items()}
+        record.seconds = {
+            **{name: round(getattr(row.summary, name), 12) for name in _RATE_STATISTICS},
+            "stdev": round(compute_standard_deviation(row.samples), 12),
+        }
     return make_json_values(record)
 
 
@@ -331,22 +334,13 @@ def round_to_six_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def round_as_logged(ceiling: Ceiling) -> Ceiling:
-    """Round a ceiling to the digits that its log has, so that the run itself and a report of its log print the same
-    numbers.
-    """
-    low, high = map(round_to_six_digits, (ceiling.interval.low, ceiling.interval.high))
-    interval = Interval(low, high, round(ceiling.interval.coverage, 4))
-    return replace(ceiling, rate=round_to_six_digits(ceiling.rate), interval=interval)
-
-
 def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to the JSON values of its record.
 
-    The values follow from the measurements of the phase ``confirm`` that are earlier in the log.
+    A reader can also compute these values from the measurements of the phase ``confirm``, which are earlier in the log.
     """
-    of, logged = get_operation(ceiling.problem.operation), round_as_logged(ceiling)
-    rate, interval = logged.rate, [logged.interval.low, logged.interval.high]
+    of, rate = get_operation(ceiling.problem.operation), round_to_six_digits(ceiling.rate)
+    interval = [round_to_six_digits(ceiling.interval.low), round_to_six_digits(ceiling.interval.high)]
     rate_fields: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
     if of.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
@@ -357,7 +351,7 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
             problem=of.problem_record(ceiling.problem),
             shape=str(ceiling.shape),
             kernel=ceiling.kernel,
-            interval_coverage=logged.interval.coverage,
+            interval_coverage=round(ceiling.interval.coverage, 4),
             rounds=ceiling.rounds,
             tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
             gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
@@ -408,13 +402,10 @@ def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Convert the JSON values of a record to a ceiling that the run did not measure.
-
-    Raises ValueError unless the rate of the ceiling is positive.
+    """Convert the JSON values of a record to a ceiling that the run did not measure. Raises ValueError if they are not
+    a ceiling.
     """
     read = read_record(record, KnownCeilingRecord)
-    if not read.tflops > 0:
-        raise ValueError(f"the known ceiling of {read.tflops} TFLOPS is not positive")
     origin: dict[str, Any] = {"source": read.source, "description": read.told}
     return Rate(rate=read.tflops, dtype=read.dtype, regime=read.regime, device=device, **origin)
 

@@ -133,10 +133,12 @@ OwnCeilings = dict[tuple[Any, str], Ceiling]
 #: and which commands read it.
 _UNREADABLE_TIERS = {
     "legacy": (
-        "an imported log of mamf-finder, without samples: only 'mamf show', 'compare', 'plot', 'report' and 'results' "
-        "read it"
+        "this is an imported log of mamf-finder, which has no samples: only 'mamf show', 'compare', 'plot', 'report' "
+        "and 'results' read it"
     ),
-    "profile": "a profile of a script: only 'mamf show' and 'mamf report' read it, and results/ does not collect it",
+    "profile": (
+        "this is a profile of a script: only 'mamf show' and 'mamf report' read it, and results/ does not collect it"
+    ),
 }
 
 
@@ -259,7 +261,7 @@ def explain_unreadable(path: Path, schema: object) -> str:
         return ""
     if type(schema) is int and 0 < schema < SCHEMA:
         return f"{path} has schema {schema}, not {SCHEMA}: mamf 0.2 is the last release that reads or converts it"
-    return f"{path}, line 1: this mamf reads schema {SCHEMA}, not {schema}: upgrade mamf"
+    return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA}: upgrade mamf"
 
 
 def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +274,9 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         if isinstance(tier := header.get("tier"), str) and tier in _UNREADABLE_TIERS:
             raise ValueError(_UNREADABLE_TIERS[tier])
         if isinstance(plan := header.get("plan"), dict) and "options" not in plan:
-            raise ValueError("its plan has the form of release 0.2.0: read the log with that release, or measure again")
+            raise ValueError(
+                "the plan of this log has the form of mamf 0.2.0: read the log with mamf 0.2.0, or measure again"
+            )
         read = read_record(header, HeaderRecord)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
         header["device"] = devices[0]
@@ -318,7 +322,7 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the last row of each step (regime, problem, shape and kernel), because a resumed run may repeat a failed
     step.
 
-    Keeps all rows of the reference matmul, which a run measures again and again on purpose.
+    Keeps all rows of the reference matmul, which a run measures again and again to detect drift.
     """
     latest_rows: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
@@ -358,8 +362,8 @@ class DeviceSpeed(NamedTuple):
     reference_work: float
 
     def compute_half_width(self, work: float) -> float:
-        """Compute the half width for a shape of ``work`` FLOP or bytes, which may be less than the work of the
-        reference kernel.
+        """Compute half the width of the interval of ``factor`` for a launch of ``work`` FLOP or bytes, which may be
+        less than the work of the reference kernel.
 
         It is larger for less work, because devices may differ less in short launches. Four H200 that differ by 2.5 % at
         343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.
@@ -393,15 +397,15 @@ def compute_device_speeds(rows: Sequence[Measurement]) -> DeviceSpeeds:
 
 def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
     first = ceilings[min(ceilings)]
-    found = {}
-    for device, own in ceilings.items():
-        half_widths = (0.0, 0.0) if own is first else (each.interval.half_width / each.rate for each in (own, first))
-        found[device] = DeviceSpeed(
+    of_first = first.interval.half_width / first.rate
+    return {
+        device: DeviceSpeed(
             factor=own.rate / first.rate,
-            half_width=math.hypot(*half_widths),
+            half_width=0.0 if own is first else math.hypot(own.interval.half_width / own.rate, of_first),
             reference_work=float(own.problem.work(own.shape).amount),
         )
-    return found
+        for device, own in ceilings.items()
+    }
 
 
 def get_speed_context(row: Measurement) -> SpeedContext:

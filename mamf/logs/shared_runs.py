@@ -1,5 +1,5 @@
-"""Read the logs of a run that several devices shared, one log per device, as one log, and give the shapes of a lost
-device to the others.
+"""Join the logs of a shared run, which several devices or processes divided and which has one log for each of them, to
+one log. Also divide the shapes of a device that failed during the run among the other devices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mamf.logs.recording import make_plan_record
 from mamf.logs.records import get_utc_time, make_ceiling_record
 from mamf.logs.run_log import RunLog, add_device_speeds, keep_latest_rows, read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.plans import FIND, SWEEP, Plan
 
 #: The file name of a log of a shared run: device or rank, then perhaps a number or a dtype. Logs of ``mamf node`` end
@@ -27,7 +27,8 @@ _FIELDS_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
-    """Return the paths of the logs of a shared run in a folder, sorted by device.
+    """Return the paths of the logs of a shared run (a run that several devices or processes divided) in a folder,
+    sorted by device.
 
     ``device``: return only the logs of this device or rank. Returns no paths if the folder has no shared run.
     """
@@ -95,10 +96,8 @@ def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
     It is the index of the device if all indices differ. Otherwise the devices are in several machines and get
     consecutive numbers.
     """
-    cards = {}
-    for log in logs:
-        info = log.header["device"]
-        cards[log.path] = info["index"], info["uuid_hash"] or log.path.stem.partition("-")[0]
+    infos = {log.path: log.header["device"] for log in logs}
+    cards = {path: (info["index"], info["uuid_hash"] or path.stem.partition("-")[0]) for path, info in infos.items()}
     distinct = list(dict.fromkeys(cards.values()))
     is_unique = len({index for index, _ in distinct}) == len(distinct)
     return {path: card[0] if is_unique else distinct.index(card) for path, card in cards.items()}
@@ -113,7 +112,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
         raise UsageError(f"the logs are not from one run: their devices are {', '.join(models)}")
     plans = [log.plan for log in logs]
     if any(_get_common_fields(plan) != _get_common_fields(first.plan) for plan in plans):
-        raise UsageError("the logs are not from one run: their plans differ; name one log")
+        raise UsageError("the logs are not from one run: their plans differ: pass the logs of one run")
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):
@@ -131,7 +130,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
 def _get_common_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of a plan, by name, that must be equal in all logs of a shared run.
 
-    A find has only two, because its grid of shapes depends on the device.
+    Logs of ``mamf find`` have only two such fields, because its grid of shapes depends on the device.
     """
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
@@ -144,9 +143,9 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 
     A sweep is complete if each of its steps has a row, even if some logs were interrupted.
     """
-    reasons = dict[str, list[str]]()
-    for log in logs:
-        reasons.setdefault(str(log.summary["reason"]) if log.summary else "it was killed", []).append(log.path.stem)
+    names_by_reason = group_pairs(
+        (str(log.summary["reason"]) if log.summary else "it was killed", log.path.stem) for log in logs
+    )
     if plan.kind == SWEEP:
         own = [row for row in rows if not row.is_reference and not row.phase]
         left = max(0, len(plan.steps()) - len({row.step for row in own}))
@@ -154,7 +153,11 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
     else:
         left, measured = 0, sum(log.summary["measured"] for log in logs if log.summary)
         is_complete = all(log.tier == "complete" for log in logs)
-    texts = (each if len(of) == len(logs) else f"{', '.join(of)}: {each}" for each, of in reasons.items() if each)
+    texts = (
+        reason if len(names) == len(logs) else f"{', '.join(names)}: {reason}"
+        for reason, names in names_by_reason.items()
+        if reason
+    )
     return {
         "status": "complete" if is_complete else "interrupted",
         "reason": "" if is_complete else "; ".join(texts),
@@ -169,7 +172,7 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 
 
 def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
-    """Deal the shapes of devices that are no longer available to the remaining devices.
+    """Divide the shapes of devices that are no longer available among the remaining devices.
 
     Starts a log for each remaining device with its part of these shapes, and adds that log to ``logs`` (logs by
     device).

@@ -1,8 +1,9 @@
 """Write run logs record by record. One process at a time writes a log, and the code never overwrites a file.
 
 One system call writes each line before the run measures the next shape, so a killed process loses at most the shape
-that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory,
-and appends later records there: to its path, to a free name next to it, or to the folder for temporary files.
+that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory
+and appends later records to that new file. The new file has the path of the log, a free name next to it, or a name in
+the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.append_line(encode_record(record, fields))
 
     def append_line(self, line: bytes = b"") -> None:
-        """Append an encoded line. First write the whole log again if another program has changed the file.
+        """Append an encoded line. If another program has changed the file, first write the whole log again.
 
-        Without a line it does only the latter. Raises RunLogWriteError if the file cannot be written.
+        Without a line, only do the latter. Raises RunLogWriteError if the file cannot be written.
         """
         change = self._write_again() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
@@ -149,15 +150,25 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                     folder / self._absolute_path.name, self._copy.getvalue(), is_numbered=True
                 )
                 self._open_and_lock()
-                return f"{change}: the whole log is now {self.path}"
+                return f"{change}, so mamf wrote the whole log again to {self.path}"
             except (MamfError, OSError) as error:
                 change = f"{change}; {error}"
         raise RunLogWriteError(change)
 
     def _open_and_lock(self) -> None:
+        """Open the file and lock it, if the system can. Raises UsageError if another process has locked it."""
         self.close()
         self._descriptor = os.open(self._absolute_path, _OPEN_FLAGS)
-        lock_log(self._descriptor, self.path)
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another process is writing {self.path}: wait for it to end") from None
+        except OSError:
+            return  # The file system has no locks.
 
     def close(self) -> None:
         if self.is_open:
@@ -176,17 +187,3 @@ def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
         return f"{json.dumps({'record': record, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
     except (TypeError, ValueError) as error:
         raise RunLogWriteError(f"a {record} cannot be written as JSON: {error}") from None
-
-
-def lock_log(descriptor: int, path: Path) -> None:
-    """Lock the open file of a log. Raises UsageError if another process has locked it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(f"another process is writing {path}: wait for it to end") from None
-    except OSError:
-        return  # The file system has no locks.

@@ -64,8 +64,9 @@ def _read_checkout_commit() -> str | None:
         return None
 
     def run_git(*arguments: str) -> str:
-        command = ["git", "-C", str(checkout), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(checkout), *arguments], capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
 
     try:
         uncommitted_changes = run_git("status", "--porcelain", "--untracked-files=no", "--", "mamf", "backends")
@@ -81,7 +82,7 @@ def quote_command_line() -> str:
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
-# The CPU load of the host, in percent, from which on a check warns that the host is busy.
+# The CPU load of the host, in percent, at which ``mamf doctor`` begins to warn that the host is busy.
 _MIN_BUSY_HOST_PERCENT = 50.0
 # The first word of a printed line of advice, by the verdict of its check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
@@ -91,10 +92,7 @@ def run_machine_checks(backend: Backend) -> list[Advice]:
     """Run the checks of the backend and return their results. If the device is an accelerator, also check whether the
     CPU of the host is busy.
     """
-    findings = backend.advice()
-    if backend.is_accelerator:
-        findings.append(_check_host_load())
-    return findings
+    return [*backend.advice(), *([_check_host_load()] if backend.is_accelerator else [])]
 
 
 def select_warnings(findings: list[Advice]) -> list[Advice]:
@@ -105,11 +103,9 @@ def _check_host_load() -> Advice:
     import psutil  # imported here, because commands that measure nothing work without psutil
 
     busy = psutil.cpu_percent(interval=0.1)
-    if busy < _MIN_BUSY_HOST_PERCENT:
-        return Advice("host load", "ok", f"the host's CPU is {busy:.0f} % busy")
     return Advice(
         "host load",
-        "warning",
+        "ok" if busy < _MIN_BUSY_HOST_PERCENT else "warning",
         f"the host's CPU is {busy:.0f} % busy",
         cost="launches may be late, so the figures of small shapes are noisy",
         command="top -o %CPU   # shows what runs",

@@ -177,18 +177,11 @@ _HARMLESS_NAMES = frozenset(
 )
 
 
+@functools.lru_cache(4096)  # cached, because the rows of a log repeat the same texts
 def scrub_text(text: str) -> str:
     """Replace secrets, accounts, hosts and addresses in a text by placeholders such as ``<secret>``, and shorten each
     path outside the working directory to its last part. Scrubbing the result again changes nothing.
     """
-    text = _replace_patterns(text)
-    for pattern, replacement in _find_private_names():
-        text = pattern.sub(replacement, text)
-    return text
-
-
-@functools.lru_cache(4096)  # cached, because the rows of a log repeat the same texts
-def _replace_patterns(text: str) -> str:
     if len(text) > _MAX_TEXT_LENGTH:
         text = f"{text[: _MAX_TEXT_LENGTH - 100].rpartition(' ')[0]} (cut)"
     for pattern, replacement in _SECRET_RULES:
@@ -197,7 +190,7 @@ def _replace_patterns(text: str) -> str:
         text = _PATH_PATTERN.sub(
             lambda path: _shorten_path(path[0]), _QUOTED_PATH_PATTERN.sub(_shorten_quoted_path, text)
         )
-    for pattern, replacement in _ADDRESS_RULES:
+    for pattern, replacement in (*_ADDRESS_RULES, *_find_private_names()):
         text = pattern.sub(replacement, text)
     return text
 

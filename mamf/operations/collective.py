@@ -33,7 +33,8 @@ class CollectiveProblem(DeclaredProblem):
 
     collective: str = field(default="all_reduce", metadata=describe("collective to run", choices=COLLECTIVES))
     ranks: int = field(
-        default=2, metadata=describe("number of ranks", default="that of the launcher, or else 2", minimum=2)
+        default=2,
+        metadata=describe("number of ranks", default="the number that the launcher started, or else 2", minimum=2),
     )
     dtype: str = "bfloat16"
     data: str = "normal"
@@ -41,7 +42,9 @@ class CollectiveProblem(DeclaredProblem):
     blocks: int = field(
         default=0,
         # The maximum is more blocks than any device can run at once.
-        metadata=describe("number of communication blocks; 0: library default", minimum=0, maximum=1024),
+        metadata=describe(
+            "number of thread blocks that communicate on each device; 0: the library chooses", minimum=0, maximum=1024
+        ),
     )
 
     def elements(self, shape: CollectiveShape) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class TorchDistributed(CollectiveKernel):
             return str(reason)
         ranks = torch.distributed.get_world_size()
         if problem.ranks != ranks:
-            return f"this group has {ranks} ranks, not {problem.ranks}"
+            return f"this process group has {ranks} ranks, but the collective is for {problem.ranks}"
         return super().unsupported(backend, problem)
 
     def prepare(
@@ -63,7 +63,7 @@ class TorchDistributed(CollectiveKernel):
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
-            raise error or MemoryError(f"out of memory on another rank: {failures[0]}")
+            raise error or MemoryError(f"out of memory: another rank got no buffers ({failures[0]})")
         collective = CheckedCollective(
             problem,
             problem.count_part_elements(shape),
@@ -92,7 +92,7 @@ def make_block_group(blocks: int, device_type: str) -> Any:
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     options_class: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(options_class, "config"):
-        raise UnsupportedError(f"{library} has no setting for the number of communication blocks")
+        raise UnsupportedError(f"{library} cannot set the number of thread blocks that communicate: leave it at 0")
     options = options_class()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)

@@ -53,9 +53,8 @@ class CopyKernel(Kernel[CopyProblem, CopyShape]):
     operation = "copies"
 
     def unsupported(self, backend: Backend, problem: CopyProblem) -> str | None:
-        if problem.direction == "to_peer" and backend.device_count() < 2:
-            return "direction to_peer needs a second device, and this process sees only one"
-        return None
+        is_possible = problem.direction != "to_peer" or backend.device_count() > 1
+        return None if is_possible else "direction to_peer needs a second device, and this process sees only one"
 
 
 class Copies(ByteOperation[CopyProblem, CopyShape]):

@@ -33,7 +33,7 @@ class GroupedShape(BaseMatmulShape):
 
     experts: int = field(metadata=describe("number of experts", read=parse_size))
     tokens: int = field(
-        metadata=describe("rows of A over all experts; a token of two experts counts twice", read=parse_size)
+        metadata=describe("rows of A over all experts; a token that goes to two experts counts twice", read=parse_size)
     )
     n: int = field(metadata=describe("columns of C", read=parse_size))
     k: int = field(metadata=describe("size of the reduction", read=parse_size))
@@ -60,16 +60,17 @@ class GroupedProblem(BaseMatmulProblem):
 
     routing: Routing = field(
         default="balanced",
-        metadata=describe("distribution of tokens over experts: as equal as possible, or by Zipf's law"),
+        metadata=describe(
+            "how tokens are distributed over experts: balanced as equally as possible, or skewed by Zipf's law"
+        ),
     )
 
     def count_expert_tokens(self, shape: GroupedShape) -> tuple[int, ...]:
         """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
-        if self.routing == "balanced":
-            return split_proportionally(shape.tokens, [1.0] * shape.experts)
         random.Random(self.seed).shuffle(ranks)
-        return split_proportionally(shape.tokens, [1 / (1 + rank) for rank in ranks])
+        weights = [1.0 if self.routing == "balanced" else 1 / (1 + rank) for rank in ranks]
+        return split_proportionally(shape.tokens, weights)
 
     def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch, without bytes of the weights of experts that have no tokens."""

@@ -18,13 +18,11 @@ from mamf.operations.products import (
     BaseTorchMatmul,
     choose_operand_to_change,
     make_matmul_operand_set,
-    make_quantized_change_detector,
-    quantize_operand,
+    make_scaled_operand_set,
     view_in_layout,
-    view_operand_rows,
 )
 from mamf.operations.quantization import QuantizedOperand
-from mamf.operations.whole_products import MatmulPart
+from mamf.operations.whole_products import MatmulOperand, MatmulPart, slice_rows
 
 #: Texts in the error messages with which grouped_mm refuses a shape, a layout or a device that it does not support.
 _REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
@@ -67,7 +65,7 @@ class GroupedMm(TorchGrouped):
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
-            return f"kernel {self.name} needs --layout nt or nn, not {problem.layout}: it reads tokens by rows"
+            return f"kernel {self.name} reads tokens by rows: use --layout nt or nn, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def refuses(self, error: Exception) -> bool:
@@ -135,31 +133,18 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
     def operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = make_quantized_change_detector(a, b)
-        values, weights = (view_operand_rows(shape, name, flat) for name in ("a", "b"))
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
         expert_ranges = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
-        def list_parts(output: torch.Tensor) -> list[MatmulPart]:
+        def list_parts(a: MatmulOperand, b: MatmulOperand, output: torch.Tensor) -> list[MatmulPart]:
             return [
-                MatmulPart(a.slice_rows(m, to), b.slice_rows(of, until), output[None, m:to])
+                MatmulPart(slice_rows(a, m, to), slice_rows(b, of, until), output[None, m:to])
                 for m, to, of, until in expert_ranges
             ]
 
-        def list_exact_parts(output: torch.Tensor) -> list[MatmulPart]:
-            return [
-                MatmulPart(values[None, m:to], weights[None, of:until], output[None, m:to])
-                for m, to, of, until in expert_ranges
-            ]
-
-        return make_matmul_operand_set(
-            problem,
-            self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device)),
-            c,
-            list_parts,
-            choose_operand_to_change(a.elements, b.elements),
-            split_unquantized=list_exact_parts,
-            find_changed=unchanged,
+        return make_scaled_operand_set(
+            *(backend, problem, shape, flat, c),
+            bind=lambda a, b: self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device)),
+            split=list_parts,
         )

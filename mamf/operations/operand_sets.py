@@ -59,7 +59,8 @@ class OperandSet:
 class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that computes with torch tensors. Derived classes implement ``operand_set``."""
 
-    #: The name of the function in torch or torch.nn.functional that this kernel calls. Empty: every torch has it.
+    #: The name of the function in torch or torch.nn.functional that this kernel calls. Empty if every release of torch
+    #: has the function.
     function: ClassVar[str] = ""
 
     def unavailable(self, backend: Backend) -> Unavailable | None:
@@ -98,8 +99,10 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
-        overwrite = output.zero_ if source is None else partial(output.copy_, source.view(output.shape))
-        return replace(prepared, rewrite_output=overwrite)
+        return replace(
+            prepared,
+            rewrite_output=output.zero_ if source is None else partial(output.copy_, source.view(output.shape)),
+        )
 
 
 def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
@@ -239,8 +242,8 @@ def use_one_torch_thread() -> Iterator[None]:
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
-    """Return in one line why a launch's result has the wrong type, shape or device; empty if it has those of
-    ``expected``, or is not a tensor.
+    """Return in one line why a launch's result has the wrong type, shape or device. Return an empty text if they are
+    those of ``expected``, or if the result is not a tensor.
 
     Accept only plain strided tensors, because a tensor of a subclass, or one that is negated when it is read, may defer
     work until after the timed launch.
@@ -395,7 +398,7 @@ class SignFlipper:
         self._last_index: int | None = None
 
     def change(self) -> None:
-        """Queue flips of random signs of the operand, in a pattern that differs from that of the last call."""
+        """Queue flips of random signs of the operand, in a pattern that differs from the last call's pattern."""
         index = self._last_index = secrets.choice(
             [index for index in range(_PATTERN_COUNT) if index != self._last_index]
         )

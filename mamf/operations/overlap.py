@@ -50,7 +50,10 @@ class OverlapShape(Sizes):
         """Return the shape that a text such as ``8192x8192x8192+1GiB`` describes. Raises UsageError for other texts."""
         product, plus, size = text.partition("+")
         if not plus:
-            raise UsageError(f"{text!r} is not a pair; write MxNxK+SIZE, for example 8192x8192x8192+1GiB")
+            raise UsageError(
+                f"{text!r} is not a matmul and the size of other work; write MxNxK+SIZE, for example "
+                "8192x8192x8192+1GiB"
+            )
         shape = MatmulShape.parse(product)
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
@@ -73,11 +76,17 @@ class OverlapProblem(DeclaredProblem):
     other: str = field(
         default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHER_WORKS)
     )
-    timed: str = field(default=MATMUL_WORK, metadata=describe("work that the rate counts", choices=COUNTED_WORKS))
-    alone: bool = field(default=True, metadata=describe("measure that work alone, without the other"))
+    timed: str = field(
+        default=MATMUL_WORK,
+        metadata=describe("work whose rate is reported: the matmul or the other", choices=COUNTED_WORKS),
+    )
+    alone: bool = field(default=True, metadata=describe("measure this work while the other does not run"))
     ranks: int = 1
     blocks: int = field(
-        default=0, metadata=describe("number of communication blocks of a collective; 0: library default", minimum=0)
+        default=0,
+        metadata=describe(
+            "number of thread blocks that communicate on each device in a collective; 0: the library chooses", minimum=0
+        ),
     )
     dtype: str = "bfloat16"
     data: str = "normal"
@@ -202,7 +211,7 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
         company = (
             f"beside {beside}"
             if not problem.alone
-            else f"alone (for {beside})"
+            else f"alone (to compare with {beside})"
             if problem.timed == MATMUL_WORK
             else "alone"
         )

@@ -286,16 +286,39 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
 
     def refuses(self, error: Exception) -> bool:
-        # Either the library reports that it has no algorithm, or torch knows this and raises its own error.
+        # Either the library reports that it has no algorithm, or torch checks this first and raises its own error.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
-def view_operand_rows(shape: BaseMatmulShape, operand: str, flat: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """View the memory of an operand, ``a`` or ``b``, as its values (rows, K) before quantization.
+def make_scaled_operand_set(
+    backend: Backend,
+    problem: BaseMatmulProblem,
+    shape: BaseMatmulShape,
+    flat: Mapping[str, torch.Tensor],
+    c: torch.Tensor,
+    bind: Callable[[QuantizedOperand, QuantizedOperand], Callable[[], object]],
+    split: Callable[[MatmulOperand, MatmulOperand, torch.Tensor], Sequence[MatmulPart]],
+) -> OperandSet:
+    """Quantize A and B, and make the operand set of one launch that multiplies them.
 
-    ``flat``: the memory of all buffers, by name.
+    - ``flat``: the memory of all buffers, by name. ``c``: the memory of the output.
+    - ``bind``: returns the launch, given the quantized operands.
+    - ``split``: splits an output into batches of matmuls of one shape, given A and B, quantized or not, and the output.
     """
-    return view_as(flat[operand], shape.rows[operand], shape.k)
+    a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+    # Create the detector before ``bind``, because a kernel may already overwrite the operands there.
+    elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
+    find_changed = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
+    unquantized = [view_as(flat[name], 1, shape.rows[name], shape.k) for name in ("a", "b")]
+    return make_matmul_operand_set(
+        problem,
+        bind(a, b),
+        c,
+        functools.partial(split, a, b),
+        choose_operand_to_change(a.elements, b.elements),
+        split_unquantized=functools.partial(split, *unquantized),
+        find_changed=find_changed,
+    )
 
 
 def quantize_operand(
@@ -303,20 +326,11 @@ def quantize_operand(
 ) -> QuantizedOperand:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
 
-    ``flat``: the memory of all buffers, by name. The elements are written to that of ``a_quantized`` or
-    ``b_quantized``.
+    ``flat``: the memory of all buffers, by name. The elements are written to the memory of
+    ``a_quantized`` or ``b_quantized``.
     """
     float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.elements[operand] // (scaled_format.values_per_byte if scaled_format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    return quantize_to_format(view_operand_rows(shape, operand, flat), problem.dtype, operand, memory, float8_dtype)
-
-
-def make_quantized_change_detector(a: QuantizedOperand, b: QuantizedOperand) -> ChangeDetector:
-    """Make a detector of changes of the elements and scales of two quantized operands.
-
-    Call this before the kernel can change the operands.
-    """
-    operands = {"a": a, "b": b}.items()
-    elements = {f"{name}_quantized": each.elements for name, each in operands}
-    return ChangeDetector(elements | {f"{name}_scales": each.scales for name, each in operands})
+    values = view_as(flat[operand], shape.rows[operand], shape.k)
+    return quantize_to_format(values, problem.dtype, operand, memory, float8_dtype)

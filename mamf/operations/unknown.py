@@ -106,9 +106,9 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether ceilings of the operation ``name`` limit the compute rate of other operations, as those of matmul.
+    """Return whether the highest rate of the operation ``name`` limits the rates of other operations, as for matmul.
 
-    Reports then give rows of other operations as shares of these ceilings.
+    Reports show the rates of other operations as shares of this rate.
     """
     return get_operation(name).is_compute_roof
 

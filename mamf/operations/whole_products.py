@@ -56,6 +56,11 @@ _SUM_DTYPES = {"int8": torch.int32, "float32": torch.float64, "float64": torch.f
 MatmulOperand = torch.Tensor | QuantizedOperand
 
 
+def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
+    """Return the rows of an operand from ``start`` up to, but not including, ``stop``. The result shares its memory."""
+    return operand.slice_rows(start, stop) if isinstance(operand, QuantizedOperand) else operand[:, start:stop]
+
+
 @dataclass(frozen=True)
 class MatmulPart:
     """A batch of matmuls of one shape: the part of a launch's work whose operands fit in two tensors.
@@ -102,8 +107,8 @@ def _verify_entries_in_chunks(
     worst = max(of_worst)
     rounding = max(problem.max_rounding_error, error)
     most = math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * rounding
-    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, its average, if that is
-    # larger.
+    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, which it equals on average, if
+    # the norm of C is larger.
     slope = divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
@@ -114,7 +119,7 @@ def _verify_entries_in_chunks(
     reason = ""
     if worst > most:
         reason = (
-            f"part of the output is wrong: row sums differ by {worst:.2g}, but rounding explains at most {most:.2g}"
+            f"part of the output is wrong: row sums are off by {worst:.2g}, but rounding explains at most {most:.2g}"
         )
     elif abs(slope) > steepest:
         reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
@@ -143,7 +148,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             if _compute_residual_statistics(
                 MatmulPart(block.left, block.right, exact), 1.0, torch.int32, chunk_elements
             )[0].item():
-                return Verdict(math.inf, 0.0, reason="the exact product that C is compared with is wrong")
+                return Verdict(math.inf, 0.0, reason="the exact matmul with which mamf compares C is itself wrong")
             found = block.c.float()
             expected = round_like_result(found, exact.float() * scale)
             distance += (found - expected).square().sum().item()
@@ -181,8 +186,8 @@ def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], sc
         step = max(CELL, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL
         for start in range(0, n, step):
             stop = min(start + step, n)
-            rows = right.slice_rows(start, stop) if isinstance(right, QuantizedOperand) else right[:, start:stop]
-            flags = _find_wrong_rows(problem, MatmulPart(part.left, rows, part.c[:, :, start:stop]), scale)
+            columns_of_c = MatmulPart(part.left, slice_rows(right, start, stop), part.c[:, :, start:stop])
+            flags = _find_wrong_rows(problem, columns_of_c, scale)
             columns = range(start // CELL, -(-stop // CELL))
             found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
         products += len(part.c)
@@ -316,10 +321,10 @@ def verify_special_product(
 ) -> Verdict:
     """Verify a launch with an infinity, a NaN and a subnormal number among the operands.
 
-    Change the operands, launch, restore the operands, and compare the output with that of a launch without the changes.
-    The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs of a
-    column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of C. All
-    other values of C must keep their bits. Do not check operands of 8 bits and fewer, because they have no infinity.
+    Change the operands, launch, restore the operands, and compare the output with the output of a launch before the
+    changes. The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs
+    of a column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of
+    C. All other values of C must keep their bits. Do not check operands of 8 bits and fewer: they have no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
     the factor from A @ B to C.

@@ -70,10 +70,6 @@ def _is_json_value(value: object) -> bool:
     return True
 
 
-def _are_plain_values(values: Mapping[str, object]) -> bool:
-    return all(not describe_type_violation(each, str | bool | int | float | None) for each in values.values())
-
-
 def _make_requirements(names: str, description: str, is_met: Callable[[Any], object]) -> dict[str, Requirement]:
     return dict.fromkeys(names.split(), (description, is_met))
 
@@ -94,7 +90,11 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
     ),
     **_make_requirements("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
     **_make_requirements("default_shapes", "a list of at least one shape", len),
-    **_make_requirements("columns", "text and finite numbers by name", _are_plain_values),
+    **_make_requirements(
+        "columns",
+        "a mapping of names to texts and finite numbers",
+        lambda values: _have_type(values.values(), str | bool | int | float | None),
+    ),
     **_make_requirements("shape_record problem_record", "a dictionary that can be written as JSON", _is_json_value),
 }
 
@@ -129,7 +129,7 @@ def describe_type_violation(value: object, annotation: Any) -> str:
         is_valid = isinstance(value, Sequence) and _have_type(value, parameters[0])
     else:
         is_valid = origin is Any or isinstance(value, origin)
-    # NaN is no valid float.
+    # Say "finite float", because NaN and infinity are not allowed.
     return "" if is_valid else inspect.formatannotation(annotation).replace("float", "finite float")
 
 

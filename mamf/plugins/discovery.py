@@ -301,7 +301,7 @@ def _open_device(name: str, index: int | None) -> Backend:
     plugin_class, label = load_backend_class(name), f"backend {name}"
     with convert_plugin_errors(label, "opening it"):
         if index is None:
-            # If the backend is unavailable, opening device 0 raises the reason. Do not call its library before that.
+            # If the backend is unavailable, opening device 0 raises the reason. Until then, do not call its library.
             index = 0 if plugin_class.unavailable() else guard_method(plugin_class, Backend, "current_index", label)()
         backend = plugin_class(index)
     guard_method(backend, Backend, "now", label)()
@@ -314,7 +314,7 @@ def warn_if_plugin_broken() -> Iterator[None]:
     try:
         yield
     except PluginError as error:
-        warnings.warn(f"{error}; mamf skips this kernel", MamfWarning, stacklevel=3)
+        warnings.warn(f"{error}; mamf skips this plugin", MamfWarning, stacklevel=3)
 
 
 AnyOperation = Operation[Any, Any]
@@ -371,16 +371,17 @@ def find_operation_of_kernel(name: str) -> AnyOperation:
     if is_class_path(name):
         kernel_class: Any = _import_class("kernel", name, Kernel)  # type: ignore[type-abstract]
         return make_operation(check_attribute(kernel_class, Kernel, "operation", f"kernel {name}"))
-    base_name = name.partition("[")[0]
     kernels: dict[str, set[str]] = {}
     for operation in find_entry_points_by_name(OPERATION_GROUP):
         with warn_if_plugin_broken():
             kernels[operation] = {
                 entry_point.name for entry_point in find_entry_points(make_operation(operation).kernel_group)
             }
-    matches = [operation for operation, names in kernels.items() if base_name in names]
+    matches = [operation for operation, names in kernels.items() if name.partition("[")[0] in names]
     if not matches:
         raise UnknownNameError("kernel", name, set().union(*kernels.values()))
     if len(matches) > 1:
-        raise UsageError(f"{name} is a kernel of {', '.join(sorted(matches))}: choose one with --operation")
+        raise UsageError(
+            f"several operations have a kernel {name} ({', '.join(sorted(matches))}): choose one with --operation"
+        )
     return make_operation(matches[0])

@@ -1,7 +1,8 @@
 """Make reports and summaries of `mamf find`, which searches for the fastest matmul of a device (its ceiling).
 
-A find measures in phases: scouts and refinements measure many shapes briefly with the library's default kernel,
-finalist trials measure the best of them in several rounds, and confirmations repeat the winner.
+A find measures in phases, which the log names in ``phase``: first it measures many shapes briefly with the library's
+default kernel (scout, refine), then the best of them several times in turn (choose), and finally the winner again
+(confirm).
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ _MIN_SHOWN_GAIN = 0.0005
 _MAX_SHOWN_TIES = 5
 #: Names that reports give to the phases of a search in the log.
 _PHASE_NAMES = {
-    "scout": "scout",
-    "refine": "refinement",
+    "scout": "first measurement",
+    "refine": "refining measurement",
     "algorithm": "algorithm trial",
-    "visit": "short visit",
-    "choose": "finalist trial",
-    "confirm": "confirmation",
+    "visit": "short measurement",
+    "choose": "finalist measurement",
+    "confirm": "confirming measurement",
 }
 
 
@@ -85,7 +86,9 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
     device, gain, conditions = header["device"], ceiling.gain_over_default, ceiling.conditions
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
     details = [
-        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default" if gain and abs(gain) >= _MIN_SHOWN_GAIN else "",
+        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel"
+        if gain and abs(gain) >= _MIN_SHOWN_GAIN
+        else "",
         _describe_default_kernel(ceiling, rows),
         f"peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
         describe_clock(conditions) if conditions.true_clock_hz else "",
@@ -106,13 +109,13 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     counts = (format_count(count, _PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
-    ties = [f"{ceiling.regime}: tied with {shown}"] if tied else []
-    return [*ties, f"{ceiling.regime}: found by {', '.join(counts)}"]
+    ties = [f"{ceiling.regime}: too close to tell apart: {shown}"] if tied else []
+    return [*ties, f"{ceiling.regime}: found with {', '.join(counts)}"]
 
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
     """Return a line with the highest rate of the library's default kernel if another kernel reaches the ceiling, or
-    else an empty text. The scouts ran the default kernel.
+    else an empty text. The first measurements of a search (phase ``scout``) run the default kernel.
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
@@ -129,7 +132,7 @@ def _describe_temperature(ceiling: Ceiling) -> str:
         return "" if celsius is None else f"at {celsius:.0f} C"
     return (
         f"at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
-        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by that"
+        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by as much"
     )
 
 
@@ -141,17 +144,20 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
         )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
-        return f"the interval covers the median of {ceiling.rounds} rounds with {coverage}"
+        return f"the {coverage} interval is for the median of {ceiling.rounds} confirming measurements of this run only"
     if not ceiling.interval.is_known:
         return UNKNOWN_INTERVAL_REASON
-    return f"{coverage} repeat interval, from {ceiling.rounds} fresh rounds and {100 * known.run:.2g} % between runs"
+    return (
+        f"{coverage} repeat interval, from {ceiling.rounds} confirming measurements "
+        f"and {100 * known.run:.2g} % of scatter between runs"
+    )
 
 
 def describe_scouted_regimes(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield a line for each regime that has no confirmed ceiling: the fastest row so far, or that the run did not
-    measure the regime. ``regimes``: the regimes of the plan.
+    """Yield a line for each regime without a confirmed ceiling. The line names the fastest row so far, or says that the
+    run did not measure the regime. ``regimes``: the regimes of the plan.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
@@ -163,7 +169,7 @@ def describe_scouted_regimes(
             rate = format_rate(best.best_rate, best.work.unit)
             yield f"{regime}{dtype}: not confirmed; best measurement so far: {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:
-            yield f"{regime}{dtype}: not measured, because the run ended before it; --resume LOG continues"
+            yield f"{regime}{dtype}: not measured, because the run ended first: --resume LOG continues it"
 
 
 def make_find_document(

@@ -138,11 +138,11 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"the run is too short to decide, because the interval is wider than +-{format_share(tolerance)}"
     if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
-        yield f"{pair.a.celsius:.0f} C against {pair.b.celsius:.0f} C: this makes the interval wider"
+        yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
         yield f"there are few samples, so the interval covers at least {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
-        yield "A and B are from two devices: mamf corrected A by the reference shape that both measured"
+        yield "two devices measured A and B: mamf corrected A by the reference shape that both devices measured"
 
 
 def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
@@ -155,7 +155,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         + (", interrupted" if side.tier == "interrupted" else "")
         for letter, name, side in zip("AB", comparison.names, (comparison.a, comparison.b), strict=True)
     ]
-    shared += [] if "shape" in first.fields else ["the ceilings of two finds"]
+    shared += [] if "shape" in first.fields else ["the ceilings of two runs of 'mamf find'"]
     figures = (
         "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
         if first.a.unit == CYCLES_UNIT
@@ -189,7 +189,7 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
         f"{pooled.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
     )
     if interval.high < 1:
-        found = f"slower{'' if pooled.is_regression(tolerance) else ', and not'} by {threshold}"
+        found = f"slower{'' if pooled.is_regression(tolerance) else ', but not'} by {threshold}"
     elif interval.low > 1:
         found = "faster"
     else:
@@ -250,21 +250,19 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "design": comparison.design.label,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
         "together": [each.flatten(tolerance) for each in comparison.together],
-        "only_in_a": [flatten_unpaired_row(*each) for each in comparison.only_a],
-        "only_in_b": [flatten_unpaired_row(*each) for each in comparison.only_b],
+        **{
+            key: [
+                {**row.fields, "tflops": row.tflops, "status_in_other": other.status if other else "missing"}
+                for row, other in rows
+            ]
+            for key, rows in (("only_in_a", comparison.only_a), ("only_in_b", comparison.only_b))
+        },
         "summary": {
             **comparison.counts(tolerance),
             "regressions": len(comparison.regressions(tolerance)),
             "geometric_mean_ratio": comparison.geometric_mean_ratio,
         },
     }
-
-
-def flatten_unpaired_row(entry: ComparedRow, other: ComparedRow | None) -> dict[str, Any]:
-    """Return the fields of a row that has a figure in only one of the two logs. ``status_in_other`` says what became of
-    the same row in the other log.
-    """
-    return {**entry.fields, "tflops": entry.tflops, "status_in_other": other.status if other else "missing"}
 
 
 # -- reports of guards, which compare a run with a baseline ------------------------------------------------------------
@@ -279,8 +277,8 @@ def describe_guard_verdict(result: GuardResult) -> str:
     counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
     slower = f"slower by more than {format_share(result.tolerance)}"
     outcomes: dict[Outcome, str] = {
-        "regression": f"{slower}, confirmed by fresh visits",
-        "failed": "without a figure now",
+        "regression": f"{slower}, confirmed by new measurements",
+        "failed": "without a rate in this run",
         "undecided": "undecided, because samples scatter too much or are too few",
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
@@ -302,7 +300,7 @@ def describe_row_outcome(row: JudgedRow) -> str:
         return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
     assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
-    visits = f", over {b.rounds} fresh visits" if b.rounds else ""
+    visits = f", from {b.rounds} new measurements" if b.rounds else ""
     return (
         f"{format_significant(b.tflops)} {b.unit}, was {format_significant(a.tflops)}: "
         f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){visits}"

@@ -25,7 +25,6 @@ from mamf.report.document import (
     describe_counted_work,
     describe_end,
     describe_machine,
-    format_count,
     format_percent,
     label_kernel,
     make_rate_column,
@@ -53,8 +52,8 @@ from mamf.report.shares import Shares, make_ceiling_table, make_problem_title, s
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroup, Measurement | None]:
     """Choose the row that speed-ups of a shape refer to, for each shape with rows of several kernels: the row of kernel
-    ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; a named kernel
-    without a row leaves None.
+    ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; if kernel ``name``
+    has no row, the baseline is None.
     """
     baselines: dict[RowGroup, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
@@ -82,10 +81,6 @@ class Winner:
 
     row: Measurement
     runner_up: Measurement | None
-
-    @property
-    def lead_share(self) -> float | None:
-        return None if self.runner_up is None else self.row.comparable_rate / self.runner_up.comparable_rate - 1
 
 
 def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
@@ -122,7 +117,13 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
         ),
         Column("mbu", "MBU", lambda each: shares.compute_row_mbu(each.row), format_percent, 1),
         Column("mamfu", "MAMFU", lambda each: shares.compute_row_mamfu(each.row), format_percent, 1),
-        Column("ahead", "ahead %", lambda each: each.lead_share, format_percent, 2),
+        Column(
+            "ahead",
+            "ahead %",
+            lambda each: each.runner_up and each.row.comparable_rate / each.runner_up.comparable_rate - 1,
+            format_percent,
+            2,
+        ),
         Column(
             "second",
             "second",
@@ -138,9 +139,7 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
 def describe_winners(winners: Sequence[Winner]) -> str:
     """Return a line that says how many shapes each kernel is the best on."""
     counts = Counter(each.row.kernel for each in winners).most_common()
-    return (
-        f"best of {format_count(len(winners), 'shape')}: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
-    )
+    return f"number of shapes that each kernel is best on: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
 
 def make_group_table(
@@ -177,7 +176,8 @@ def make_group_tables(
     rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
     """Yield a table and the failures of each group of rows, then a hidden table of the reference rows for CSV and JSON.
-    People see of the reference, which a run measures again and again, only how much it drifted.
+    A reference is a row that a run measures repeatedly to see how the speed of the device drifts; people see only that
+    drift.
 
     Kernels are ranked shape by shape if there is only one shape or ``top`` is None. ``baseline``: the kernel that
     speed-ups refer to.
@@ -278,7 +278,7 @@ def make_kernels_document(
         f"{operation} on {describe_machine(header)}",
         *([describe_counted_work(row.work for row in shown)] if shown else []),
         *(
-            ["'memory MiB' is of the whole process, not of the kernel alone, because the log is old"]
+            ["'memory MiB' counts the whole process, not only the kernel, because an old mamf wrote this log"]
             if has_memory
             else []
         ),

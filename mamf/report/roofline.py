@@ -84,7 +84,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     - ``top``: the maximum number of rows for people, those nearest to their roof first; None for all.
 
     Columns ``balance_*`` have the balance point of a compute ceiling with a memory level: the FLOP per byte at which
-    both limit a kernel alike.
+    computing and memory limit a kernel equally.
     """
 
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
@@ -159,7 +159,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
-                "by computing above"
+                "and by computing above that"
             )
 
 
@@ -170,7 +170,7 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """Return the ceilings of a device as an architecture file of TraceLens: ``max_achievable_tflops`` in TFLOPS,
     ``mem_bw_gbps`` in GB/s, and ``memory_gb`` in GiB, as in the files that TraceLens contains.
 
-    Each rate is the sustained one if it is known, because traces are of devices at work, or else the burst rate.
+    Each rate is the sustained one if it is known, because traces come from devices under load, or else the burst rate.
     ``_regimes`` says which one it is.
     """
     tflops: dict[str, float] = {}
@@ -284,23 +284,15 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
     earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
-
-    def make_memory_line_label(level: str, rate: float, regime: str) -> str:
-        is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
-        earlier_rates.append(rate)
-        return "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
-
     for regime in roofs.regimes:
         compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
         bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
         for level, rate in bandwidth.items():
+            is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
+            earlier_rates.append(rate)
+            label = "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
             ends_at = max(compute.values()) / rate if compute else right
-            yield RoofLine(
-                make_memory_line_label(level, rate, regime),
-                (left, left * rate),
-                (ends_at, ends_at * rate),
-                regime == SUSTAINED,
-            )
+            yield RoofLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
             yield RoofLine(

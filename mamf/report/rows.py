@@ -245,9 +245,9 @@ def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
         *shares.yield_remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
-        f"accurate to {row.timer_accuracy * 1e6:.1f} us (timer)" if is_short and row.timer_accuracy else "",
+        f"the timer is accurate to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",
         UNKNOWN_INTERVAL_REASON if row.ok and not row.interval.is_known else "",
-        f"{format_count(aside, 'implausible sample')} left out" if aside else "",
+        f"without {format_count(aside, 'implausible sample')}" if aside else "",
     ]
     return [part for part in parts if part]
 
@@ -287,7 +287,7 @@ def describe_row_interval(row: Measurement) -> str:
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
     bounds, coverage = format_interval(interval, factor), f"{100 * interval.coverage:.0f} %"
     if row.repeatability is None:
-        return f"{coverage} interval of the {row.figure} {bounds}, within this visit"
+        return f"{coverage} interval of the {row.figure} {bounds}, within this measurement"
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else UNKNOWN_INTERVAL_REASON
 
 
@@ -328,7 +328,7 @@ def describe_row_device(row: Measurement) -> str:
         return f"device {row.device}" + ("" if row.device_speed else ", not compared")
     half_width = row.comparable_interval.half_width / row.comparable_seconds
     scaled = f"{format_significant(row.comparable_rate)} +-{100 * half_width:.2f} %"
-    return f"device {row.device}, {scaled} if scaled to the first"
+    return f"device {row.device}, {scaled} if scaled to the first device"
 
 
 def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
@@ -375,6 +375,6 @@ def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
             below, above = 100 * (min(rates) / middle - 1), 100 * (max(rates) / middle - 1)
             where = "" if device is None else f" on device {device}"
             yield (
-                f"reference {shape}{where}, {len(rows)} visits: {format_rate(middle, rows[0].work.unit)}, "
-                f"{below:+.2f} % to {above:+.2f} %"
+                f"reference {shape}{where}, measured {len(rows)} times: "
+                f"median {format_rate(middle, rows[0].work.unit)}, lowest {below:+.2f} %, highest {above:+.2f} %"
             )

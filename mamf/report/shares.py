@@ -178,8 +178,7 @@ class Shares:
 
     def describe_mamfu(self, row: Measurement) -> str:
         """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_CEILING_SHARE. If the kernel
-        multiplies in another dtype than the row's, the text names the dtype of the ceiling, and any share is
-        possible.
+        multiplies in another dtype than the row's, the text names the dtype of the ceiling, and the share may exceed 1.
         """
         share = self.compute_row_mamfu(row)
         if share is not None and "product_dtypes" in row.details:
@@ -245,7 +244,7 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [
-            f"MAMFU: accurate to {' to '.join(bounds)} % of each share (timer); short launches are less accurate"
+            f"MAMFU: accurate to {' to '.join(bounds)} % of each share because of the timer, least for short launches"
         ]
         has_mbu = any(self.compute_row_mbu(row) for row in rows)
         measured += [

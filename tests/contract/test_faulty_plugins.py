@@ -270,7 +270,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "columns",
             gives({"a": object()}),
             OPERATION,
-            "returned a dict, not text and finite numbers by name",
+            "returned a dict, not a mapping of names to texts and finite numbers",
         ),
         (FaultyOperation, "name", "other", OPERATION, "its class is named 'other', its entry point 'faulty'"),
         (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not str"),
@@ -493,7 +493,7 @@ def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):
         assert code == 0
         assert "mamf: backend aaa: mamf_broken:Broken cannot be loaded" in err
         assert "kernel aaa: mamf_broken:Broken cannot be loaded" in err
-        assert all(line.endswith("; mamf skips this kernel") for line in err.splitlines())
+        assert all(line.endswith("; mamf skips this plugin") for line in err.splitlines())
     for command in (["kernels"], ["backends"]):
         code, out, _ = run(*command)
         assert code == 0
@@ -525,7 +525,7 @@ def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched
     monkeypatch.setattr(FaultyMatmul, "is_default", True)
     monkeypatch.setattr(FaultyMatmul, method, raises)
     code, out, err = run(*FIND, *quick)
-    assert (code, err) == (0, f"{told}; mamf skips this kernel\n")
+    assert (code, err) == (0, f"{told}; mamf skips this plugin\n")
     assert "\nkernels: simulated.mm\n" in out
 
 

@@ -206,7 +206,9 @@ def test_an_operation_whose_results_stay_on_the_device_says_so(process):
     kernel = make_kernel(of, "torch")
     problem = of.problem_for(cpu, {"pattern": "copy"})
     row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
-    assert row.remarks == ("not checked by a fresh process: launches of bandwidth return no tensors to check",)
+    assert row.remarks == (
+        "not checked by a fresh process: launches of bandwidth return no tensors that it could check",
+    )
     assert not process
 
 

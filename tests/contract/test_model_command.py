@@ -82,14 +82,14 @@ def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
     assert code == 0, err
     assert "outputs of Linear" in out and "loss" in out
     code, _, err = run(*given, "forward")
-    assert (code, "need a single row, not 2" in err) == (2, True)
+    assert (code, "profile a single row (one kernel, problem and shape), not 2" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         (["--size", "huge"], "unknown size of model 'huge'"),
-        (["--set", "heads=7"], "d_model 768 does not divide into 7 heads: use a multiple"),
+        (["--set", "heads=7"], "d_model 768 must be a multiple of the number of heads (7)"),
         (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),

@@ -62,7 +62,7 @@ def test_every_layout_is_right(backend, case, layout):
     kind, shape, _ = CASES[of]
     kernel, problem = make_kernel(make_operation(of), name), kind(dtype, dtype, layout)
     if name == "F.grouped_mm" and layout[0] == "t":
-        assert "needs --layout nt or nn" in kernel.unsupported(backend, problem)
+        assert "use --layout nt or nn" in kernel.unsupported(backend, problem)
     else:
         assert verified(prepared(backend, kernel, problem, shape)).ok
 

@@ -1,4 +1,7 @@
-"""Products in Triton: their configurations, what they refuse, and, as Triton interprets them, their results."""
+"""Products in Triton and Gluon: their configurations, what they refuse, and, as Triton interprets them, results.
+
+The results of Gluon need a card: tests/device/test_hopper_products.py.
+"""
 
 import importlib.util
 import os
@@ -9,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mamf.errors import UsageError
-from mamf.operations.matmul.operation import make_matmul_kernel
+from mamf.errors import UnsupportedError, UsageError
+from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 from mamf.operations.matmul.triton_matmul import TritonMatmul, list_triton_configurations, supports_tensor_descriptors
 
@@ -46,6 +49,11 @@ def test_its_configurations_are_kernels_of_their_own(device):
     assert names[0] == "triton[128x128x128/4w3s]"
     assert names == [f"triton[{each}]" for each in list_triton_configurations("cuda", "int8")]
     assert [each.name for each in make_matmul_kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
+    tiles = [variant.name for variant in make_matmul_kernel("gluon").variants(device, MatmulProblem(), SHAPE)]
+    assert len(set(tiles)) == len(tiles) >= 2
+    assert [each.name for each in make_matmul_kernel(tiles[1]).variants(device, MatmulProblem(), SHAPE)] == [tiles[1]]
+    assert "gluon" not in [each.name for each in choose_search_kernels(device, MatmulProblem())]
+    assert [each.name for each in choose_search_kernels(device, MatmulProblem(), ["gluon"])] == ["gluon"]
 
 
 @pytest.mark.parametrize("layout", [layout for layout in MATMUL_LAYOUTS if layout != "nt"])
@@ -82,40 +90,43 @@ def test_descriptors_need_aligned_rows(device):
 
 
 @pytest.mark.parametrize(
-    ("problem", "reason"),
+    ("name", "problem", "reason"),
     [
-        (MatmulProblem("float64", "float64"), "does not support float64"),
-        (MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
-        (MatmulProblem("int8", "bfloat16"), "writes int32"),
-        (MatmulProblem("float8_e4m3fn", "float8_e4m3fn"), "not float8_e4m3fn"),
-        (MatmulProblem(fast_accumulation=True), "no fast accumulation for bfloat16"),
+        ("triton", MatmulProblem("float64", "float64"), "does not support float64"),
+        ("triton", MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
+        ("triton", MatmulProblem("int8", "bfloat16"), "writes int32"),
+        ("triton", MatmulProblem("float8_e4m3fn", "float8_e4m3fn"), "not float8_e4m3fn"),
+        ("triton", MatmulProblem(fast_accumulation=True), "no fast accumulation for bfloat16"),
+        *(("gluon", MatmulProblem(layout=layout), f"not {layout}") for layout in MATMUL_LAYOUTS if layout != "nt"),
+        ("gluon", MatmulProblem("float32", "float32"), "does not support float32"),
     ],
-    ids=str,
 )
-def test_combinations_are_refused_in_a_line(device, problem, reason):
-    assert reason in make_matmul_kernel("triton").unsupported(device, problem)
+def test_combinations_are_refused_in_a_line(device, name, problem, reason):
+    assert reason in make_matmul_kernel(name).unsupported(device, problem)
+
+
+def test_rows_of_gluon_must_be_aligned():
+    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
+    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
+    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
+
+
+def test_a_triton_without_this_gluon_is_unsupported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
+    a = torch.zeros(64, 64)
+    with pytest.raises(UnsupportedError, match="lacks the Gluon"):
+        make_matmul_kernel("gluon").bind(MatmulProblem(), a, a, a)
 
 
 @pytest.mark.parametrize(
-    ("fast", "told"), [(False, {"accumulation": "float32 every 128 of K"}), (True, {"accumulation": "fast"})]
+    ("fast", "told"),
+    [(False, {"accumulation": "in float32 after every 128 terms of K"}), (True, {"accumulation": "fast"})],
 )
 def test_it_says_how_8_bit_floats_are_summed(fast, told):
     problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
     ran = {"configuration": "128x128x128/4w3s"}
     assert make_matmul_kernel("triton[128x128x128/4w3s]").details(problem, SHAPE) == {**ran, **told}
     assert make_matmul_kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
-
-
-@pytest.mark.parametrize("schedule", ["", "/persistent"])
-@pytest.mark.parametrize(
-    ("shape", "ran"),
-    [((1024, 512, 64), "32 programs on at most 32 of 132 units"), ((2048, 2048, 64), None)],
-)
-def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
-    text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
-    assert device.info.compute_units == 132
-    configured = make_matmul_kernel(text).configure_for_shape(device, MatmulProblem(), shape)
-    assert configured.details(MatmulProblem(), shape).get("ran") == ran
 
 
 @needs_triton
@@ -156,7 +167,7 @@ import torch
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.operation import make_matmul_kernel
+from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.plugins.discovery import open_backend
 torch.set_num_threads(1)
 cpu = open_backend("cpu")

@@ -55,7 +55,7 @@ def test_wrong_tiles_are_located_without_a_right_output(spoil, dtype):
     backend, wrong = checked(lambda c: spoil(c[64:128, 256:320]), dtype)
     with pytest.raises(WrongResultError) as raised:
         wrong.warm_up_and_verify(backend)
-    assert raised.value.verdict.details["wrong tiles"] == "1 wrong tile of 64x64: row 1 column 4 of product 0"
+    assert raised.value.verdict.details["wrong tiles"] == "1 wrong tile of 64x64: row 1 column 4 of matmul 0"
 
 
 @pytest.mark.parametrize("spoil", [lambda c: c.nan_to_num_(0.0), lambda c: c.clamp_(-1e4, 1e4)])

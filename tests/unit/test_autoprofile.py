@@ -144,7 +144,7 @@ def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
     ("given", "line"),
     [
         (["--output-folder", "file"], "cannot write file"),
-        (["--output-folder", "other"], "SUMMARY.md is not from autoprofile"),
+        (["--output-folder", "other"], "SUMMARY.md was not written by 'mamf autoprofile'"),
         (["--dtype", "float15"], "float15"),
     ],
 )

@@ -255,7 +255,7 @@ def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
     code, out, _ = sweep(*shapes, "--budget", "1.3s", "--output", "run.jsonl")
     assert code == 0
     assert "the budget ended" in out
-    assert "left, --resume continues" in out
+    assert "left to measure: continue with --resume" in out
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31
@@ -363,7 +363,7 @@ def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
-    assert ended.stderr == "mamf: exiting although a plugin left threads running: worker\n"
+    assert ended.stderr == "mamf: mamf ends now, although a plugin has left these threads running: worker\n"
 
 
 def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():

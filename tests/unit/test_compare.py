@@ -271,7 +271,10 @@ def test_software_that_differs_is_told_and_not_refused():
 @pytest.mark.parametrize("anyway", [False, True])
 def test_no_common_row_is_refused(anyway):
     other = log(row(shape=SHAPES[1]), failed(), name="b.jsonl")
-    with pytest.raises(IncomparableError, match=r"no measured row is in both logs: a.jsonl has 1, for example 1024x"):
+    with pytest.raises(
+        IncomparableError,
+        match=r"the two logs have no measured row in common: a.jsonl has, for example, 1024x",
+    ):
         compare(log(row()), other, anyway)
 
 
@@ -299,7 +302,7 @@ def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, co
     [
         (["a.jsonl", "nothing.jsonl"], "cannot read nothing.jsonl"),
         (["a.jsonl", "b.jsonl"], "regime burst against sustained; add --anyway to compare"),
-        (["a.jsonl"], "compare takes two logs, not 1; for several runs per side, write A1 A2 --against B1 B2"),
+        (["a.jsonl"], "'mamf compare' takes two logs, not 1: for several runs per side, write A1 A2 --against B1 B2"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):

@@ -65,7 +65,7 @@ def test_runs_that_began_in_one_second_have_a_place_each(run, sweep_records, tmp
     one, two = sorted((tmp_path / "results").rglob("*.jsonl"), key=lambda path: len(path.name))
     assert two.name == f"{one.stem}-2.jsonl"
     assert run("results", "check", "results")[0] == 0
-    assert "-2.jsonl: submit each run once" in run("results", "submit", "two.jsonl")[2]
+    assert "-2.jsonl, and each run can be submitted only once" in run("results", "submit", "two.jsonl")[2]
 
 
 def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path):
@@ -86,7 +86,7 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["check", "nothing.jsonl"], "nothing.jsonl does not exist"),
+        (["check", "nothing.jsonl"], "nothing.jsonl does not exist or is not a regular file"),
         (["check", "results"], "has no run log"),
         (["table", "--results", "nowhere"], "there is no folder nowhere"),
     ],

@@ -44,7 +44,7 @@ def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_p
     path.write_text("\n".join([*lines, ""]))
     findings = [(each.line, each.message) for each in review_log(path).findings if each.rule.endswith("-field")]
     unknown = "mamf writes no field {!r} in this record: remove it"
-    repeated = "an object has the field {!r} more than once: keep one"
+    repeated = "an object has the field {!r} more than once: keep only one of them"
     assert findings == [
         (1, repeated.format("name")),
         (3, repeated.format("launches")),

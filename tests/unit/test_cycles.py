@@ -86,7 +86,7 @@ def test_a_rate_that_the_true_clock_excludes_is_implausible():
     (row,) = sweep([SHAPES[1]], backend=SimulatedBackend(), kernel=KERNEL, problem=MatmulProblem(), clock="all")
     assert explain_implausible(row, H100, 1e15) is None
     slow = replace(row, conditions=replace(row.conditions, true_clock_hz=1.2e9))
-    assert "its clock of 1200 MHz allows" in explain_implausible(slow, H100, 1e15)
+    assert "measured clock of 1200 MHz allows" in explain_implausible(slow, H100, 1e15)
 
 
 class Broken:

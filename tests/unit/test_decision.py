@@ -53,10 +53,10 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
         ([0], [1], "1 + 1 alternating runs", math.sqrt(2)),
         ([0, 2], [1, 3], "2 + 2 alternating runs", 1.0),
         ([0, 3], [1, 2], "2 + 2 alternating runs", 1.0),
-        ([0, 1], [2, 3], "2 + 2 runs in one visit", math.sqrt(2)),  # a drift would be taken for a change
-        ([0], [1, 2], "1 + 2 runs in one visit", math.sqrt(2)),
-        ([0], [30], "separate visits", 1.5 * math.sqrt(2)),
-        ([0, 31], [1, 30], "separate visits", 1.5 * math.sqrt(2)),
+        ([0, 1], [2, 3], "2 + 2 runs without a long pause", math.sqrt(2)),  # a drift would be taken for a change
+        ([0], [1, 2], "1 + 2 runs without a long pause", math.sqrt(2)),
+        ([0], [30], "more than 10 minutes between runs", 1.5 * math.sqrt(2)),
+        ([0, 31], [1, 30], "more than 10 minutes between runs", 1.5 * math.sqrt(2)),
     ],
 )
 def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
@@ -91,7 +91,7 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
     assert (warm.is_slower(), cold.is_slower()) == (True, False)
     assert cold.together[0].by_temperature == pytest.approx(12 * known.per_degree)
     assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
-    assert "34 C against 46 C: this makes the interval wider" in "\n".join(lines_of(cold))
+    assert "A was at 34 C and B at 46 C, which makes the interval wider" in "\n".join(lines_of(cold))
     assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].by_temperature == 0.0
 
 
@@ -151,7 +151,7 @@ def test_a_row_that_a_run_lacks_is_not_compared():
         assert [pair.a.shape for pair in comparison.pairs] == ["1024x1024x1024"]
         assert [(entry.shape, there.status) for entry, there in comparison.only_b] in (
             [("2048x1024x1024", "out_of_memory")],
-            [("2048x1024x1024", "missing in a run")],
+            [("2048x1024x1024", "not measured in one of the runs")],
         )
 
 
@@ -203,7 +203,7 @@ def test_the_chance_of_a_false_alarm_is_printed():
 def test_what_all_rows_say_together_is_printed(slow, told):
     comparison = compare(run(), run(slow, 50))
     (line,) = [line for line in lines_of(comparison) if "together" in line]
-    assert line.startswith("burst, 20 rows together (separate visits): B/A ")
+    assert line.startswith("burst, 20 rows together (more than 10 minutes between runs): B/A ")
     assert told in line
     found = json.loads(FORMATS["json"](make_comparison_document(comparison, 0.01), None))
     assert found["chance_of_false_alarm"] == 0.01

@@ -110,9 +110,9 @@ class Shared(SimulatedMatmul):
 @pytest.mark.parametrize(
     ("phase", "before", "after", "is_known"),
     [
-        ("burst: confirming", 1.0, 1.3, False),
-        ("burst: confirming", 1.0, 1.03, True),
-        ("burst: choosing", 3.0, 1.0, True),
+        ("burst: measuring the fastest again", 1.0, 1.3, False),
+        ("burst: measuring the fastest again", 1.0, 1.03, True),
+        ("burst: comparing the fastest shapes and kernels", 3.0, 1.0, True),
     ],
 )
 def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(phase, before, after, is_known):
@@ -144,7 +144,7 @@ def test_utilization_is_a_share_within_one_regime():
     ceiling = ceiling_of("burst")
     assert ceiling.utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
     assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
-    with pytest.raises(IncomparableError, match="cannot divide a sustained figure by a burst ceiling"):
+    with pytest.raises(IncomparableError, match="cannot divide a rate of the regime sustained by a burst ceiling"):
         ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 
@@ -277,7 +277,7 @@ class Late:
 @pytest.mark.parametrize("left", [0.0, 0.25, 0.5])
 def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     find = find_of()
-    Late(find, "burst: confirming", 1.0, left)
+    Late(find, "burst: measuring the fastest again", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
     assert find.strategy.skipped_count
@@ -397,7 +397,7 @@ def test_the_report_says_what_the_default_gives():
     ceiling = confirm_ceiling([*fast, *default], "card", default_kernel=KERNEL)
     header = {"device": {"name": "card", "compute_units": None}}
     told = describe_certainty(ceiling, [*scouts, *default, *fast], header)
-    assert any("triton[x] gains +31.7 % over the default" in line for line in told)
+    assert any("triton[x] gains +31.7 % over the default kernel" in line for line in told)
     assert f"    the default kernel, {KERNEL}, reaches 650.0 TFLOPS at best, @ {B}" in told
     own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in describe_certainty(own, [*scouts, *default], header))
@@ -496,7 +496,13 @@ def test_a_find_prints_both_ceilings_and_how_they_were_found(whole, tmp_path):
         assert f"{ceiling.conditions.watts:.0f}" in line
         assert f"{100 * ceiling.tflops / 989:.1f}" in line
     assert f"{log.ceilings['sustained'].joules_per_tflop:.3f}" in out
-    for text in ("throttled by power cap", "scouts", "short visits", "confirmations", "fresh rounds", "log: run.jsonl"):
+    for text in (
+        "throttled by power cap",
+        "first measurements",
+        "short measurements",
+        "confirming measurements",
+        "log: run.jsonl",
+    ):
         assert text in out
 
 

@@ -28,7 +28,7 @@ def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_p
     assert run.rows and run.best
     assert {name for row in (*run.rows, *run.best.values()) for name in row.tflops} <= set(FINDER_STATISTICS)
     assert not [name for name in samples.PRIVATE if name in repr(run)]
-    assert "not understood" not in remarks(run)
+    assert "did not understand" not in remarks(run)
     write_legacy_log(run, tmp_path / "run.jsonl")
     assert read_legacy_or_none(tmp_path / "run.jsonl") == run
 
@@ -58,7 +58,7 @@ def test_version_2_rows_and_summary():
 def test_lines_that_are_not_understood_are_counted():
     run = run_of(samples.V2G.replace("(median)", "(mode)", 4))
     assert len(run.rows) == 1
-    assert remarks(run) == "import: 2 lines with figures were not understood"
+    assert remarks(run) == "mamf did not understand 2 lines with figures when it imported the log"
 
 
 class TestHead:
@@ -106,7 +106,7 @@ class TestInterrupted:
     def test_scouts_are_no_ceilings(self):
         run = run_of(samples.V4_INTERRUPTED)
         assert {best.stage for best in run.best.values()} == {"scout"}
-        assert (run.is_complete, "scouts and are not ceilings" in remarks(run)) == (False, True)
+        assert (run.is_complete, "(scouts), not ceilings" in remarks(run)) == (False, True)
 
     def test_no_summary(self):
         run = run_of(samples.V2G.split("Tried 3")[0])

@@ -90,7 +90,7 @@ def test_a_slower_kernel_fails_once_fresh_visits_confirm_it(guard, monkeypatch):
     slower(monkeypatch, share=0.05)
     code, out, _ = guard("--junit", "guard.xml", "--markdown", "guard.md", "--output", "slower.jsonl")
     assert code == 3
-    assert "guard FAILED: 4 of 4 rows slower by more than 2 %, confirmed by fresh visits" in out
+    assert "guard FAILED: 4 of 4 rows slower by more than 2 %, confirmed by new measurements" in out
     suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
     failures = suite.findall("testcase/failure")
     assert (suite.get("tests"), suite.get("failures"), len(failures)) == ("4", "4", 4)
@@ -110,7 +110,7 @@ def test_a_kernel_that_gives_wrong_results_fails(guard, monkeypatch):
 
     monkeypatch.setattr(SimulatedBackend, "__init__", faulty)
     code, out, _ = guard("--junit", "guard.xml")
-    assert (code, "guard FAILED: 2 of 4 rows without a figure now" in out) == (3, True)
+    assert (code, "guard FAILED: 2 of 4 rows without a rate in this run" in out) == (3, True)
     errors = ElementTree.parse(guard.folder / "guard.xml").findall("testcase/error")
     assert [error.get("message").partition(":")[0] for error in errors] == ["wrong_result"] * 2
 
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
     [
         (("[problem]", "[problem]\nseqlen = 3"), "unknown field of attention 'seqlen'"),
         (("baseline.jsonl", "none.jsonl"), "there is no baseline none.jsonl: measure one with"),
-        (("b4h16q2048k2048d128", "b1h16q512k512d64"), "has none of these rows"),
+        (("b4h16q2048k2048d128", "b1h16q512k512d64"), "has none of the rows"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(guard, change, told):
@@ -208,7 +208,7 @@ def test_a_baseline_of_another_card_is_none(guard, monkeypatch):
     path = guard.folder / "baseline.jsonl"
     path.write_text(path.read_text().replace("Simulated H100", "Simulated H200"))
     code, _, err = guard("--output", "new.jsonl")
-    assert (code, "is not comparable: device Simulated H200 against Simulated H100" in err) == (2, True)
+    assert (code, "is not comparable with this run: device Simulated H200 against Simulated H100" in err) == (2, True)
     assert not (guard.folder / "new.jsonl").exists()
 
 
@@ -316,7 +316,7 @@ def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monk
     code, _, err = guard("--update")
     assert code == 1
     (line,) = [line for line in err.splitlines() if "no baseline was written" in line]
-    assert "4 of 4 rows vary by more than the tolerance of 2 %, above all simulated-attention" in line
+    assert "4 of 4 rows vary by more than the tolerance of 2 %, most of all simulated-attention" in line
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
 
 

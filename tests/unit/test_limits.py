@@ -95,7 +95,7 @@ MANY = list(map(str, range(1, 101)))
         (["sweep", *DEVICE, "--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (
             ["sweep", *DEVICE, "--operation", "attention", "--set", "seed=x"],
-            "attention's seed: 'x' is not a whole number",
+            "field seed of attention: 'x' is not a whole number",
         ),
         (
             ["sweep", *DEVICE, "--operation", "attention", "--set", "seed=1", "seed=2"],
@@ -116,7 +116,10 @@ MANY = list(map(str, range(1, 101)))
         ([*COUNTERS], "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100"),
         ([*COUNTERS, "--shape", "4096"], "'4096'"),
         (["run", "sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
-        (["run", "torch"], "torch is a kernel of bandwidth, copies, model: choose one with --operation"),
+        (
+            ["run", "torch"],
+            "several operations have a kernel torch (bandwidth, copies, model): choose one with --operation",
+        ),
         (["run", "torch.mm", "--seq-lens", "5"], "unknown option '--seq-lens'"),
         ([*RUN_ATTENTION], "takes one shape, not 3: give --shape b1h16q4096k4096d128c"),
         ([*RUN_ATTENTION, "--seq-lens", "64", "128"], "takes one shape, not 2"),
@@ -201,7 +204,7 @@ def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypat
         def now(cls, zone=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr("datetime.datetime", Stopped)
+    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
     for _ in range(3):
         assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
     name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"
@@ -227,7 +230,7 @@ def of_attention(**options):
     ("call", "told"),
     [
         (lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"), "seconds 0: it must be a number of seconds"),
-        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop nan"),
+        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop is nan"),
         (lambda: of_sweep(precision=0), "precision 0: it must be a share between 0 and 1"),
         (lambda: of_sweep(budget_seconds=0), "budget_seconds 0: it must be a number of seconds above 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),
@@ -276,7 +279,7 @@ def test_a_text_is_a_shape_or_several():
 
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
 def test_a_null_byte_is_told_in_a_line(run, command):
-    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove it\n")
+    assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove this byte\n")
 
 
 @pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])

@@ -55,7 +55,8 @@ def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monk
     known(monkeypatch, "datasheet")
     code, out, err = steps()
     assert code == 0
-    assert err.count("no MAMFU in sustained: only a datasheet's peak is known, no ceiling; measure it: mamf find") == 1
+    told = "rows in sustained show no MAMFU, their share of the matmul ceiling: only a datasheet's peak is known"
+    assert err.count(told) == 1
     assert "MAMFU: of" not in out
     assert [row["mamfu"] for row in flat(run)] == [None] * 4
     (tmp_path / "run.jsonl").unlink()
@@ -64,7 +65,7 @@ def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monk
         raise IncomparableError("it is of 700 W, here 350 W")
 
     monkeypatch.setattr(known_ceilings, "peak", of_another_limit)
-    assert "no MAMFU in sustained: it is of 700 W, here 350 W" in steps()[2]
+    assert "their share of the matmul ceiling: it is of 700 W, here 350 W" in steps()[2]
 
 
 def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp_path):
@@ -77,7 +78,7 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     assert [row["ceiling_tflops"] for row in flat(run)] == [ceiling.tflops]
     assert run(*STEP, "--regime", "sustained", "--ceiling", find)[::2] == (
         2,
-        f"mamf: there is no bfloat16 sustained ceiling in {find}\n",
+        f"mamf: --ceiling {find} has no bfloat16 sustained ceiling: add a log that has one\n",
     )
     text = (tmp_path / "run.jsonl").read_text()
     again = [*MODEL, "--resume", "run.jsonl", "--ceiling", find]

@@ -140,7 +140,7 @@ def test_a_device_with_one_queue_says_so():
 
 def test_a_failure_on_another_rank_counts_for_all():
     rows = rows_of("all_reduce", f"{LARGE}+1GiB", gather_from_ranks=lambda own: [own, own or own is False])
-    assert {row.reason for row in rows.values()} == {"another rank (process) failed"}
+    assert {row.reason for row in rows.values()} == {"another process (rank) of this run failed"}
 
 
 def test_the_budget_leaves_out_whole_pairs():
@@ -205,9 +205,12 @@ def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--beside", "all_reduce"), "all_reduce needs several devices, but cpu has 1: use --beside to_host copy"),
-        (("--flop", "1e9"), "--flop and --bytes describe one step: give both"),
-        (("--flop", "nan", "--bytes", "1"), "each above 0"),
+        (
+            ("--beside", "all_reduce"),
+            "the collective all_reduce needs several devices, but cpu has 1: use --beside to_host copy",
+        ),
+        (("--flop", "1e9"), "--flop and --bytes describe one training step: give both"),
+        (("--flop", "nan", "--bytes", "1"), "each with a number above 0"),
     ],
 )
 def test_wrong_input_gets_a_line(run, options, told):

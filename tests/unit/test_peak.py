@@ -85,9 +85,9 @@ def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bf
 @pytest.mark.parametrize(
     ("better", "worse", "reason"),
     [
-        ({}, {"day": "2026-11-20"}, "it is older"),
-        ({}, {"is_whole": False, "day": "2026-11-22"}, "its search was interrupted"),
-        ({"is_whole": False}, {"is_known": False, "day": "2026-11-22"}, "its interval is unknown"),
+        ({}, {"day": "2026-11-20"}, "is older"),
+        ({}, {"is_whole": False, "day": "2026-11-22"}, "comes from an interrupted search"),
+        ({"is_whole": False}, {"is_known": False, "day": "2026-11-22"}, "has an unknown interval"),
     ],
 )
 def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_path, better, worse, reason):
@@ -100,7 +100,8 @@ def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_pa
     assert {path.read_bytes() for path in cache.iterdir()} == {good.read_bytes()}
     assert len(said) == 2
     assert all(
-        line.startswith("not stored for 'mamf peak': ") and f"because {reason}; the cached" in line for line in said
+        "is not stored for 'mamf peak': " in line and f" ceiling {reason}, so mamf keeps the ceiling" in line
+        for line in said
     )
 
 
@@ -139,7 +140,7 @@ def test_zeros_are_no_ceiling_of_a_model(cache, tmp_path):
     log.write_text(H200.read_text().replace('"data": "normal"', '"data": "zeros"'))
     ceiling_cache.cache_ceilings(log, said.append)
     assert not cache.exists()
-    assert "its operands are zeros" in said[0]
+    assert "the operands of this run are zeros" in said[0]
 
 
 def test_a_broken_file_is_warned_of_and_not_used(cache, same_torch):

@@ -82,7 +82,9 @@ def test_a_plan_of_what_is_not_installed_is_read():
 def test_the_form_of_an_earlier_version_is_refused_in_a_line(sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     del records[0]["plan"]["options"]
-    with pytest.raises(RunLogError, match=r"line 1: its plan has the form of release 0.2.0: .*, or measure again$"):
+    with pytest.raises(
+        RunLogError, match=r"line 1: the plan of this log has the form of mamf 0.2.0: .*, or measure again$"
+    ):
         read_run_log(write(tmp_path / "run.jsonl", records))
 
 

@@ -273,7 +273,7 @@ sys.exit({3 if printed else 0})
 
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
-    assert "has no sustained ceiling (it has: burst)" in capsys.readouterr().err
+    assert "has no sustained ceiling (its ceilings: burst)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])

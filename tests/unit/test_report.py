@@ -9,7 +9,7 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.kernels import choose_baselines, compute_speed_up, find_winners
+from mamf.report.kernels import choose_baselines, compute_speed_up, find_winners, make_winner_table
 from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
 from mamf.report.shares import Shares
 from mamf.testing import SimulatedMatmul
@@ -46,7 +46,7 @@ def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
     assert "simulated.mm 1024x2048x1024: wrong_result: relative error" in text
-    assert "interrupted: by the user; 2 measured in 2.0 s; 5 left, --resume continues" in text
+    assert "interrupted: by the user; 2 measured in 2.0 s; 5 left to measure: continue with --resume" in text
     assert "--top all" in text
 
 
@@ -75,7 +75,8 @@ def test_the_best_kernel_of_each_shape_is_named(both):
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    assert [each.lead_share for each in find_winners(both)] == [pytest.approx(0.25), None]
+    records = make_winner_table(find_winners(both), Shares(HEADER), None).make_records()
+    assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
     assert find_winners(both[:2]) == []  # one kernel alone
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))

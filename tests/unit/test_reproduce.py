@@ -116,7 +116,7 @@ def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_b
     path = Path(sweep())
     path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "simulated"'))
     code, _, err = reproduced(run, "sweep.jsonl")
-    assert (code, "kernel simulated is not installed, so its claims are left out" in err) == (2, True)
+    assert (code, "kernel simulated is not installed, so mamf leaves out its claims" in err) == (2, True)
 
 
 def test_a_classic_log_is_reproduced_and_its_dry_run_counts_the_warm_up(run, sweep):

@@ -184,7 +184,7 @@ def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_
         (tmp_path / "run.jsonl").symlink_to(path)
     if left is not None:
         path.write_text(left)
-    assert_refused(run(*options[:-2], "--resume", "run.jsonl"), f"run.jsonl {reason}; use --requeue to start a new run")
+    assert_refused(run(*options[:-2], "--resume", "run.jsonl"), f"run.jsonl, which {reason}: use --requeue")
     code, _, err = run(*options)
     assert (code, f"{path.name} {reason}: starting a new run" in err) == (0, True)
     before = path.read_bytes()

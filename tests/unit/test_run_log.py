@@ -117,7 +117,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"record": "header", "schema": 99}', "reads schema 5, not 99"),
+        ('{"record": "header", "schema": 99}', "the log has schema 99, but this mamf reads schema 5"),
         ('{"record": "measurement"}', "not a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
@@ -187,10 +187,12 @@ def names(monkeypatch, request):
 
     def called(host, user):
         _find_private_names.cache_clear()
+        scrub_text.cache_clear()
         monkeypatch.setattr("socket.gethostname", lambda: host)
         monkeypatch.setattr("getpass.getuser", lambda: user)
 
     request.addfinalizer(_find_private_names.cache_clear)
+    request.addfinalizer(scrub_text.cache_clear)
     return called
 
 

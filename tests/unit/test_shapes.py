@@ -8,12 +8,6 @@ from mamf.errors import UsageError
 from mamf.operation import parse_range
 
 
-def test_a_range_excludes_its_stop_and_reads_zero_as_one_step():
-    assert parse_range(0, 512, 256) == range(256, 512, 256)
-    assert list(parse_range(256, 1024, 256)) == [256, 512, 768]
-    assert len(parse_range(0, 20480, 256)) == 79
-
-
 @pytest.mark.parametrize("bounds", [(0, 10, -1), (0, 10, 0), (-256, 1024, 256), (512, 512, 256), (0, 256, 256)])
 def test_a_range_that_makes_no_sense_is_refused(bounds):
     with pytest.raises(UsageError, match=f"range {bounds[0]} {bounds[1]} {bounds[2]}"):

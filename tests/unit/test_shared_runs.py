@@ -98,7 +98,8 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
     assert err == (
         "mamf: device 1 failed: its process ended early (phase: start): killed by signal 9\n"
-        "mamf: run 'mamf sweep --resume out' to measure the rest; add --devices 0 2 3 to use only the other devices\n"
+        "mamf: run 'mamf sweep --resume out' to measure the remaining rows; add --devices 0 2 3 to use only the "
+        "other devices\n"
     )
     (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "0", "2")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
@@ -363,7 +364,7 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     assert all(pair.ratio == pytest.approx(1.0, abs=0.004) for pair in compared.pairs)
     code, out, _ = run("compare", "out", "alone.jsonl")
     assert code == 0
-    assert "A and B are from two devices: mamf corrected A by the reference shape that both measured" in out
+    assert "two devices measured A and B: mamf corrected A by the reference shape that both devices measured" in out
     one_and_the_same = compare([shared_log], [shared_log], False)
     assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
 
@@ -378,7 +379,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert "not compared, and ranked after the others: device 1" in describe_devices(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
-    assert {there.status for _, there in compared.only_b} == {"its device did not measure the reference"}
+    assert {there.status for _, there in compared.only_b} == {"the device did not measure the reference shape"}
     assert len(compared.only_b) == last.count(True) and compared.pairs
 
 
@@ -388,7 +389,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "0", "9"], "simulated has no device 9; it has 4; use --devices 0"),
+        (["--devices", "0", "9"], "simulated has no device 9, because it has 4 in all; use --devices 0"),
         (["--devices", "all", "0"], "--devices: name 'all', 'ranks' or indices, not a mix of them"),
         (["--devices", "0", "1", "--device", "1"], "--device cannot be combined with --devices"),
         (["--devices", "ranks"], "--devices ranks needs --output or --resume"),

@@ -44,7 +44,7 @@ def texts(found):
 def test_a_wake_up_is_found(seconds):
     measured = found(waking_times=3.0, waking_seconds=seconds, noise=0.01)
     assert seconds < measured.burst_traits.wake_seconds < seconds + 0.002
-    assert re.search(r"launches after a rest take (2\.9|3|3\.1) times as long", texts(measured))
+    assert re.search(r"after a rest, launches take (2\.9|3|3\.1) times as long", texts(measured))
     assert not measured.burst_traits.remark
 
 
@@ -63,9 +63,9 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     [
         (
             {"waking_times": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0},
-            "launches after a rest take 2 times as long",
+            "after a rest, launches take 2 times as long",
         ),
-        ({"waking_times": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times faster"),
+        ({"waking_times": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times as fast"),
     ],
 )
 def test_burst_says_that_it_cannot_be_trusted(planted, remark):
@@ -135,10 +135,10 @@ def records(run):
 
 def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device, monkeypatch):
     code, _out, err = run(*COMMAND, "--budget", "1s")
-    assert code == 0 and "measuring how Simulated H100 wakes" in err
+    assert code == 0 and "measuring for 8 s how Simulated H100 wakes" in err
     header = records(run)[0]
     assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
-    assert any("wake-up: launches after a rest take" in finding for finding in header["findings"])
+    assert any("after a rest, launches take" in finding for finding in header["findings"])
     monkeypatch.setattr("mamf.engine.traits.replace_assumed_traits", None)
     code, out, err = run("sweep", "--resume", "log.jsonl")
     assert code == 0 and "measuring how" not in err

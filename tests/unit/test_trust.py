@@ -111,7 +111,7 @@ def test_reading_a_log_imports_nothing(crafted, run, evil, name, command):
 
 
 CEILING = ["attention", *DEVICE, *ATTENTION[:-1], "--ceiling", "run.jsonl"]
-NOT_BESIDE = "of the ceiling is not installed, so the drift of the device is not measured"
+NOT_BESIDE = "is not installed, so the drift of the device is not measured"
 
 
 def of_ceiling(crafted, kernel):
@@ -127,7 +127,8 @@ def test_a_ceiling_makes_shares_without_its_kernel_which_is_not_imported(crafted
     of_ceiling(crafted, kernel)
     code, _, err = run(*CEILING, "--output", "out.jsonl")
     assert code == 0
-    assert err.count(f"kernel {kernel} {NOT_BESIDE}: name its class with --ceiling-kernel package.module:Class\n") == 1
+    message = f"kernel {kernel}, with which the ceiling was measured, {NOT_BESIDE}: name the kernel's class with "
+    assert err.count(f"{message}--ceiling-kernel package.module:Class\n") == 1
     rows = read_run_log("out.jsonl").measurements
     assert not [row for row in rows if row.is_reference]
     assert not [row for row in rows if "reference_tflops" in row.details]

@@ -48,7 +48,9 @@ def test_a_rare_flip_is_found_as_often_as_its_rate_says():
 def test_a_faulty_unit_is_located_by_its_tiles():
     rows = verified(Physics(faulty_unit=17), budget=0.3)
     where = [row.details["wrong tiles"] for row in rows if row.status == "wrong_result"]
-    assert any("of 128x256" in each and "every 132th tile by rows, from number 17" in each for each in where)
+    assert any(
+        "of 128x256" in each and "every 132th tile is wrong, counted by rows from tile 17" in each for each in where
+    )
 
 
 def test_both_states_of_the_device_are_checked():
@@ -133,7 +135,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
     for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
         code, out, err = run(*command)
-        assert (code, out, "log.jsonl is a verification and has no rates" in err) == (2, "", True)
+        assert (code, out, "log.jsonl is the log of a verification and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")
     assert (code, out.count("error: "), "this is a log of 'mamf verify', which results/ does not collect" in out) == (
         1,
@@ -146,7 +148,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     ("physics", "told"),
     [
         (Physics(faulty_unit=0), ["wrong results in verify: "]),
-        (Physics(flips=0.01), ["launches gave an output that differs from the first one"]),
+        (Physics(flips=0.01), ["launches gave an output that differs from the output of the first launch"]),
         (Physics(), []),
     ],
     ids=["a faulty unit", "a launch in a hundred", "healthy"],
@@ -231,10 +233,10 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
 @pytest.mark.parametrize(
     ("cells", "text"),
     [
-        ({(0, 3, 2)}, "1 wrong tile of 64x64: row 3 column 2 of product 0"),
+        ({(0, 3, 2)}, "1 wrong tile of 64x64: row 3 column 2 of matmul 0"),
         ({(0, row, column) for row in (2, 3) for column in (4, 5)}, "1 wrong tile of 128x128: row 1 column 2"),
-        ({(0, 0, 0), (0, 0, 7), (0, 1, 6)}, "every 7th tile by rows, from number 0"),
-        ({(0, 0, 0), (0, 5, 0), (0, 2, 1)}, "every 5th tile by columns, from number 0"),
+        ({(0, 0, 0), (0, 0, 7), (0, 1, 6)}, "every 7th tile is wrong, counted by rows from tile 0"),
+        ({(0, 0, 0), (0, 5, 0), (0, 2, 1)}, "every 5th tile is wrong, counted by columns from tile 0"),
     ],
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):

@@ -113,7 +113,7 @@ def test_a_log_without_its_summary_skips_what_crashed(tmp_path):
 def test_after_three_crashes_a_kernel_is_left_out(tmp_path):
     code, _, err = sweep(tmp_path, 512, 768, 1280, 256)
     assert (code, err) == (1, [crash(512, "SIGSEGV"), crash(768, "SIGABRT"), crash(1280, "SIGSEGV")])
-    assert rows(tmp_path)[256] == ("failed", "ended the process three times: not launched")
+    assert rows(tmp_path)[256] == ("failed", "ended the process three times, so mamf no longer launches it")
     assert 256 not in launched(tmp_path)
 
 
@@ -314,7 +314,9 @@ def test_three_ends_of_one_kernel_say_nothing_of_another():
     assert crashes.explain_why_not_to_launch(row("a", 1)) == "crashed the process (SIGBUS)"
     assert crashes.explain_why_not_to_launch(row("a", 3)) == crashes.explain_why_not_to_launch(row("b", 1)) == ""
     crashes.fatal_rows = [*crashes.fatal_rows, row("a", 3, "lost the device (no reason)")]
-    assert crashes.explain_why_not_to_launch(row("a", 4)) == "ended the process three times: not launched"
+    assert (
+        crashes.explain_why_not_to_launch(row("a", 4)) == "ended the process three times, so mamf no longer launches it"
+    )
     assert crashes.explain_why_not_to_launch(row("b", 4)) == ""
 
 

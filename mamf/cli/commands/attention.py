@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.roof import READ_BANDWIDTH, get_ceiling_name, make_ceiling_key
@@ -29,7 +29,7 @@ from mamf.cli.terminal import (
     add_shared_options,
     warn,
 )
-from mamf.engine.runner import Setup
+from mamf.engine.runner import Setup, Strategy
 from mamf.errors import UnknownNameError, require_known
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
@@ -37,9 +37,6 @@ from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
 from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
-
-if TYPE_CHECKING:
-    from mamf.engine.search.shares import SharesStrategy
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -147,8 +144,9 @@ class _AttentionSession(Session):
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
-        searches = [search for search in self.plan.searches if get_ceiling_name(search) in names]
-        return limit_search_budgets(self.plan.budget_seconds, searches)
+        return limit_search_budgets(
+            self.plan.budget_seconds, [search for search in self.plan.searches if get_ceiling_name(search) in names]
+        )
 
     def _open_ceiling_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
         """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
@@ -159,7 +157,7 @@ class _AttentionSession(Session):
         names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
         return get_ceiling_kernels(names, self.options.ceiling_kernel, warn)
 
-    def make_strategy(self, setup: Setup) -> SharesStrategy:
+    def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record

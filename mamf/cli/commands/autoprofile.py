@@ -67,7 +67,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     folder: Path = options.output_folder
     if (folder / SUMMARY_FILE).exists() and not any((folder / name).exists() for name in LOG_HEADINGS):
-        raise UsageError(f"{folder / SUMMARY_FILE} is not from autoprofile: choose another folder for --output-folder")
+        raise UsageError(
+            f"{folder / SUMMARY_FILE} was not written by 'mamf autoprofile': choose another folder for --output-folder"
+        )
     make_folder(folder, "; choose another folder for --output-folder")
     commands = AutoprofileCommands(options, folder, open_backend(options.backend or "auto", options.device or 0))
     code, skip_reasons = 0, dict[str, str]()
@@ -197,7 +199,9 @@ class AutoprofileCommands:
             log = read_run_log(self.folder / "kernels.jsonl")
             rows = [row for row in log.measurements if row.ok and row.operation == log.plan.operation and not row.phase]
             if not rows:
-                raise UnavailableError("mamf could not measure any kernel")
+                raise UnavailableError(
+                    "mamf could not measure any attention kernel, so there is none whose counters it could read"
+                )
         except MamfError as error:
             self.skip_reasons["counters.jsonl"] = str(error)
             return []
@@ -239,21 +243,22 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 
     run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
-    device_name = str(header["device"]["name"]) if header else "This device"
+    device_name = header["device"]["name"] if header else "This device"
     sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
     sections += [escape_markdown(describe_machine(header))] if header else []
     for name, title in LOG_HEADINGS.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             picture_blocks = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
-            report = make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
             blocks: list[Block] = [
-                *_choose_essential_blocks(report),
+                *_choose_essential_blocks(
+                    make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
+                ),
                 *picture_blocks,
                 Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
         else:
-            blocks = [Lines([f"not measured: {skip_reasons.get(name, 'the run ended before it')}"])]
+            blocks = [Lines([f"not measured: {skip_reasons.get(name, 'the run ended before this measurement')}"])]
         sections.append(f"## {title}\n\n{format_markdown(Document(title, blocks))}")
     return "\n".join(f"{section.rstrip()}\n" for section in sections)
 

@@ -7,14 +7,14 @@ Each side may also be several logs of repeated runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from mamf.cli.reading import read_log, yield_local_file
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.cli.watching import REGRESSION_EXIT_CODE
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError, parse_share
-from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.legacy import read_legacy_or_none
 
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
@@ -52,38 +52,27 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.compare import compare
     from mamf.report.comparison import make_comparison_document
+    from mamf.report.imported import convert_log, make_side_by_side_document
 
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
-            f"compare takes two logs, not {len(options.logs)}; for several runs per side, write A1 A2 --against B1 B2"
+            f"'mamf compare' takes two logs, not {len(options.logs)}: for several runs per side, write "
+            "A1 A2 --against B1 B2"
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as opened:
         files = [[opened.enter_context(yield_local_file(path)) for path in side] for side in sides]
         finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
-        if any(finder_runs):
-            return _print_side_by_side(options, [path for side in files for path in side], finder_runs)
+        if any(finder_runs):  # Print the figures of the two logs in adjacent columns, because they cannot be paired.
+            if len(finder_runs) != 2:
+                raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
+            paths_and_runs = zip((path for side in files for path in side), finder_runs, strict=True)
+            compared = (convert_log(path.name, run or read_log(path)) for path, run in paths_and_runs)
+            print_document(options, make_side_by_side_document(*compared))
+            return 0
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)
     print_document(options, make_comparison_document(comparison, options.tolerance, options.top))
     return REGRESSION_EXIT_CODE if comparison.is_slower(options.tolerance) else 0
-
-
-def _print_side_by_side(
-    options: argparse.Namespace, paths: Sequence[Path], finder_runs: Sequence[FinderRun | None]
-) -> int:
-    """Print the figures of two logs in adjacent columns, for a pair of which at least one is a log of mamf-finder.
-
-    ``finder_runs``: for each of ``paths``, the run that was read from it if it is a log of mamf-finder, otherwise None.
-    """
-    from mamf.cli.reading import read_log
-    from mamf.report.imported import convert_log, make_side_by_side_document
-
-    if len(paths) != 2:
-        raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
-    compared = (convert_log(path.name, run or read_log(path)) for path, run in zip(paths, finder_runs, strict=True))
-    print_document(options, make_side_by_side_document(*compared))
-    return 0

@@ -32,5 +32,5 @@ def run_with_options(options: argparse.Namespace) -> int:
     for finding in findings:
         print_wrapped_line(format_advice(finding), get_report_stream())
     count = len(select_warnings(findings))
-    print_line("nothing to fix" if not count else f"{count} to fix; mamf itself changes nothing")
+    print_line("there is nothing to fix" if not count else f"findings to fix: {count}; mamf itself changes no setting")
     return 0

@@ -93,10 +93,11 @@ class ExplainSession(Session):
             else find_cached_ceiling(backend.info, problem, BURST)
         )
         if ceiling is None:
-            raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or name a --shape")
+            raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or give a --shape")
         if not ceiling_path:
             warn(
-                f"explaining {ceiling.shape} by {ceiling.kernel}, the best result of 'mamf find' on {ceiling.date[:10]}"
+                f"explaining the matmul {ceiling.shape} by {ceiling.kernel}, the best result of 'mamf find' on "
+                f"{ceiling.date[:10]}"
             )
         return (
             replace(ceiling.problem, data=DATA[0]),
@@ -109,10 +110,14 @@ class ExplainSession(Session):
 
     def make_new_plan(self) -> Plan:
         problem, shape, kernel = self.matmul_to_explain
-        problems = [replace(problem, data=data) for data in DATA]
-        budget = self.options.budget or _DEFAULT_SECONDS
         return make_operation_plan(
-            self.operation, [kernel], problems, [shape], CEILING_REGIMES, EXPLAIN, budget_seconds=budget
+            self.operation,
+            [kernel],
+            [replace(problem, data=data) for data in DATA],
+            [shape],
+            CEILING_REGIMES,
+            EXPLAIN,
+            budget_seconds=self.options.budget or _DEFAULT_SECONDS,
         )
 
     def print_report(self, log: RunLog) -> int:

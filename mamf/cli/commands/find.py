@@ -88,7 +88,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     """Run one search for the matmul ceilings of each dtype of --dtype, and return the highest of their exit codes."""
     if options.begins and len(set(options.dtype or ())) > 1:
-        raise UsageError("--resume needs a single --dtype, because each dtype has its own log; or use --output")
+        raise UsageError(
+            "--requeue needs a single --dtype, because each dtype has its own log: name one dtype, or use --output"
+        )
     # A resumed run continues with the dtype of its log, so ignore --dtype here.
     is_resumed = options.resume and not options.restart
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
@@ -126,15 +128,12 @@ class _MatmulSearchSession(Session):
 
     kind = FIND
 
-    def _make_problems(self) -> tuple[Any, ...]:
-        return make_request(self.operation, self.options).make_problems(self.backend)
-
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.engine.search.grid import plan_search
 
         options, before = self.options, self.resumed_plan
         if before is None:
-            (problem,) = self._make_problems()
+            (problem,) = make_request(self.operation, options).make_problems(self.backend)
             self._search_plan, opened = plan_search(
                 self.backend,
                 problem,
@@ -165,8 +164,12 @@ class _MatmulSearchSession(Session):
         options = self.options
         if bool(options.quick) != before.options.is_quick:
             raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
-        regimes, precision = choose_regimes(options.regime, CEILING_REGIMES), options.precision or Plan.precision
-        return replace(before, problems=self._make_problems(), regimes=regimes, precision=precision)
+        return replace(
+            before,
+            problems=make_request(self.operation, options).make_problems(self.backend),
+            regimes=choose_regimes(options.regime, CEILING_REGIMES),
+            precision=options.precision or Plan.precision,
+        )
 
     def print_plan(self) -> None:
         grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
@@ -175,7 +178,9 @@ class _MatmulSearchSession(Session):
         )
         print_line(f"kernels: {names}")
         largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
-        print_line(f"grid: {len(grid.shapes())} shapes, {grid.m[0]} to {grid.m[-1]} by {grid.m[0]}{largest}")
+        print_line(
+            f"grid: {len(grid.shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{largest}"
+        )
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
     def print_report(self, log: RunLog) -> int:

@@ -18,7 +18,6 @@ from mamf.cli.terminal import (
     add_run_options,
     add_shared_options,
     choose_note_stream,
-    is_report_for_people,
     parse_duration,
     print_line,
     warn,
@@ -146,7 +145,10 @@ def run_with_options(options: argparse.Namespace) -> int:
             raise UsageError(f"cannot write {report_path}: there is no folder {report_path.parent}")
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
     if not options.update and not path.exists():
-        raise UsageError(f"there is no baseline {path}: measure one with 'mamf guard FILE --update', on a quiet device")
+        raise UsageError(
+            f"there is no baseline {path}: measure one with 'mamf guard FILE --update', while nothing else uses the "
+            "device"
+        )
     options.baseline_log = None if options.update else read_log(path)
     return run_kernel_session(options, _GuardSession)
 
@@ -173,10 +175,8 @@ class _GuardSession(Session):
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
-        baseline_rows = (
-            [] if self.baseline_log is None else list_guarded_rows(self.baseline_log, self.options.compared_figure)
-        )
-        baseline = None if self.baseline_log is None else {entry.key: entry for entry in baseline_rows}
+        log, figure = self.baseline_log, self.options.compared_figure
+        baseline = None if log is None else {entry.key: entry for entry in list_guarded_rows(log, figure)}
         return GuardStrategy(setup, baseline, self.options.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
@@ -190,7 +190,8 @@ class _GuardSession(Session):
             obstacles = [each for each in obstacles if not each.is_of_card]
         if obstacles:
             raise IncomparableError(
-                f"{baseline.path} is not comparable: {', '.join(map(str, obstacles))}; measure a baseline with --update"
+                f"{baseline.path} is not comparable with this run: {', '.join(map(str, obstacles))}; measure a new "
+                "baseline with --update"
             )
         kernel_names = {name: each.name for name, each in self.kernels}
         wanted_fields = [
@@ -201,7 +202,10 @@ class _GuardSession(Session):
             for entry in list_guarded_rows(baseline, self.options.compared_figure)
             if entry.tflops is not None
         ):
-            raise IncomparableError(f"{baseline.path} has none of these rows: measure a baseline with --update")
+            raise IncomparableError(
+                f"{baseline.path} has none of the rows that {self.options.file} lists: measure a new baseline with "
+                "--update"
+            )
 
     def choose_exit_code(self, code: int) -> int:
         if self.options.update or code not in (0, FAILURE_EXIT_CODE):
@@ -215,7 +219,7 @@ class _GuardSession(Session):
         return super().make_document(log) if self.result is None else make_guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.report.formats import format_markdown
+        from mamf.report.formats import TERMINAL_FORMATS, format_markdown
 
         if self.baseline_log:
             self.result = judge_guard(self.baseline_log, log, self.options.tolerance, self.options.compared_figure)
@@ -226,7 +230,7 @@ class _GuardSession(Session):
             if self.options.markdown:
                 write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.result)))
         code = super().print_report(log)
-        if self.result and not is_report_for_people(self.options):
+        if self.result and self.options.format not in TERMINAL_FORMATS:
             print_line(describe_guard_verdict(self.result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)
@@ -235,12 +239,15 @@ class _GuardSession(Session):
     def _write_baseline(self, log: RunLog) -> None:
         baseline = self.options.baseline
         if log.tier != "complete":
-            warn(f"the run is not complete, so no baseline was written: continue it with --update --resume {log.path}")
+            warn(
+                "the run is not complete, so no baseline was written: continue the run with --update --resume "
+                f"{log.path}"
+            )
         elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
             self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {format_share(self.options.tolerance)}, above all {row.kernel} {row.shape} "
+                f"tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
             )
         else:

@@ -69,8 +69,8 @@ def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
     """
     target_paths: list[Path] = []
     for path in paths:
-        first_path = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
-        target_path = next(each for each in yield_numbered_paths(first_path) if each not in target_paths)
+        numbered_paths = yield_numbered_paths(folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl")
+        target_path = next(each for each in numbered_paths if each not in target_paths)
         if target_path.exists():
             raise UsageError(f"{target_path} already exists: choose another folder for --output-folder")
         target_paths.append(target_path)
@@ -85,5 +85,6 @@ def describe_finder_run(run: FinderRun) -> str:
     end = "" if run.is_complete else ", interrupted: no ceilings"
     origin = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"
     return (
-        f"{origin}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; {figures or 'no best'}"
+        f"{origin}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; "
+        f"{figures or 'no best figure'}"
     )

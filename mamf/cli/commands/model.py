@@ -33,6 +33,8 @@ EXAMPLES = """examples:
 """
 #: The default time budget with --quick, in seconds.
 _QUICK_SECONDS = 60.0
+#: The minimum number of launches that mamf needs to verify and measure the first row of a model.
+_MIN_FIRST_ROW_LAUNCHES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +85,8 @@ def _profile_single_row(options: argparse.Namespace) -> int:
             for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
         raise UsageError(
-            f"--nvtx, --dtypes and --memory need a single row, not {len(rows)}: name one phase and context"
+            f"--nvtx, --dtypes and --memory profile a single row (one kernel, problem and shape), not {len(rows)}: "
+            "name one phase and context"
         )
     ((kernel, problem, shape),) = rows
     watch_options = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
@@ -112,6 +115,8 @@ class ModelSession(Session):
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_from_option
+        from mamf.engine.estimate import measure_matmul_flops
+        from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         super().__init__(*arguments)
         needed_keys = list_needed_ceilings(self.plan)
@@ -123,6 +128,18 @@ class ModelSession(Session):
                 raise make_contradiction_error(self.options, "ceiling", logged_ceiling, self.options.ceiling)
             if any(find_rate({key: ceiling}, *each) for each in needed_keys):
                 self.known_ceilings[key] = ceiling
+        if self.plan.budget_seconds is None or self.backend.is_accelerator or self.resumed_log:
+            return
+        # On a CPU, refuse a budget that the first row with its verification would exceed. Estimate with the rate of
+        # float32: the verification of a model of any dtype computes its reference in float32.
+        _, problem, shape, _ = self.measured_run.remaining_steps[0]
+        flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
+        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
+        if row_seconds > self.plan.budget_seconds:
+            raise UsageError(
+                f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
+                "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
+            )
 
     def print_plan(self) -> None:
         super().print_plan()
@@ -157,5 +174,5 @@ def find_known_ceilings(backend: Backend, needed_keys: Collection[tuple[str, str
             ceiling = find_measured_peak(backend, dtype, regime)
             known_ceilings[ceiling.dtype, regime] = ceiling
         except MamfError as error:
-            warn(f"rows show no MAMFU in {regime}: {error}")
+            warn(f"rows in {regime} show no MAMFU, their share of the matmul ceiling: {error}")
     return known_ceilings

@@ -14,7 +14,8 @@ from mamf.cli.parser import Parser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
-from mamf.node.verdict import Baseline, NodeDevice
+from mamf.node.logs import make_contributed_baseline, read_baseline, read_node_folders
+from mamf.node.verdict import Baseline, NodeDevice, judge_devices
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
 EXAMPLES = """examples:
@@ -26,16 +27,22 @@ EXAMPLES = """examples:
 _MAX_WAIT_SECONDS = 120.0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     group = parser.add_argument_group("what")
     add_shared_options(group, "--backend")
     add_shared_options(group, "--devices", default_text="all")
     add_shared_options(group, "--dtype", nargs=None)
     add_shared_options(
-        group, "--kernel", default_text="all except those that compile for minutes; the first one searches"
+        group,
+        "--kernel",
+        default_text="all except those that compile for minutes; mamf looks for fast shapes with the first one",
     )
-    alone = "for each device alone, plus --verify, copies between devices and start-up"
-    add_shared_options(group, "--budget", default_text=f"{NODE_BUDGET_SECONDS:.0f}s {alone}")
+    add_shared_options(
+        group,
+        "--budget",
+        default_text=f"{NODE_BUDGET_SECONDS:.0f}s for each device alone, plus --verify, copies between devices and "
+        "start-up",
+    )
     group.add_argument(
         "--verify",
         type=parse_duration,
@@ -62,8 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(group, "--dry-run")
     group.add_argument("--led", nargs=2, type=parse_index, help=argparse.SUPPRESS)
     add_shared_options(parser, "--format", "--wide")
-    if isinstance(parser, Parser):
-        parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
+    parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -78,7 +84,6 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _measure_and_judge_devices(options: argparse.Namespace) -> int:
-    from mamf.node.logs import read_baseline, read_node_folders
 
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
@@ -108,19 +113,21 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
         print_line("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
         return 0
     print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
-    verify = f", verify ({options.verify:.0f} s)" if options.verify else ""
-    budget = f"in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
-    print_line(f"each process: find, bandwidth and copies {budget}{verify}")
-    print_line("together: " + ("peer copies" if len(indices) > 1 else "nothing, because there is only one device"))
+    verify = f", and verifies results for {options.verify:.0f} s" if options.verify else ""
+    print_line(
+        f"each process measures ceilings, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s{verify}"
+    )
+    print_line(
+        "all processes together: "
+        + ("copies between devices" if len(indices) > 1 else "nothing, because there is one device")
+    )
     return 0
 
 
 def _print_verdict(
     options: argparse.Namespace, why_not_together: str, devices: Sequence[NodeDevice], baseline: Baseline | None
 ) -> int:
-    from mamf.node.logs import make_contributed_baseline
     from mamf.node.report import make_node_document
-    from mamf.node.verdict import judge_devices
     from mamf.report.formats import SINGLE_TABLE_FORMATS
 
     verdict = judge_devices(

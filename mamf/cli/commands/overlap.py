@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
-        raise UsageError("--flop and --bytes describe one step: give both, each above 0")
+        raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
     place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
     device_count = load_backend_class(backend_name).device_count()
     other_work = options.beside or (
@@ -107,20 +108,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     is_complete = options.resume and read_run_log(options.resume).tier == "complete"
     if collectives and place is None and device_count < 2 and not is_complete:
         raise UsageError(
-            f"{collectives[0]} needs several devices, but {backend_name} has {device_count}: use --beside to_host copy"
+            f"the collective {collectives[0]} needs several devices, but {backend_name} has {device_count}: use "
+            "--beside to_host copy"
         )
     if collectives and place is None and not (is_complete or options.dry_run):
-        launcher_options = (
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={device_count}",
-            "-m",
-            "mamf",
-        )
-        import subprocess
-
-        return subprocess.call([sys.executable, *launcher_options, *options.typed], stdout=get_report_stream())
+        launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
+        return subprocess.call([sys.executable, *launcher, *options.typed], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device. Then that device has the index 0 in every process.
         options.backend, options.device = backend_name, place.index % max(device_count, 1)
@@ -166,7 +159,8 @@ class _RankStrategy:
 
     ``strategy``: what to measure, with the collectives of all ranks.
     ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: what the resumed log already has rows of; their rows are not yielded again.
+    ``logged_steps``: the steps (kernel, problem, shape and regime) that the resumed log already has rows of. The
+    strategy does not yield these rows again.
     """
 
     strategy: OverlapStrategy

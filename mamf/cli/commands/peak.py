@@ -49,7 +49,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     if options.name is not None and (options.backend or options.device is not None):
-        raise UsageError("--name cannot be combined with --backend or --device: it names any device, present or not")
+        raise UsageError(
+            "--name cannot be combined with --backend or --device, because it may name a device of another machine"
+        )
     print_document(options, _make_peak_document(options))
     return 0
 

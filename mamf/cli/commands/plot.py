@@ -70,7 +70,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         return make_clock_chart(read_log(*options.logs))
     folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
     if len(folders) == len(options.logs):
-        _refuse_regime_and_direction(options, "a node")
+        _refuse_regime_and_direction(options, "the chart of a node")
         _, devices = read_node_folders(options.logs)
         return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:
@@ -80,8 +80,9 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(finder_runs):
         _refuse_regime_and_direction(options, "a log of mamf-finder")
-        paths_and_runs = zip(options.logs, finder_runs, strict=True)
-        return make_side_by_side_chart([convert_log(path.stem, run or read_log(path)) for path, run in paths_and_runs])
+        return make_side_by_side_chart(
+            [convert_log(path.stem, run or read_log(path)) for path, run in zip(options.logs, finder_runs, strict=True)]
+        )
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 
 

@@ -23,13 +23,15 @@ from mamf.cli.terminal import (
     print_line,
     warn,
 )
+from mamf.contribution.known_ceilings import find_measured_peak, resolve_backend
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError, parse_size
 from mamf.files import make_folder
 from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
+from mamf.profiling.log import get_rank, get_rank_log_path, make_profile_document, write_profile
+from mamf.profiling.profile import FindCeiling, Profile, make_profile
 
 if TYPE_CHECKING:
-    from mamf.profiling.profile import FindCeiling, Profile
     from mamf.profiling.running import Program
 
 EXAMPLES = """examples:
@@ -80,7 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="ranks to profile under torchrun; all writes one log per rank to the folder --output (default: first)",
+        help="processes (ranks) to profile under torchrun; all writes one log per rank to the folder --output "
+        "(default: first)",
     )
     # Let --ceiling take one value and be repeatable: an option with several values would take SCRIPT as a value too.
     add_shared_options(
@@ -117,7 +120,6 @@ def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
     from mamf.machine.environment import quote_command_line
-    from mamf.profiling.log import get_rank
 
     options.command_line = quote_command_line()  # Save it now, because the script gets its own sys.argv.
     if options.source is not None:
@@ -131,7 +133,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     program = Program(name, arguments, options.is_module)
     program.check_exists()
     if options.ranks == "all" and options.output is None:
-        raise UsageError("--ranks all needs --output FOLDER: name a folder for the logs of all ranks")
+        raise UsageError("--ranks all needs --output: name a folder for the logs of all ranks")
     if get_rank() and options.ranks == "first" and not options.stop:
         with program.prepare_interpreter():
             return program.run()
@@ -153,8 +155,6 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
     if the file exists already or its folder does not.
     """
-    from mamf.profiling.log import get_rank, get_rank_log_path
-
     output_path: Path | None = getattr(options, option_name)
     if output_path is not None and option_name == "output" and options.ranks == "all":
         make_folder(output_path, "; choose another folder for --output")
@@ -169,13 +169,12 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
 
 
 def _report_existing_trace(options: argparse.Namespace) -> int:
-    from mamf.profiling.profile import make_profile
     from mamf.profiling.traces import read_trace
 
     for option_name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
         if getattr(options, option_name):
             typed_option = "a SCRIPT" if option_name == "script" else f"--{option_name}"
-            raise UsageError(f"--from cannot be combined with {typed_option}: it reads an existing trace")
+            raise UsageError(f"--from cannot be combined with {typed_option}, because it reads an existing trace")
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
     _write_and_print_profile(
@@ -185,10 +184,7 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
 
 
 def _profile_script(options: argparse.Namespace, program: Program, temporary_folder: Path) -> int:
-    from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
-    from mamf.profiling.log import get_rank
-    from mamf.profiling.profile import make_profile
     from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, make_range_provider
 
     memory_watch = None if options.memory is None else MemoryWatch(options.memory)
@@ -247,8 +243,6 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
     """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
     process, also print its report. ``program_name``: the file name of the script or trace.
     """
-    from mamf.profiling.log import get_rank, make_profile_document, write_profile
-
     if options.output:
         path = write_profile(options.output, options.command_line, program_name, profile)
         if path != options.output:
@@ -256,7 +250,7 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
     if not get_rank():
         print_document(options, make_profile_document(program_name, profile, options.top))
         if options.ranks == "all":
-            print_line(f"all ranks: mamf show {options.output.parent}", choose_note_stream(options))
+            print_line(f"to show all ranks, run 'mamf show {options.output.parent}'", choose_note_stream(options))
         get_report_stream().flush()
 
 
@@ -277,8 +271,8 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
-            regimes_of_log = f"it has: {', '.join(log.ceilings) or 'none'}"
-            raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}); measure one with 'mamf find'")
+            regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
+            raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
         given_ceilings |= {key: mark_as_from_option(each) for key, each in log.all_ceilings.items()}
     return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
 
@@ -288,8 +282,6 @@ def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
     """Return the sustained ceiling of a dtype on ``device``: measured on this machine, or contributed by other users
     for this model of device. Return None if only the peak of a datasheet is known, or nothing.
     """
-    from mamf.contribution.known_ceilings import find_measured_peak
-
     try:
         return find_measured_peak(device, dtype, SUSTAINED)
     except MamfError:

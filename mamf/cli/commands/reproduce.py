@@ -196,9 +196,9 @@ class ReproduceSession(Session):
             for name in dict.fromkeys(claim.step[3] for claim in self.requested_claims.claims)
         }
         header = self.source_log.header if self.source_log else {}
-        header_of_this_device = {**header, "device": asdict(self.backend.info)}
         has_cycles = bool(header) and any(
-            each.is_of_card for each in find_blocking_differences(header, header_of_this_device)
+            each.is_of_card
+            for each in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
@@ -221,12 +221,12 @@ class ReproduceSession(Session):
         """
         if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"
-            warn(f"kernel {name} is not installed, so its claims are left out: add --kernel {path} if you trust it")
+            warn(f"kernel {name} is not installed, so mamf leaves out its claims: add --kernel {path} if you trust it")
             return None
         try:
             return choose_kernels(self.operation, self.backend, [name])[0]
         except (UnavailableError, UnknownNameError) as error:
-            warn(f"{error}; its claims are left out")
+            warn(f"{error}; mamf leaves out the claims about kernel {name}")
             return None
 
     def make_new_plan(self) -> Plan:

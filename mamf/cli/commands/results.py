@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from mamf.cli.parser import Parser
+from mamf.cli.reading import show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.contribution.review import (
@@ -22,6 +23,7 @@ from mamf.contribution.review import (
 )
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
+from mamf.peaks import CONTRIBUTED_FILE
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
@@ -92,8 +94,6 @@ def _review_folder(folder: Path) -> list[Review]:
     """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
     results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
     """
-    from mamf.cli.reading import show_reading_progress
-
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
@@ -108,11 +108,8 @@ def _review_file(path: Path) -> Review:
     """Check the run log at ``path`` against the rules for contributed logs. Raises UsageError if it is not a regular
     file.
     """
-    from mamf.cli.reading import show_reading_progress
-
     if not path.is_file():
-        problem = "is not a regular file: save the log to a file first" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {problem}")
+        raise UsageError(f"{path} does not exist or is not a regular file: save the log to a file first")
     with show_reading_progress([path]) as seen:
         return review_log(path, seen)
 
@@ -131,11 +128,11 @@ def _submit_log(options: argparse.Namespace, path: Path) -> int:
     for line in format_findings(review):
         print_line(line)
     if review.is_rejected():
-        warn(f"{path} is not submitted: fix the errors, or measure again")
+        warn(f"{path} was not submitted: fix the errors, or measure again")
         return FAILURE_EXIT_CODE
     content = path.read_bytes()
     target_path = find_free_place(review, root)
-    print_line(f"tier {review.tier}; {len(content) / 1e3:.0f} kB -> {target_path}")
+    print_line(f"tier {review.tier}, {len(content) / 1e3:.0f} kB, to be copied to {target_path}")
     if options.dry_run:
         print_line("dry run: nothing is written")
         return 0
@@ -179,7 +176,9 @@ def write_tables(options: argparse.Namespace) -> int:
             path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page
         }
         for path in pages:
-            print_line(f"{path} is {'stale: run mamf results table' if path in stale_paths else 'up to date'}")
+            print_line(
+                f"{path} is " + ("out of date: run 'mamf results table'" if path in stale_paths else "up to date")
+            )
         return FAILURE_EXIT_CODE if stale_paths else 0
     for path, page in pages.items():
         write_file_atomically(path, page)
@@ -205,8 +204,6 @@ def _get_contributed_ceilings_path(root: Path) -> Path:
     """Return the path of the file of contributed ceilings in the clone of the project whose folder results/ is
     ``root``.
     """
-    from mamf.peaks import CONTRIBUTED_FILE
-
     return root.parent / "mamf" / CONTRIBUTED_FILE
 
 

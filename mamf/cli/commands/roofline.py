@@ -15,6 +15,7 @@ from pathlib import Path
 from mamf.backend import MIB, Backend
 from mamf.ceilings.roof import RoofPoint
 from mamf.cli import run_command
+from mamf.cli.reading import read_log
 from mamf.cli.terminal import (
     add_device_options,
     add_shared_options,
@@ -53,7 +54,9 @@ _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="run logs with rows to place under the roof")
+    parser.add_argument(
+        "rows", type=Path, nargs="*", metavar="LOG", help="run logs whose rows the report compares with the roofline"
+    )
     add_shared_options(parser, "--ceiling", default_text="measure them")
     add_shared_options(parser, "--anyway")
     group = parser.add_argument_group("measuring")
@@ -80,7 +83,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import read_log
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
     from mamf.report.charts.picture import check_image_path, draw_figure, make_exists_error, save_figure
@@ -91,14 +93,17 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.picture:
         check_image_path(options.picture, options.overwrite)
     if export_path and not options.export:
-        raise UsageError(f"--export-file {export_path}: name the format too (--export {ROOF_EXPORT_FORMATS[0]})")
+        raise UsageError(
+            f"--export-file needs --export: name the format of {export_path}, such as --export {ROOF_EXPORT_FORMATS[0]}"
+        )
     if export_path and export_path.exists() and not options.overwrite:
         raise make_exists_error(export_path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
             raise UsageError(
-                f"--ceiling cannot be combined with {format_option_name(option)}, because it measures nothing"
+                f"--ceiling cannot be combined with {format_option_name(option)}, because --ceiling reads logs and "
+                "measures nothing"
             )
     if options.ceiling is None:
         options.ceiling, code = _run_ceiling_searches(options)
@@ -114,7 +119,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             require_card_of_roofs(log, roofs)
         points_of_log = select_points(log.measurements, roofs)
         if not points_of_log:
-            warn(f"{log.path} has no row to show in the roofline, because rows of a search are not shown")
+            warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
         roof_points += points_of_log
     print_document(options, make_roofline_document(roofs, roof_points, describe_machine(logs[0].header), options.top))
     header = logs[0].header
@@ -135,7 +140,6 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
     log has a ceiling.
     """
-    from mamf.cli.reading import read_log
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
@@ -152,14 +156,13 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
             code = max(code, run_command(find_command))
             if code == INTERRUPTED_EXIT_CODE:
                 break
-    logs_with_ceiling = []
-    for path in filter(Path.exists, logs):
-        log = read_log(path)
-        if log.all_ceilings or log.own_ceilings:
-            logs_with_ceiling.append(path)
+    found_logs = {path: read_log(path) for path in logs if path.exists()}
+    logs_with_ceiling = [path for path, log in found_logs.items() if log.all_ceilings or log.own_ceilings]
     if not logs_with_ceiling and not options.dry_run:
-        advice = f"continue with 'mamf roofline --output-folder {folder}'"
-        raise UsageError(f"mamf could not confirm a ceiling: {advice}, if needed with a longer --budget")
+        raise UsageError(
+            f"mamf could not confirm a ceiling: continue with 'mamf roofline --output-folder {folder}', if needed with "
+            "a longer --budget"
+        )
     return logs_with_ceiling, code
 
 
@@ -199,6 +202,14 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     if backend.info.cache_bytes:
         levels.append(("cache", cache_passes, cache_sizes))
     for name, pass_count, sizes in levels:
-        shapes = (str(BandwidthShape(size)) for size in sizes)
-        arguments = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={pass_count}", "--shapes", *shapes]
-        yield name, [*arguments, "--budget", f"{_BANDWIDTH_BUDGET_SHARE * dtype_seconds}s", *shared_options]
+        arguments = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={pass_count}", "--shapes"]
+        yield (
+            name,
+            [
+                *arguments,
+                *(str(BandwidthShape(size)) for size in sizes),
+                "--budget",
+                f"{_BANDWIDTH_BUDGET_SHARE * dtype_seconds}s",
+                *shared_options,
+            ],
+        )

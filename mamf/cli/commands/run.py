@@ -82,11 +82,11 @@ def run_with_options(options: argparse.Namespace) -> int:
         kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
     )
     words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
-    title = f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}"
-    lines = [title, *_yield_launch_lines(launched, problem.work(shape))]
-    lines += [_DETERMINISM_RESULTS[launched.is_deterministic]] if options.determinism else []
-    for line in lines:
+    print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}")
+    for line in _yield_launch_lines(launched, problem.work(shape)):
         print_line(line)
+    if options.determinism:
+        print_line(_DETERMINISM_RESULTS[launched.is_deterministic])
     return 0
 
 
@@ -112,7 +112,7 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
 
 def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
     if launched.verdict is None:
-        yield "not verified"
+        yield "the result was not verified"
     else:
         verdict = launched.verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
@@ -122,9 +122,12 @@ def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]
         f"{format_significant(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
     if len(launched.seconds) == 1:
-        yield f"launched once: {rate}; a single launch is not a measurement; use 'mamf sweep'"
+        yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
     else:
-        yield f"launched {len(launched.seconds)} times: {rate} (median), without rests, so this is not a measurement"
+        yield (
+            f"launched {len(launched.seconds)} times: {rate} (median), without rests between the launches, so this is "
+            "not a measurement"
+        )
     if launched.device_kernels is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernels))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

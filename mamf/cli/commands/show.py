@@ -5,10 +5,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mamf.cli.reading import read_log, read_roofs, show_reading_progress, yield_local_file
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP
+from mamf.profiling.log import (
+    find_rank_logs,
+    make_profile_document,
+    make_ranks_document,
+    read_profile_or_none,
+    read_rank_logs,
+)
 from mamf.report.document import Document
 
 EXAMPLES = """examples:
@@ -31,7 +39,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.shared_runs import is_shared_folder
 
     path, *other_paths = options.logs
@@ -50,7 +57,6 @@ def _make_folder_document(folder: Path) -> Document:
     from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
     from mamf.node.report import make_node_document
     from mamf.node.verdict import judge_devices
-    from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
@@ -63,9 +69,7 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     fields ``top`` (maximum number of rows) and ``ceiling`` (logs of ceilings, or None). Raises RunLogError for any
     other file.
     """
-    from mamf.cli.reading import read_log, show_reading_progress
     from mamf.logs.legacy import read_legacy_or_none
-    from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import make_finder_document
 
     with show_reading_progress([path]) as seen:
@@ -78,7 +82,6 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
 
 
 def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document:
-    from mamf.cli.reading import read_roofs
     from mamf.kinds.kind import ReportOptions
     from mamf.kinds.registry import get_kind
     from mamf.logs.compare import require_card_of_roofs

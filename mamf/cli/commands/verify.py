@@ -84,8 +84,16 @@ class _VerifySession(Session):
     def make_new_plan(self) -> Plan:
         options, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
         largest_shape = self.operation.parse_shape(options.largest) if options.largest else None
-        plan_arguments = (options.budget, options.dtype, regimes, largest_shape, options.seed or 0, options.number)
-        return make_verify_plan(self.backend, dict(self.kernels), *plan_arguments)
+        return make_verify_plan(
+            self.backend,
+            dict(self.kernels),
+            options.budget,
+            options.dtype,
+            regimes,
+            largest_shape,
+            options.seed or 0,
+            options.number,
+        )
 
     def print_plan(self) -> None:
         plan = self.plan

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -34,12 +34,12 @@ def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, obje
     return start, backend.mark()
 
 
-# Even a coarse clock advances within this many rounds of launches, so a clock that does not is broken.
+# Even a coarse clock advances within this many rounds of launches. A clock that stands still for longer is broken.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
 _USUAL_ROW_SECONDS = 1.0
-#: This many flushes keep the device busy for longer than the host needs to place two marks.
+#: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
 _FLUSHES_AHEAD = 16
 #: The numbers of cache flushes queued ahead of each pair of marks by which mamf measures the time between two marks. A
 #: slow host needs the largest number.
@@ -75,8 +75,10 @@ class StoppingRule:
         is_representative: bool = True,
         figure: str = "median",
     ) -> bool:
-        """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``. The rule's
-        precision counts only if the samples ``is_representative``. ``figure``: ``mean`` or ``median``.
+        """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``.
+
+        ``is_representative``: False if the samples are too few to judge their scatter, so that the measurement must not
+        stop because of its precision. ``figure``: the statistic that must be precise, ``mean`` or ``median``.
         """
         if self.is_budget_over(now):
             return True
@@ -251,10 +253,10 @@ class Regime(ABC):
         """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
         each, because the kernel works in a queue that its end mark does not wait for.
 
-        The evidence is the gap: the time from the end mark to a mark that waits for all queues. Its median counts,
-        because another process delays only some marks. New streams also lengthen the gap (on an H100 it then varies
-        from 4 to 12 us). So a gap that is longer than before the measurement is compared with gaps that are measured
-        now, without a launch: with the largest of _GAP_MEDIANS medians of these.
+        The evidence is the gap: the time from the end mark to a mark that waits for all queues. The median of the gaps
+        counts, because another process delays only some marks. New streams also lengthen the gap (on an H100 it then
+        varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf measures gaps without a
+        launch now, _GAP_MEDIANS groups of them, and compares the gap with the largest median of these groups.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gaps or [0.0]),
@@ -337,8 +339,10 @@ class WrongResultError(MamfError):
     def __init__(self, verdict: Verdict) -> None:
         changed = verdict.details.get("changed operands")
         reason = f"a launch changed its operands: {changed}" if changed else verdict.reason
-        missed = f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
-        super().__init__(reason or missed)
+        mismatch = (
+            f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
+        )
+        super().__init__(reason or mismatch)
         self.verdict = verdict
 
 
@@ -358,8 +362,8 @@ def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]
 
 
 class CheckedKernel:
-    """A prepared kernel whose ``launches`` keep what they return until mamf has verified it. There is one launch for
-    each set of operands. ``verdict``: the verdict with the largest error so far.
+    """A prepared kernel, and what its launches returned until mamf has verified it. ``launches``: one function for each
+    set of operands. ``verdict``: the verdict with the largest error so far.
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -418,8 +422,8 @@ class CheckedKernel:
         self._launched.clear()
 
     def verify(self, whole: bool = False) -> None:
-        """Compare the output of the last launch with each set of operands with its reference: some elements, and if
-        ``whole`` all of them. Raise WrongResultError if an output is wrong.
+        """Verify the output of the last launch with each set of operands: compare some of its elements with a reference
+        and, if ``whole``, then all of them. Raise WrongResultError if an output is wrong.
         """
         for index in sorted(self._launched):
             for check in (self.prepared.verify, self.prepared.verify_whole if whole else None):
@@ -428,21 +432,16 @@ class CheckedKernel:
 
     def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            located = self._locate_error(index)  # Locate it first: the next line may undo the change of the operands.
+            # Locate the error first, because ``require_unchanged_operands`` may undo the change of the operands.
+            try:
+                wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
+            except get_catchable_plugin_errors():  # The result is wrong in any case: only its location stays unknown.
+                wrong = None
+            located = {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
             self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         worst = max(verdict, self.verdict, key=lambda each: each.error)
         self.verdict = replace(worst, details={**self.verdict.details, **verdict.details})
-
-    def _locate_error(self, index: int) -> Mapping[str, str]:
-        """Return where the output with the operand set ``index`` is wrong, as a detail of the row; empty if the kernel
-        cannot locate it.
-        """
-        try:
-            wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
-        except get_catchable_plugin_errors():  # The result is wrong in any case, so only its location stays unknown.
-            wrong = None
-        return {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
 
     def require_unchanged_operands(self) -> None:
         """Raise WrongResultError, which names the operands, if launches have changed any of their operands."""

@@ -65,8 +65,8 @@ class Burst(Regime):
     min_clocked_launch_seconds: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, flush: bool = True) -> None:
-        """Measure on this device. ``flush``: True flushes the cache before each launch; False measures with a warm
-        cache.
+        """Prepare to measure on an opened device. ``flush``: True to flush the cache before each launch; False to
+        measure with a warm cache.
         """
         super().__init__(backend)
         self.flush = flush
@@ -288,7 +288,7 @@ class Burst(Regime):
             begun = backend.now()
             marks = [self._flush_and_queue_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
-            # Now only the last launch can leave the output that mamf verifies.
+            # From here on, only the last launch can leave the output that mamf verifies.
             checked.change_operands_and_poison()
             self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds)
             if not self.flush:

@@ -26,7 +26,8 @@ from mamf.statistics import Repeatability, compute_relative_slope
 _MIN_UNTHROTTLED_SHARE = 0.98
 #: Seconds between two readings of the energy counter, and the longest time between two of its changes.
 _POLL_SECONDS, _MAX_TICK_SECONDS = 0.001, 0.12
-#: The longest time to wait for a change of the energy counter, in lengths of the last block of launches.
+#: The longest time to wait for a change of the energy counter, as a multiple of the duration of the last block of
+#: launches.
 _MAX_BLOCKS_TO_WAIT = 1.6
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one during which it
 #: settles, and one that is measured.
@@ -161,8 +162,8 @@ class Sustained(Regime):
 
     def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
         """Return the regime whose visits confirm a ceiling. If the device was throttled when the candidate was chosen
-        (``chosen_conditions``), or does not report its clock, it has a rest before each visit, and each visit spans as
-        many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise it is this regime.
+        (``chosen_conditions``), or does not report its clock, that regime rests before each visit, and each visit spans
+        as many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise return this regime.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
         is_held_back = (
@@ -248,7 +249,8 @@ class Sustained(Regime):
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
             # Wait for the first change (tick) of the energy counter and, near the end of the visit, for each later one,
-            # because the last one counts. Wait in every second block only, because the host may fall behind meanwhile.
+            # because the first and the last change give the power. Wait in every second block only, because the host
+            # may fall behind while it waits.
             is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
             if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.

@@ -71,9 +71,9 @@ class Spaced(Regime):
     def _launch_and_compare_outputs(
         self, checked: CheckedKernel, samples: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
     ) -> None:
-        """Launch a few times, compare each output with the first one by ``compare`` (None: verify each output), and
-        store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if it differs from
-        the first one although the kernel promises equal bits.
+        """Launch a few times, let ``compare`` compare each output with that of the first launch (None: verify each
+        output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if it
+        differs from that of the first launch although the kernel promises equal bits.
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
@@ -96,7 +96,10 @@ class Spaced(Regime):
         launches = int(samples.details[CHECKED_LAUNCHES]) + len(marks)
         samples.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.repeats_bits:
-            reason = f"{len(differing)} of {len(marks)} launches gave an output that differs from the first one"
+            reason = (
+                f"{len(differing)} of {len(marks)} launches gave an output that differs from the output of the first "
+                "launch"
+            )
             details = {**samples.details, WRONG_TILES: describe_wrong_cells(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:
@@ -104,7 +107,9 @@ class Spaced(Regime):
 
 
 class Loaded(Spaced):
-    """The regime that launches back to back. Only each ninth launch is checked, because the device cools meanwhile."""
+    """The regime that launches back to back. Only each ninth launch is checked, because the device cools during a
+    check.
+    """
 
     name = "loaded"
     soak_seconds = 2.0

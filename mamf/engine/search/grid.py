@@ -53,8 +53,8 @@ _QUICK_FLOP_SHARE = 0.25
 def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
     """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
-    The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the length of a group of launches in
-    burst, and so that ``scouts`` shapes can be measured within their share of the budget.
+    The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the time for which burst launches
+    without a rest, and so that ``scouts`` shapes can be measured within their share of the budget.
     """
     max_flop = flops * min(
         1.2 * backend.burst_traits.train_seconds, THOROUGH.scout_end_share * budget_seconds / scouts / 4
@@ -78,8 +78,8 @@ class Pace:
     - ``scout_end_share``, ``refine_end_share``, ``choose_end_share``, ``burst_end_share``: the shares of the budget
       after which these phases of burst end, if the search is for burst and sustained: measuring shapes of the coarse
       grid, measuring shapes near the fastest ones, rounds that choose, and rounds that confirm.
-    - ``visit_end_share``, ``chosen_end_share``: the shares of the budget after which the phases of sustained end that
-      choose: short measurements of the candidates, then rounds of the best ones.
+    - ``visit_end_share``, ``chosen_end_share``: the shares of the budget after which two phases of sustained end: short
+      measurements of the candidates, then rounds that choose among the best of them.
     - ``burst_rounds``, ``sustained_rounds``: the numbers of rounds in each regime. If no round chooses in sustained,
       the search confirms there what was fastest in burst.
     - ``candidate_count``: the number of candidates (a shape and a kernel) in the rounds of burst.
@@ -171,8 +171,8 @@ def plan_search(
         grid, scouts, refinements = MatmulGrid(*((MIN_PROBE_SIZE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         raise UsageError(
-            f"a budget of {budget_seconds:g} s is too short for {problem.dtype}, which reaches {flops / 1e9:.3g} "
-            "GFLOPS here: raise the budget"
+            f"a budget of {budget_seconds:g} s is too short for {problem.dtype}, in which a matmul reaches "
+            f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
     first = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
     plan = Plan(

@@ -42,7 +42,8 @@ def list_default_candidates(
 ) -> list[Candidate]:
     """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each
     candidate. They are necessary if another kernel is a candidate, because only rates that were measured in common
-    rounds show how much faster it is than the default. Return no candidates if all have the default kernel.
+    rounds show how much faster that kernel is than the default kernel. Return an empty list if all candidates have the
+    default kernel.
     """
     if all(kernel == default for _, kernel in candidates):
         return []
@@ -83,8 +84,8 @@ StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measureme
 
 
 class RoundCounts(NamedTuple):
-    """The maximum number of rounds that choose the best candidate (0: take the first one), and of later rounds that
-    confirm it.
+    """The maximum number of rounds that choose the best candidate (0: the first candidate is taken), and of later
+    rounds that confirm its rate.
     """
 
     choosing: int
@@ -93,8 +94,9 @@ class RoundCounts(NamedTuple):
 
 @dataclass
 class _RoundsPhase:
-    """One series of rounds that choose a candidate (``phase_name`` CHOOSE) or that confirm it (CONFIRM), with their
-    ``rows`` so far. ``end_time``: the backend time (``Backend.now``) at which they must end.
+    """One series of rounds that choose a candidate (``phase_name`` CHOOSE_PHASE) or that confirm its rate
+    (CONFIRM_PHASE), with their ``rows`` so far. ``end_time``: the backend time (``Backend.now``) at which they must
+    end.
     """
 
     regime: Regime
@@ -147,18 +149,19 @@ class ConfirmationRounds:
         chosen_by: float,
         confirmed_by: float,
     ) -> StepsWithRows:
-        """Measure rounds that choose a candidate, then separate rounds that confirm it, and return all their rows.
+        """Measure rounds that choose a candidate, then separate rounds that confirm its rate. Return the rows of all
+        rounds.
 
         ``counts``: the maximum numbers of rounds. ``chosen_by``, ``confirmed_by``: the backend times (``Backend.now``)
         by which choosing and confirming must end.
         """
         choosing, best_first = _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing, chosen_by), list(candidates)
         if counts.choosing:
-            self.runner.on_phase(f"{regime.name}: choosing")
+            self.runner.on_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             left = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
-        self.runner.on_phase(f"{regime.name}: confirming")
+        self.runner.on_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != Sustained.name:
             confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming, confirmed_by)
             yield from self._repeat_rounds(confirming, best_first)
@@ -190,7 +193,7 @@ class ConfirmationRounds:
     def has_time_to_confirm(self) -> bool:
         """Return whether the time until the deadline is enough for one more visit in sustained that chooses, for the
         launches that it leaves queued, and for the visits that confirm. While rows of an interrupted run answer the
-        steps, it always is.
+        steps, return True.
         """
         needed = (
             self._shortest_step_seconds.get(Sustained.name, 0.0)
@@ -200,7 +203,7 @@ class ConfirmationRounds:
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirm_seconds(self) -> float:
-        """Return the minimum seconds that the visits take which confirm a candidate in sustained, with preparation."""
+        """Return the seconds that the shortest confirmation of a candidate in sustained takes, with preparation."""
         return MIN_ROUNDS * (
             Sustained.compute_min_reset_visit_seconds(self.runner.backend)
             + self._estimate_preparing_seconds(Sustained.name)
@@ -221,7 +224,7 @@ class ConfirmationRounds:
         """
         phase, longest = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
         for number in range(1, max_visits + 1):
-            # The first visit shows how long preparation takes. If time is short, shorten the visits that must follow.
+            # The first visit shows how long preparation takes. If little time is left, shorten the required visits.
             if (due := phase.min_rounds + 1 - number) > 0:
                 aside = self._estimate_preparing_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
@@ -238,7 +241,7 @@ class ConfirmationRounds:
         self, phase: _RoundsPhase, candidates: Sequence[Candidate]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure rounds until time runs out or one candidate is left, drop slow candidates after each round, and
-        return those that are left. In rounds that confirm, the first candidate is dropped only if it fails.
+        return the remaining candidates. In rounds that confirm, the first candidate is dropped only if it fails.
         """
         left, own = list(candidates), phase.rows
         confirmed = [] if phase.is_choosing else left[:1]

@@ -52,7 +52,7 @@ _SHORT_SHAPES = 2
 # The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
 # neighbors of the fastest shapes so far ("leaders").
 _MAX_PREDICTED_SHAPES = 8192
-# The hyperparameters of the surrogate are fitted anew after this many measurements.
+# The hyperparameters of the surrogate are fitted again after this many measurements.
 _MEASUREMENTS_PER_FIT = 12
 # During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
@@ -142,7 +142,7 @@ def draw_short_shapes(
 
 class Search:
     """A search for the fastest shape that advances by one measurement at a time: the caller calls ``propose``, measures
-    the proposed candidate, and calls ``record``. It may stop at any moment.
+    the proposed candidate, and calls ``record``. The caller may stop at any moment.
 
     ``add_kernel`` adds a kernel, so that the search is over shapes and kernels. ``set_shapes`` replaces the shapes and
     keeps the measurements, for example to continue with finer steps around the fastest shapes of a coarse grid.
@@ -204,7 +204,7 @@ class Search:
 
     @limit_to_one_thread()
     def propose(self) -> Candidate | None:
-        """Return the next shape and kernel to measure, or None if no other one may be faster than the best so far."""
+        """Return the next shape and kernel to measure; None if no unmeasured one may be faster than the best so far."""
         first = next(
             (each for each in self._first_candidates if each in self._position and each not in self.measured), None
         )

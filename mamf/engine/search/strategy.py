@@ -122,7 +122,7 @@ class FindStrategy(PlanStrategy):
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first=first)
-        self.runner.on_phase("burst: scouting")
+        self.runner.on_phase("burst: measuring shapes of a coarse grid")
         seconds = pace.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked_kernels:
@@ -138,7 +138,7 @@ class FindStrategy(PlanStrategy):
             yield from self._add_best_kernels(
                 search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
-        self.runner.on_phase("burst: refining")
+        self.runner.on_phase("burst: measuring shapes near the fastest ones")
         # Refine twice with each distance between sizes, because the fastest shapes change meanwhile: with a quarter, an
         # eighth and a sixteenth of the grid's step, in multiples of 16.
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
@@ -248,13 +248,13 @@ class FindStrategy(PlanStrategy):
         that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
         algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
         """
-        own = [row for row in tried if row.kernel in self._algorithm_names[kernel.name]]
+        kernel_rows = [row for row in tried if row.kernel in self._algorithm_names[kernel.name]]
         best_rows = list[Measurement]()
-        for rows in group_pairs((row.shape, row) for row in own).values():
+        for rows in group_pairs((row.shape, row) for row in kernel_rows).values():
             fastest = max(rows, key=lambda row: row.best_rate)
             best_rows.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
         found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
-        found += [row.kernel for row in own[:1]] if self.options.is_quick else []
+        found += [row.kernel for row in kernel_rows[:1]] if self.options.is_quick else []
         return list(dict.fromkeys(found))
 
     def _measure_algorithms(

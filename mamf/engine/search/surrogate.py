@@ -236,8 +236,8 @@ class Surrogate:
     highest_observed: float = -math.inf
 
     def fit_observations(self, rows: Sequence[int], values: Sequence[float]) -> None:
-        """Fit the process to observations, the log TFLOPS ``values`` of the candidates ``rows``, with the likeliest
-        hyperparameters near the present ones, and update the predictions.
+        """Fit the process to observations: the candidates with the numbers ``rows`` have the log TFLOPS ``values``.
+        Choose the likeliest hyperparameters near the present ones, and update the predictions.
         """
         observed = list(rows)
         if self.features.kernels is not None and not self.hyperparameters.kernel_share:
@@ -256,8 +256,8 @@ class Surrogate:
         self._update_predictions()
 
     def compress_slow_value(self, value: float) -> float:
-        """Return a log TFLOPS ``value`` as the process models it: values below the best value of the last fit are
-        compressed, the more the further they are below it.
+        """Return a log TFLOPS ``value`` as the process models it: a value below the best value of the last fit is
+        increased, the more the further below it is, so that slow shapes differ less.
         """
         below = self._reference - value
         return value if below <= 0 else self._reference - _COMPRESSION_START * math.log1p(below / _COMPRESSION_START)
@@ -277,8 +277,8 @@ class Surrogate:
 
     def compute_log_improvement(self) -> Array:
         """Return the logarithm of every candidate's expected improvement (Jones et al., Efficient Global Optimization
-        of Expensive Black-Box Functions, 1998) over the best prediction of an observed candidate. It does not refer to
-        the highest measurement, because that is partly luck.
+        of Expensive Black-Box Functions, 1998) over the best prediction of an observed candidate; not over the highest
+        measurement, because that is partly luck.
         """
         above = (self.mean - self.mean[self._rows].max()) / self.deviation
         below = np.array(list(map(math.erfc, (-above / math.sqrt(2)).tolist()))) / 2
@@ -307,7 +307,7 @@ class Surrogate:
 
 class CovarianceParts:
     """A cache of the parts of a covariance that depend on at most one hyperparameter. Computing these parts is most of
-    the arithmetic. Hyperparameters that differ in one hyperparameter share all parts except the one that depends on it.
+    the arithmetic. If one hyperparameter changes, only the part that depends on it is computed again.
     """
 
     def __init__(self, distances: Distances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
@@ -376,8 +376,8 @@ def find_likeliest_hyperparameters(
 
 
 def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameters: Hyperparameters) -> float:
-    """Return the log marginal likelihood of the observed log TFLOPS ``values``, up to a constant, if the process has
-    its likeliest mean and variance.
+    """Return the log marginal likelihood of the observed log TFLOPS ``values``, up to a constant, for the likeliest
+    mean and variance of the process.
     """
     lower = np.linalg.cholesky(compute_noisy_covariance(parts, hyperparameters))
     whitened, ones = np.linalg.solve(lower, np.stack([values, np.ones(len(values))], axis=1)).T
@@ -415,8 +415,8 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     def likelihood(units: int | None) -> float:
         # Add up the distances of all tile sizes: a separate effect of each would take several times as long.
         waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
-        of_units = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
-        return compute_log_likelihood(of_units, values, hyperparameters)
+        unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
+        return compute_log_likelihood(unit_parts, values, hyperparameters)
 
     found = {units: likelihood(units) for units in _UNITS}
     likeliest = max(found, key=found.__getitem__)

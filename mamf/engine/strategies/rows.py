@@ -21,8 +21,8 @@ from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
 from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, StepKey, SweepOptions
 
-#: The time to measure the ceiling's matmul, as a share of the time of a row. It only has to show whether the card's
-#: speed has drifted.
+#: The time to measure the ceiling's matmul, as a share of the time of a row. A short measurement is enough to show
+#: whether the card's speed has drifted.
 _CEILING_VISIT_SHARE = 0.25
 #: The maximum share of free memory for operands. The buffer that flushes the cache and the libraries' workspaces need
 #: the rest.
@@ -71,19 +71,14 @@ class RowsStrategy(PlanStrategy):
         yield from super().yield_results()
 
     def yield_steps(self) -> Steps:
-        for name, steps in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
-            yield from self.measure_rows(
-                self.runner.start_regime(self.make_regime(name)), self._alternate_problems(list(steps))
-            )
-
-    def _alternate_problems(self, steps: list[StepKey]) -> list[StepKey]:
-        """Return the steps in the order in which they are measured. In a run with a time budget, all problems (such as
-        dtypes) are measured on one shape and kernel before any problem is measured on the next shape or kernel.
-        """
-        if self.plan.budget_seconds is None:
-            return steps
         places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
-        return sorted(steps, key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
+        for name, steps_of_regime in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
+            steps = list(steps_of_regime)
+            # In a run with a time budget, measure all problems (such as dtypes) on one shape and kernel before any
+            # problem on the next shape or kernel.
+            if self.plan.budget_seconds is not None:
+                steps.sort(key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
+            yield from self.measure_rows(self.runner.start_regime(self.make_regime(name)), steps)
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
         """Measure steps, all in one regime, and yield their rows with the rates of their ceilings' matmuls."""
@@ -170,7 +165,7 @@ class RowsStrategy(PlanStrategy):
         return row
 
     def _measure_reference_shape(self, regime: Regime, problem: Problem) -> Steps:
-        """Measure the plan's reference shape, with which the user compares the rows, by the first kernel that can."""
+        """Measure the plan's reference shape, with which the user compares rows, by the first kernel that runs it."""
         shape, rule = self.options.reference, self.make_rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)

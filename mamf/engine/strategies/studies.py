@@ -43,7 +43,7 @@ from mamf.plugins import discovery
 class GuardStrategy(RowsStrategy):
     """The strategy of ``mamf guard``: it measures every row once, then again each row that may have become slower.
 
-    ``baseline``: the baseline's results by key; None: measure a new baseline, with every row in all rounds of the plan.
+    ``baseline``: the results to compare with, by key; None: measure a new baseline, with every row in all rounds.
     ``tolerance``: the share by which a row may be slower than in the baseline.
     """
 
@@ -132,8 +132,9 @@ _MIN_LOADING_SHARE = 0.25
 
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
-    """Draw the random problem ``number`` of a kernel, and its shape; None if the kernel supports none of the plan's. It
-    depends only on the plan's seed, dtypes and largest shape, the kernel, the number and the regime.
+    """Draw the random problem ``number`` of a kernel, and its shape; return None if no problem that the kernel supports
+    was drawn. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the number and
+    the regime.
     """
     of, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
@@ -205,8 +206,8 @@ class VerifyStrategy(PlanStrategy):
     skipped_count = 0  # The run has no fixed number of steps, so the end of its budget skips none.
 
     def yield_steps(self) -> Steps:
-        """Yield random problems to verify, in turn for the kernel that has had the least time. Raise UsageError if no
-        kernel supports a problem of the plan.
+        """Yield random problems to verify, each for the kernel that has been verified for the shortest time so far.
+        Raise UsageError if no kernel supports a random problem of the plan.
         """
         run, rows = self.runner, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
@@ -229,13 +230,16 @@ class VerifyStrategy(PlanStrategy):
                 # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
-                # Count a failure as much time, because a kernel that fails immediately must not always be next.
+                # After a failure, count the longest time of any kernel, so that a kernel that fails immediately is not
+                # always the next one.
                 spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
                 if asked and row and not row.ok:
                     del spent[kernel]
                 number += not asked
             if not (spent or drawn):
-                raise UsageError("no kernel supports a random problem with these dtypes: add dtypes or raise --largest")
+                raise UsageError(
+                    "no kernel supports any random problem with these dtypes: add dtypes or raise --largest"
+                )
 
 
 AnswerT = TypeVar("AnswerT")
@@ -268,7 +272,8 @@ def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, O
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
     """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
-    works; None if one has no block there. ``marks``: each work's device seconds and launches so far at each mark.
+    works; None if one work has no block in that period. ``marks``: each work's device seconds and launches so far at
+    each mark.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -343,7 +348,9 @@ class _TimedWork:
 
 
 class _PairMeasurement:
-    """The measurement of one pair of a matmul and other work. Creating it raises whatever the kernels raise."""
+    """The measurement of one pair of a matmul and other work. ``__init__`` launches both works once, so it raises any
+    error of their kernels.
+    """
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
@@ -396,14 +403,14 @@ class _PairMeasurement:
         return [self._build_row(row) for row in PAIR_ROWS]
 
     def _call_on_all_ranks(self, call: Callable[[], AnswerT]) -> AnswerT:
-        """Call a function and return its result. All ranks must do so; if it raises on one rank, all ranks raise."""
+        """Call a function and return its result. All ranks must do this together: if it raises on one, all raise."""
         answer, error = None, None
         try:
             answer = call()
         except Exception as failed:
             error = failed
         if any(self.strategy.gather_from_ranks(error is not None)):
-            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another rank (process) failed"))
+            raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another process (rank) of this run failed"))
         return cast(AnswerT, answer)
 
     def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:

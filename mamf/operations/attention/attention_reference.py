@@ -35,7 +35,7 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# The number of consecutive rows of a head of which one random row is compared.
+# One random row is compared of this number of consecutive rows of a head.
 _ROW_INTERVAL = 64
 # The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
 _CHUNK_ELEMENTS = 2**24
@@ -80,17 +80,17 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
         result = result.to(expected.dtype)
         difference = result - expected
         squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
-        of_both = (difference * expected, result.square())
-        sums = torch.stack([each.sum() for each in (*squares, *lengths, *of_both)]).tolist()
+        summands = (*squares, *lengths, difference * expected, result.square())
+        sums = torch.stack([each.sum() for each in summands]).tolist()
         before = totals.get(name, [0.0] * 7)
         totals[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    errors = {name: _compute_norm_ratio(of[0], of[1]) for name, of in totals.items()}
-    slopes = {name: of[4] / of[1] if of[1] else 0.0 for name, of in totals.items()}
+    errors = {name: _compute_norm_ratio(error, size) for name, (error, size, *_) in totals.items()}
+    slopes = {name: along / size if size else 0.0 for name, (_, size, _, _, along, *_) in totals.items()}
     _, size, l1, reference_l1, along, norm, _ = totals["o"]
     cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
-    rows = int(min(of[6] for of in totals.values()))
+    rows = int(min(rows for *_, rows in totals.values()))
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
@@ -103,7 +103,7 @@ _ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
 
 
 def judge_distance(
-    found: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
+    distance: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
 ) -> Verdict:
     """Return whether results with this distance from the reference are right.
 
@@ -113,12 +113,13 @@ def judge_distance(
     of the output.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
-    row = found.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
-    gradients = found.gradient_error / gradient_factor
-    worst = get_max_error((found.errors["o"], gradients, row if row > error_bound else 0.0))
+    row = distance.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
+    worst = get_max_error(
+        (distance.errors["o"], distance.gradient_error / gradient_factor, row if row > error_bound else 0.0)
+    )
     reason = ""
-    for name, slope in found.slopes.items() if is_exact and worst <= error_bound else ():
-        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * found.errors[name] / math.sqrt(found.rows)
+    for name, slope in distance.slopes.items() if is_exact and worst <= error_bound else ():
+        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * distance.errors[name] / math.sqrt(distance.rows)
         if abs(slope) > most:
             result = "the output" if name == "o" else f"the gradient {name}"
             reason = (
@@ -126,7 +127,7 @@ def judge_distance(
             )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
-    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(found.rows))
+    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(distance.rows))
     return Verdict(averaged, error_bound, reason=reason)
 
 
@@ -159,10 +160,9 @@ def compare_rows(
     """
     device = operands["q"].device
     starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
-    offsets = draw_integers(_ROW_INTERVAL, starts.shape, device)
     # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
     # causal mask.
-    rows = (starts + offsets).clamp_max(shape.seqlen_q - 1)
+    rows = (starts + draw_integers(_ROW_INTERVAL, starts.shape, device)).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
     step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
@@ -192,12 +192,12 @@ def compare_rows_on_host(
         return None
     batch, head = secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    own = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
-    *heads, found = (each[0].cpu()[None].double() for each in own)
+    views = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
+    *heads, output = (each[0].cpu()[None].double() for each in views)
     one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with use_one_torch_thread():
         expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
-        return measure_distance([("o", found[:, :, rows], expected["o"])])
+        return measure_distance([("o", output[:, :, rows], expected["o"])])
 
 
 def compute_key_sum_error(
@@ -265,9 +265,10 @@ def compute_reference_attention(
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
-    names = [name for name in ("q", "k", "v", "do") if name in tensors]
     q, k, v, *rest = (
-        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None) for name in names
+        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
+        for name in ("q", "k", "v", "do")
+        if name in tensors
     )
     scale = scale or 1 / math.sqrt(shape.head_dim)
     results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
@@ -285,8 +286,8 @@ def compute_reference_attention(
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
                 dk += (through.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    found = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**found, "dk": dk, "dv": dv} if rest and rows is None else found
+    joined = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
+    return {**joined, "dk": dk, "dv": dv} if rest and rows is None else joined
 
 
 def convert_to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
@@ -339,9 +340,10 @@ def make_block_structured_inputs(
     ``sequence``: the index of the sequence dimension, 2 or 1.
     """
     width = q.shape[-1]
-    attended = _count_attended_axes(sparsity)
     axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
-    spread = torch.stack([axes.roll(-group, 0)[:attended].sum(0) for group in range(_STRUCTURE_AXES)])
+    spread = torch.stack(
+        [axes.roll(-group, 0)[: _count_attended_axes(sparsity)].sum(0) for group in range(_STRUCTURE_AXES)]
+    )
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         group = (
@@ -395,12 +397,12 @@ def verify_special_attention(
     try:
         q[batch, head, row, 0] = math.nan
         v[batch, shared, key, column] = math.inf
-        found = launch()
+        output = launch()
     finally:
         for memory, values in saved:
             memory.copy_(values)
-    own = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
-    expected[own] = torch.where(found[own].isfinite(), math.nan, found[own])
-    lost = int(found[batch, head, row].isfinite().sum().item())
-    expected[batch, head, row] = found[batch, head, row]
-    return verify_special_values(found, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})
+    infinite_column = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
+    expected[infinite_column] = torch.where(output[infinite_column].isfinite(), math.nan, output[infinite_column])
+    lost = int(output[batch, head, row].isfinite().sum().item())
+    expected[batch, head, row] = output[batch, head, row]
+    return verify_special_values(output, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})

@@ -11,7 +11,7 @@ from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import NO_LIMIT, KernelLibrary, LibraryAttention, get_window_size
 
-# The module of FlashAttention 3 as part of a package. Some builds have the module at the top instead.
+# The module of FlashAttention 3 in most builds. Other builds install the module alone, as flash_attn_interface.
 _FA3_MODULE_IN_PACKAGE = "flash_attn_3.flash_attn_interface"
 
 
@@ -30,8 +30,8 @@ class _FlashAttentionKernel(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
         window = get_window_size(shape, self.no_window)
+        # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
         return function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window)
 
 
@@ -80,7 +80,7 @@ class FlashAttention3Library(KernelLibrary):
 class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
     name = "flash-attn-3"
     has_unequal_head_dims = True
-    # Values may be wider than 256 if keys are not. The library refuses other combinations.
+    # Above 256, the library supports only values, with keys of at most 64, and refuses other head dimensions.
     head_dims = range(8, 513, 8)
 
 

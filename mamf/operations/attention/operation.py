@@ -62,10 +62,14 @@ class AttentionShape:
     """
 
     batch: int = field(
-        metadata=describe("number of sequences", default="16384 / keys, or 1024 / keys on a CPU", read=parse_size)
+        metadata=describe(
+            "number of sequences", default="16384, or 1024 on a CPU, divided by the number of keys", read=parse_size
+        )
     )
     heads: int = field(
-        metadata=describe("number of query heads", default="2048 / head dimension", read=parse_size, metavar="H")
+        metadata=describe(
+            "number of query heads", default="2048 divided by the head dimension", read=parse_size, metavar="H"
+        )
     )
     kv_heads: int = field(
         metadata=describe(
@@ -92,7 +96,7 @@ class AttentionShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; such as 192/128 if that of keys and that of values differ",
+            "head dimension, or two such as 192/128 if those of keys and of values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -116,7 +120,7 @@ class AttentionShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: their number must divide that of heads"
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads"
             )
         if self.window is not None:
             object.__setattr__(self, "window", require_whole_number("window", self.window))
@@ -213,7 +217,8 @@ class AttentionProblem(DeclaredProblem):
 
     dtype: str = "bfloat16"
     direction: str = field(
-        default="fwd", metadata=describe("passes in a launch: forward, backward or both", choices=DIRECTIONS)
+        default="fwd",
+        metadata=describe("passes in a launch: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=DIRECTIONS),
     )
     data: str = field(
         default="normal",
@@ -223,7 +228,7 @@ class AttentionProblem(DeclaredProblem):
     backward_count: str = field(
         default="hardware",
         metadata=describe(
-            "FLOP of a backward pass: hardware counts 2.5 times the forward pass, model 2 times",
+            "FLOP of a backward pass: 2.5 times those of the forward pass (hardware), or 2 times (model)",
             choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )

@@ -58,12 +58,11 @@ class _SpargeAttention(QuantizedAttention):
 
         A launch that is not timed measures this share, because reading it synchronizes the device.
         """
-        details = super().details(problem, shape, operands)
         options = self.make_options(problem, shape)
         _, sparsity = self.import_library_quietly()(*operands, **options, return_sparsity=True)
         # For causal masks, the library assumes lengths of whole blocks of 128 x 64. At other lengths its share can be
         # negative.
-        return {**details, "sparsity": max(0.0, float(sparsity))}
+        return {**super().details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
 
 
 class _SpargeFp16(_SpargeAttention):

@@ -156,9 +156,9 @@ class TorchAttention(AttentionKernel):
         before = backend.allocated_memory()
         launches = [attention.make_launch(forward_pass) for attention in attentions]
         after = backend.allocated_memory()
-        held = 0 if before is None or after is None else (after - before) // sets
-        ready = [each.operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
-        return combine_operand_sets(ready, tuple, held_bytes=held)
+        held_bytes = 0 if before is None or after is None else (after - before) // sets
+        ready = [each.make_operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
+        return combine_operand_sets(ready, tuple, held_bytes=held_bytes)
 
     def view_operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -202,7 +202,7 @@ class PreparedAttention:
         self._find_changed = ChangeDetector(operands)
         self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
 
-    def operand_set(self, launch: Callable[[], object]) -> OperandSet:
+    def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
         verify_special = partial(
             verify_special_attention,
@@ -246,8 +246,8 @@ class PreparedAttention:
         """Verify random rows of the output and of dQ, the gradient of Q, in the first and the last head."""
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
-        found = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
-        return replace(found, details={**self._details, **found.details})
+        verdict = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
+        return replace(verdict, details={**self._details, **verdict.details})
 
     @cached_property
     def _details(self) -> dict[str, Any]:
@@ -279,14 +279,14 @@ class PreparedAttention:
     ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return self._shape, self._view_as_bhsd(self._operands), self._view_as_bhsd(self._name_results(result))
 
-    def _judge_distance(self, found: ReferenceDistance) -> Verdict:
+    def _judge_distance(self, distance: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
         bound, keys = kernel.get_error_bound(problem), self._shape.pairs / self._shape.seqlen_q
         factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
-        details = {"gradient_error": found.gradient_error} if problem.has_backward else {}
+        details = {"gradient_error": distance.gradient_error} if problem.has_backward else {}
         if not kernel.is_exact:
-            details |= {"cosine_similarity": found.cosine, "relative_l1": found.relative_l1}
-        return replace(judge_distance(found, bound, factor, kernel.is_exact), details=details)
+            details |= {"cosine_similarity": distance.cosine, "relative_l1": distance.relative_l1}
+        return replace(judge_distance(distance, bound, factor, kernel.is_exact), details=details)
 
     def _view_as_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         is_bhsd = self._kernel.layout == "bhsd"

@@ -40,9 +40,8 @@ class Sdpa(TorchAttention):
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         q, k, v = (tensor.detach().requires_grad_(problem.has_backward) for tensor in operands)
-        has_groups = shape.heads != shape.kv_heads
         with torch.set_grad_enabled(problem.has_backward):
-            choice = torch._fused_sdp_choice(q, k, v, is_causal=shape.causal, enable_gqa=has_groups)
+            choice = torch._fused_sdp_choice(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
         return {"ran": SDPBackend(choice).name.lower()}
 
 

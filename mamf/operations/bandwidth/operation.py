@@ -54,7 +54,9 @@ def parse_byte_size(text: str) -> int:
     """
     match = _SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not the size of an array; write KiB, MiB, GiB or bytes, for example 256MiB")
+        raise UsageError(
+            f"{text!r} is not the size of an array; write a number of bytes, KiB, MiB or GiB, for example 256MiB"
+        )
     count, unit = match.groups()
     return parse_digits(count) * _BYTES_BY_UNIT.get(unit, 1)
 
@@ -80,10 +82,8 @@ class BandwidthShape:
         object.__setattr__(self, "nbytes", require_whole_number("bytes of an array", self.nbytes))
 
     def __str__(self) -> str:
-        for unit, size in _BYTES_BY_UNIT.items():
-            if self.nbytes % size == 0:
-                return f"{self.nbytes // size}{unit}"
-        return str(self.nbytes)
+        sizes = (f"{self.nbytes // size}{unit}" for unit, size in _BYTES_BY_UNIT.items() if self.nbytes % size == 0)
+        return next(sizes, str(self.nbytes))
 
     @classmethod
     def parse(cls, text: str) -> BandwidthShape:
@@ -107,7 +107,9 @@ class BandwidthProblem(DeclaredProblem):
     seed: int = 0
     warm: int = field(
         default=1,
-        metadata=describe("number of passes per launch; more than one measures a cache", read=parse_size, is_rare=True),
+        metadata=describe(
+            "number of passes over the arrays per launch; several passes measure a cache", read=parse_size, is_rare=True
+        ),
     )
 
     @property
@@ -155,7 +157,7 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
     def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
         if problem.pattern not in self.patterns:
-            return f"kernel {self.name} has no pattern {problem.pattern}, only {', '.join(self.patterns)}"
+            return f"kernel {self.name} does not support the pattern {problem.pattern}, only {', '.join(self.patterns)}"
         return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
 
     def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:

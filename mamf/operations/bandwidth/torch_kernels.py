@@ -42,7 +42,7 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
     @abstractmethod
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
-    ) -> tuple[Callable[[], None], torch.Tensor, float]:
+    ) -> tuple[Callable[[], object], torch.Tensor, float]:
         """Return the launch with all its passes, its output, and how many times it counts each element of the array.
 
         The output is the array that the passes write. For the pattern ``read``, it is a new tensor of sums, each over a
@@ -158,7 +158,7 @@ class TorchFunctions(TorchArrays):
 
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
-    ) -> tuple[Callable[[], None], torch.Tensor, float]:
+    ) -> tuple[Callable[[], object], torch.Tensor, float]:
         array = arrays[problem.arrays[0]]
         # On accelerators torch sums 16-bit elements directly into 32 bits. On a CPU it would first convert the whole
         # array to 32 bits, so the sum keeps the array's dtype.
@@ -206,7 +206,7 @@ class TritonPasses(TorchArrays):
 
     def bind(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
-    ) -> tuple[Callable[[], None], torch.Tensor, float]:
+    ) -> tuple[Callable[[], object], torch.Tensor, float]:
         from mamf.operations.bandwidth import triton_kernels as kernels
 
         operands = [arrays[name] for name in problem.arrays]
@@ -219,8 +219,6 @@ class TritonPasses(TorchArrays):
         # Only the Triton kernels of the patterns write and triad have a parameter for the scalar.
         scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
 
-        def launch() -> None:
-            kernel(*operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS_PER_PROGRAM)
-
+        launch = partial(kernel, *operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS_PER_PROGRAM)
         launch()  # Let Triton compile the kernel, which it does in the first launch.
         return launch, output, float(problem.warm)

@@ -79,7 +79,7 @@ class DecodeShape:
     cache_len: int = field(
         metadata=describe(
             "number of tokens of the longest sequence, including the new tokens",
-            default="1024 8192 32768",
+            default="1024 8192 32768, or 256 1024 on a CPU",
             keyword="cache_lens",
             read=parse_size,
             metavar="S",
@@ -87,7 +87,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension; such as 576/512 if that of keys and that of values differ",
+            "head dimension, or two such as 576/512 if those of keys and of values differ",
             default="128",
             keyword="head_dims",
             read=HeadDims.parse,
@@ -121,17 +121,18 @@ class DecodeShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
-        new_tokens = f"{self.queries} new tokens do not fit in a sequence of {self.cache_len} tokens"
-        known, fits_latent = (
-            tuple(LENGTH_DISTRIBUTIONS.values()),
-            self.kv_heads == 1 and self.head_dim_v < self.head_dim,
-        )
+        known = tuple(LENGTH_DISTRIBUTIONS.values())
+        fits_latent = self.kv_heads == 1 and self.head_dim_v < self.head_dim
         refusals = (
             (
                 self.heads % self.kv_heads,
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: their number must divide that of heads",
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads",
             ),
-            (self.queries > self.cache_len, f"{new_tokens}: --cache-lens includes the new tokens"),
+            (
+                self.queries > self.cache_len,
+                f"{self.queries} new tokens do not fit in a sequence of {self.cache_len} tokens: "
+                "--cache-lens includes the new tokens",
+            ),
             (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
             (
                 self.is_latent and not fits_latent,
@@ -236,7 +237,9 @@ class DecodeProblem(DeclaredProblem):
     dtype: str = "bfloat16"
     cache_dtype: str = field(
         default=SAME_DTYPE,
-        metadata=describe("dtype of the cached keys and values", choices=(SAME_DTYPE, "float8_e4m3fn")),
+        metadata=describe(
+            "dtype of the cached keys and values; same means that of the queries", choices=(SAME_DTYPE, "float8_e4m3fn")
+        ),
     )
     graph: bool = field(
         default=False,
@@ -272,8 +275,8 @@ class DecodeProblem(DeclaredProblem):
         # A launch also reads tables: the pages and the length of each sequence, and its number of queries if sequences
         # differ in it.
         is_paged = shape.page_size is not None
-        tables_of_sequences = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
-        entries = is_paged * sum(sizes.pages) + shape.batch * tables_of_sequences
+        entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
+        entries = is_paged * sum(sizes.pages) + shape.batch * entries_per_sequence
         return cache + rows + _INDEX_BYTES * entries
 
     def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:

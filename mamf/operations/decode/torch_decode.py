@@ -145,8 +145,7 @@ class TorchDecode(DecodeKernel):
         memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), count)
         tables = make_cache_tables(problem, shape, backend.device)
         bound = self.bind(backend, problem, shape, tables)
-        prepared = [PreparedDecode(self, problem, shape, tables, flat, bound) for flat in memory]
-        ready = [each.operand_set() for each in prepared]
+        ready = [PreparedDecode(self, problem, shape, tables, flat, bound).make_operand_set() for flat in memory]
         if problem.graph:
             ready = [capture_graph(backend, ready)]
         watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
@@ -189,7 +188,7 @@ class PreparedDecode:
             v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
         self._operands = {"q": q, "k": k, "v": v}
 
-    def operand_set(self) -> OperandSet:
+    def make_operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
         launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
         return OperandSet(
@@ -211,9 +210,9 @@ class PreparedDecode:
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
         output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
-        found = self._judge_sequences(output, self._tables.locate_queries())
-        on_host = self._judge_one_head_on_host(output) or found
-        return max(found, on_host, key=lambda each: (not each.ok, each.error))
+        on_device = self._judge_sequences(output, self._tables.locate_queries())
+        on_host = self._judge_one_head_on_host(output) or on_device
+        return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
 
     def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
         """Compare the output of these sequences with the reference on the device.
@@ -261,9 +260,9 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     replay, results = backend.capture([each.launch for each in sets])
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
-        found = [check(result) for check, result in zip(checks, results, strict=True)]
-        wrong = next((each for each in found if not each.ok), found[0])
-        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in found))
+        verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
+        wrong = next((each for each in verdicts if not each.ok), verdicts[0])
+        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in verdicts))
 
     return OperandSet(
         replay,
@@ -333,7 +332,7 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
         indices([0, *itertools.accumulate(each)]) for each in (sizes.queries, sizes.lengths, sizes.pages)
     )
     last = indices([(length - 1) % size + 1 for length in sizes.lengths])
-    table = indices([[*own, *[0] * (widest - len(own))] for own in pages])
+    table = indices([[*numbers, *[0] * (widest - len(numbers))] for numbers in pages])
     lengths, all_pages = indices(sizes.lengths), indices([*itertools.chain(*pages)])
     return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
 

@@ -120,7 +120,10 @@ def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
     seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
     padded = torch.nn.functional.pad(tables.table, (0, count - tables.table.shape[1]))
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
-    lengths_of_mask = (shape.queries, count * size)
     return BlockMask.from_kv_blocks(
-        seen, indices, BLOCK_SIZE=(_MIN_BLOCK_KEYS, size), mask_mod=is_visible, seq_lengths=lengths_of_mask
+        seen,
+        indices,
+        BLOCK_SIZE=(_MIN_BLOCK_KEYS, size),
+        mask_mod=is_visible,
+        seq_lengths=(shape.queries, count * size),
     )

@@ -47,8 +47,8 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
 
     gives_tensors = True
     reference = (
-        "A (B x) for random x without a matmul library, int8 in int32, float32 and float64 in float64, all others "
-        "in float32; 256 entries by the host in float64"
+        "A (B x) for random vectors x, computed without a matmul library: in int32 for int8, in float64 for float32 "
+        "and float64, in float32 for other dtypes; also 256 entries of C, computed by the host in float64"
     )
 
     def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblemT:
@@ -153,11 +153,11 @@ def problem_for(
     seed: int = 0,
     fast_accumulation: bool = False,
 ) -> MatmulProblem:
-    """Make a matmul problem. An open backend supplies the default dtype.
+    """Make a matmul problem. By default its operands have the default dtype of the backend.
 
     ``dtype``, ``out_dtype``: the dtypes of the operands and of C; ``fp8`` is the 8-bit float that the device supports.
-    ``layout``: how A and B are stored; ``nt`` is that of a linear layer. ``data``: values of the operands: ``normal``,
-    ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
+    ``layout``: how A and B are stored; ``nt`` is the layout of a linear layer. ``data``: the operands' values:
+    ``normal``, ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
 
     >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
@@ -222,7 +222,7 @@ def _find_usable_kernels(
     # Prefer the reason of a kernel that supports the dtype, because it is more specific.
     by_default_kernels = [reason for each, reason in reasons.items() if each.is_default and reason]
     by_default_kernels.sort(key=lambda reason: "; it takes" in reason)
-    raise UnavailableError([*by_default_kernels, f"no default matmul kernel runs on {backend.name}: name one"][0])
+    raise UnavailableError([*by_default_kernels, f"no default matmul kernel runs on {backend.name}: name a kernel"][0])
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:
@@ -254,15 +254,15 @@ def get_ceiling_kernels(
     wanted, found = set(names), {each.name: each for each in map(make_matmul_kernel, given)}
     if unused := found.keys() - wanted:
         raise UsageError(
-            f"no ceiling was measured with kernel {min(unused)}; the ceilings' "
-            f"kernels: {', '.join(sorted(wanted)) or 'none'}"
+            f"no ceiling was measured with kernel {min(unused)}; the ceilings were measured with: "
+            f"{', '.join(sorted(wanted)) or 'no kernel'}"
         )
     for name in sorted(wanted - found.keys()):
         try:
             found[name] = get_installed_kernel(name)
         except UsageError:
             warn(
-                f"kernel {name} of the ceiling is not installed, so the drift of the device is not measured: name its "
-                "class with --ceiling-kernel package.module:Class"
+                f"kernel {name}, with which the ceiling was measured, is not installed, so the drift of the device is "
+                "not measured: name the kernel's class with --ceiling-kernel package.module:Class"
             )
     return found

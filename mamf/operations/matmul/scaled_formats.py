@@ -14,14 +14,7 @@ from mamf.backend import Backend
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
-from mamf.operations.products import (
-    BaseScaledMatmul,
-    choose_operand_to_change,
-    make_matmul_operand_set,
-    make_quantized_change_detector,
-    quantize_operand,
-    view_operand_rows,
-)
+from mamf.operations.products import BaseScaledMatmul, make_scaled_operand_set
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
 from mamf.operations.whole_products import MatmulPart
 from mamf.torch_backend import to_torch_dtype
@@ -53,18 +46,11 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
     def operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-        unchanged = make_quantized_change_detector(a, b)
-        values, weights = (view_operand_rows(shape, name, flat)[None] for name in ("a", "b"))
         c = view_as(flat["c"], shape.m, shape.n)
-        return make_matmul_operand_set(
-            problem,
-            self.bind(backend, problem, a, b, c),
-            c,
-            lambda output: [MatmulPart(a, b, output[None])],
-            choose_operand_to_change(a.elements, b.elements),
-            split_unquantized=lambda output: [MatmulPart(values, weights, output[None])],
-            find_changed=unchanged,
+        return make_scaled_operand_set(
+            *(backend, problem, shape, flat, c),
+            bind=lambda a, b: self.bind(backend, problem, a, b, c),
+            split=lambda a, b, output: [MatmulPart(a, b, output[None])],
         )
 
 

@@ -186,10 +186,10 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Return a name for each shape that shares N and K, the size of a layer's weights, with a shape of another M.
+    """Return a name for each shape whose N and K, the size of a layer's weights, occur with several M (token counts).
 
-    M is the number of tokens. If ``shapes`` contain all layers of a preset, the name is that of the layer. Otherwise it
-    is ``Mx{N}x{K}``. Shapes that share N and K with no other shape are omitted.
+    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Shapes
+    whose N and K occur with only one M are omitted.
     """
     tokens: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
@@ -279,16 +279,10 @@ class BaseMatmulProblem(DeclaredProblem):
         """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
-    def count_stored_elements(self, shape: BaseMatmulShape, operand: str) -> int:
-        """Return the number of elements of ``a`` or ``b`` in memory, including the unused elements after each row."""
-        is_by_k = self.layout[0] == "n" if operand == "a" else self.layout[1] == "t"
-        rows = shape.rows[operand] if is_by_k else shape.elements["b"] // shape.n
-        return shape.elements[operand] + rows * self.padding
-
     @property
     def b_dtype(self) -> str:
-        """The dtype of B: that of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of gradients),
-        because no vendor supports two e5m2 operands.
+        """The dtype of B, which is the dtype of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of
+        gradients), because no vendor supports two e5m2 operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
@@ -299,29 +293,26 @@ class BaseMatmulProblem(DeclaredProblem):
         and ``b`` are the values before quantization, and launches read ``a_quantized`` and ``b_quantized`` instead.
         """
         elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
-        needed = {
-            "a": Buffer(
-                aligned(self.count_stored_elements(shape, "a")) * sets,
-                UNQUANTIZED_DTYPE if scaled_format else self.dtype,
-            ),
-            "b": Buffer(
-                aligned(self.count_stored_elements(shape, "b")) * sets,
-                UNQUANTIZED_DTYPE if scaled_format else self.b_dtype,
-            ),
-            "c": Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False),
-        }
-        if scaled_format:
-            for name in ("a", "b"):
+        needed: dict[str, Buffer] = {}
+        for name, dtype, is_by_k in (
+            ("a", self.dtype, self.layout[0] == "n"),
+            ("b", self.b_dtype, self.layout[1] == "t"),
+        ):
+            # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
+            rows = shape.rows[name] if is_by_k else elements["b"] // shape.n
+            stored = aligned(elements[name] + rows * self.padding) * sets
+            needed[name] = Buffer(stored, UNQUANTIZED_DTYPE if scaled_format else dtype)
+            if scaled_format:
                 size = aligned(elements[name] // scaled_format.values_per_byte) * sets
                 needed[f"{name}_quantized"] = Buffer(size, "uint8", fill=False)
+        needed["c"] = Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed
 
     def work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
-        written = shape.elements["c"] * DTYPES[self.out_dtype].itemsize
-        return Work(shape.flop, operands + written, self.convention)
+        return Work(shape.flop, operands + shape.elements["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
 
     def count_operand_bytes(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""

@@ -110,10 +110,10 @@ class ModelProblem(DeclaredProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_model % self.heads:
-            raise UsageError(f"d_model {self.d_model} does not divide into {self.heads} heads: use a multiple")
+            raise UsageError(f"d_model {self.d_model} must be a multiple of the number of heads ({self.heads})")
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: heads must be a multiple of kv heads"
+                f"{self.heads} heads cannot share {self.kv_heads} kv heads: the first number must be a multiple"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
             raise UsageError(f"style gpt2 needs {self.heads} kv heads, as many as heads, not {self.kv_heads}")
@@ -123,7 +123,7 @@ class ModelProblem(DeclaredProblem):
             raise UsageError(f"active_experts {self.active_experts} is more than the {self.experts} experts")
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(
-                f"{self.experts} experts in style {self.style}: moe needs at least 2, other styles exactly 1"
+                f"style {self.style} cannot have {self.experts} experts: moe needs at least 2, other styles exactly 1"
             )
 
     @property

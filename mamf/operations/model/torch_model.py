@@ -54,7 +54,9 @@ class TorchModel(ModelKernel):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return f"a model cannot call {self.attention.name}, because it is not a TorchAttention: use another kernel"
+            return (
+                f"a model cannot call kernel {self.attention.name}, which is not a TorchAttention: use another kernel"
+            )
         return super().unsupported(backend, problem) or self.attention.unsupported(
             backend, make_attention_problem(problem)
         )
@@ -223,13 +225,13 @@ class PreparedModel:
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
         self._sampled_parameters = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
-        problem_of_results = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
-        self._shared_references = get_cached_references(problem_of_results, shape, self._device)
+        self._shared_references = get_cached_references(
+            replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
+        )
         self._references = dict(self._shared_references)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
-            is_fused = problem.optimizer == "adamw-fused"
-            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=is_fused)
+            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
         # Gradients and moments of the optimizer stay in memory between launches.
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._held_bytes = tensors_per_parameter * problem.count_parameter_bytes(shape)
@@ -306,7 +308,7 @@ class PreparedModel:
             )
             error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
-            error, details["optimizer"] = math.inf, "did not run: its moments are 0"
+            error, details["optimizer"] = math.inf, "did not run: its moments (running averages of gradients) are 0"
         return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")
 
     def _get_reference(self, index: int) -> _ReferenceResult:
@@ -333,7 +335,7 @@ def draw_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random tokens and their targets (the next token of each token), both [batch, context].
 
-    ``index``: the number of the batch. Each batch has other tokens.
+    ``index``: the number of the batch, from which the tokens are drawn.
     """
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)

@@ -36,10 +36,6 @@ class Facet:
     format_value: Callable[[Measurement], str]
 
 
-def _format_heads(row: Measurement) -> str:
-    return f"{row.shape.heads} heads" + ("" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)")
-
-
 LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_kibi(row.shape.seqlen_k)}")
 QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 #: Facets whose values always get separate panels: head dimension, mask, direction and dtype.
@@ -53,7 +49,13 @@ _ALWAYS_SPLIT = (
 _SPLIT_IF_NEEDED = (
     Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}"),
     LENGTH,
-    Facet(lambda row: (row.shape.heads, row.shape.kv_heads), _format_heads),
+    Facet(
+        lambda row: (row.shape.heads, row.shape.kv_heads),
+        lambda row: (
+            f"{row.shape.heads} heads"
+            + ("" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)")
+        ),
+    ),
     QUERIES,
     Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
 )
@@ -111,7 +113,9 @@ def make_attention_chart(
 
 
 def _make_bars(panel: Panel) -> StackedPanel:
-    """Return the lines of a panel, which have one point each, as bars with their MAMFU, fastest first."""
+    """Return the lines of a panel, which have one point each, as bars, fastest first, labeled with their MAMFU (share
+    of the highest measured matmul rate).
+    """
     bars = []
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
         (only,) = line.points

@@ -35,8 +35,8 @@ _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 15
 
 @dataclass(frozen=True)
 class ClockMark:
-    """A point of the chart: share of the compute units' cycles that the kernel used in percent, clock in MHz, and rate
-    in TFLOPS of a row. ``label``: the shape of the row in short.
+    """A point of the chart, which stands for a row: the share of the compute units' cycles that its kernel used in
+    percent, the clock in MHz, and the rate in TFLOPS. ``label``: a short name of the row's shape.
     """
 
     kernel: str

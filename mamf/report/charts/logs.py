@@ -33,8 +33,8 @@ _MAX_FAILURES = 4
 
 def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
     """Return the point of a row at position ``x``: the rate in the statistic of its regime, and the interval if the
-    interval is of the same statistic. Rates of several devices are scaled to the first device of the run. ``share``:
-    a factor on the rate.
+    interval is of the same statistic. Rates of several devices are scaled to the first device of the run. ``share``: a
+    factor by which the rate is multiplied.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval

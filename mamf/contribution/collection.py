@@ -68,7 +68,9 @@ class ResultRate(Rate):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A tuple that is equal for two rates of different logs if one of them can confirm the other."""
+        """A tuple that identifies what was measured: a rate can confirm a rate of another log only if their keys are
+        equal.
+        """
         if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, make_problem_title(self.row.regime, self.row.problem), self.device)

@@ -58,8 +58,8 @@ def make_folder_name(device_name: str) -> str:
 
 
 def make_file_name(header: Mapping[str, Any]) -> str:
-    """Return the file name of a log in results/. It has the command or operation, kernel, dtypes, directions, regimes
-    and start.
+    """Return the file name of a log in results/. The name is made of the command or operation, kernel, dtypes,
+    directions, regimes and start of the run.
     """
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]

@@ -153,8 +153,9 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
     """
     own_points = (point for point in find_entry_points(operation.kernel_group) if point.value.startswith("mamf."))
     for kernel in (make_kernel(operation, point.name) for point in own_points):
-        reason = kernel.unavailable(cpu) or kernel.unsupported(cpu, problem)
-        if not (reason or kernel.unsupported_shape(problem, shape)):
+        if not (
+            kernel.unavailable(cpu) or kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape)
+        ):
             return kernel
     raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU")
 

@@ -99,8 +99,10 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         if not rewrite or not ready[0].outputs:
             return prepared
         output = ready[0].outputs[0]
-        overwrite = output.zero_ if source is None else partial(output.copy_, source.view(output.shape))
-        return replace(prepared, rewrite_output=overwrite)
+        return replace(
+            prepared,
+            rewrite_output=output.zero_ if source is None else partial(output.copy_, source.view(output.shape)),
+        )
 
 
 def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:

@@ -220,7 +220,9 @@ def _report_several(sources: Sequence[LogSource], pages: Sequence[Page]) -> Page
 
 
 def _collect_facts(sources: Sequence[LogSource]) -> Iterator[Fact]:
-    """Yield the headline figures of each log, with the name of its device or log if that tells the logs apart."""
+    """Yield the headline figures of each log, with the name of its device or log if these names differ between the
+    logs.
+    """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):

@@ -1,7 +1,8 @@
 """Make reports and summaries of `mamf find`, which searches for the fastest matmul of a device (its ceiling).
 
-A find measures in phases: scouts and refinements measure many shapes briefly with the library's default kernel,
-finalist trials measure the best of them in several rounds, and confirmations repeat the winner.
+A find measures in phases, which the log names in ``phase``: first it measures many shapes briefly with the library's
+default kernel (scout, refine), then the best of them several times in turn (choose), and finally the winner again
+(confirm).
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
     """Return a line with the highest rate of the library's default kernel if another kernel reaches the ceiling, or
-    else an empty text. The scouts ran the default kernel.
+    else an empty text. The first measurements of a search (phase ``scout``) run the default kernel.
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
@@ -155,8 +156,8 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
 def describe_scouted_regimes(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
 ) -> Iterator[str]:
-    """Yield a line for each regime that has no confirmed ceiling: the fastest row so far, or that the run did not
-    measure the regime. ``regimes``: the regimes of the plan.
+    """Yield a line for each regime without a confirmed ceiling. The line names the fastest row so far, or says that the
+    run did not measure the regime. ``regimes``: the regimes of the plan.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]

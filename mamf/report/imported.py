@@ -1,6 +1,6 @@
 """Report and draw runs that mamf-finder logged, and compare them with runs of mamf.
 
-A log of mamf-finder has the figures that it printed (tier "legacy"), without samples, so such a comparison has no
+A log of mamf-finder has the figures that it printed (tier "legacy"), without samples, so a comparison with it has no
 verdict.
 """
 
@@ -40,8 +40,8 @@ _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
 def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
-    """Return the report of a run of mamf-finder. Its confirmed rows come first, because its short trials read higher;
-    then rows are sorted by their first figure.
+    """Return the report of a run of mamf-finder. Confirmed rows come first, because the short trials of mamf-finder
+    give higher rates than its confirmations; the other rows are sorted by their first figure.
     """
     rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()

@@ -52,8 +52,8 @@ from mamf.report.shares import Shares, make_ceiling_table, make_problem_title, s
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroup, Measurement | None]:
     """Choose the row that speed-ups of a shape refer to, for each shape with rows of several kernels: the row of kernel
-    ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; a named kernel
-    without a row leaves None.
+    ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; if kernel ``name``
+    has no row, the baseline is None.
     """
     baselines: dict[RowGroup, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
@@ -176,7 +176,8 @@ def make_group_tables(
     rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
     """Yield a table and the failures of each group of rows, then a hidden table of the reference rows for CSV and JSON.
-    People see of the reference, which a run measures again and again, only how much it drifted.
+    A reference is a row that a run measures repeatedly to see how the speed of the device drifts; people see only that
+    drift.
 
     Kernels are ranked shape by shape if there is only one shape or ``top`` is None. ``baseline``: the kernel that
     speed-ups refer to.

@@ -84,7 +84,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     - ``top``: the maximum number of rows for people, those nearest to their roof first; None for all.
 
     Columns ``balance_*`` have the balance point of a compute ceiling with a memory level: the FLOP per byte at which
-    both limit a kernel alike.
+    computing and memory limit a kernel equally.
     """
 
     best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
@@ -170,7 +170,7 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """Return the ceilings of a device as an architecture file of TraceLens: ``max_achievable_tflops`` in TFLOPS,
     ``mem_bw_gbps`` in GB/s, and ``memory_gb`` in GiB, as in the files that TraceLens contains.
 
-    Each rate is the sustained one if it is known, because traces are of devices at work, or else the burst rate.
+    Each rate is the sustained one if it is known, because traces come from devices under load, or else the burst rate.
     ``_regimes`` says which one it is.
     """
     tflops: dict[str, float] = {}

@@ -178,8 +178,7 @@ class Shares:
 
     def describe_mamfu(self, row: Measurement) -> str:
         """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_CEILING_SHARE. If the kernel
-        multiplies in another dtype than the row's, the text names the dtype of the ceiling, and any share is
-        possible.
+        multiplies in another dtype than the row's, the text names the dtype of the ceiling, and the share may exceed 1.
         """
         share = self.compute_row_mamfu(row)
         if share is not None and "product_dtypes" in row.details:

@@ -192,8 +192,8 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
 
 
 def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
-    """Return power, energy, clock and throttling during a sustained row in words: they explain the step from burst to
-    sustained.
+    """Describe power, energy, clock and throttling during a sustained row, which explain why sustained is slower than
+    burst.
     """
     if row is None or not row.ok:
         return ""

@@ -44,8 +44,8 @@ WRONG_STATUS = "wrong_result"
 
 
 def count_checked(rows: MeasuredRows) -> dict[str, int]:
-    """Return the number of verified problems, of checked launches and output values, and of wrong problems, by these
-    names.
+    """Return how many problems were verified, how many launches and output values were checked, and how many problems
+    were wrong, with the keys ``problems``, ``launches``, ``values`` and ``wrong``.
     """
     judged = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {

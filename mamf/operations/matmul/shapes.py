@@ -312,8 +312,7 @@ class BaseMatmulProblem(DeclaredProblem):
 
     def work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
-        written = shape.elements["c"] * DTYPES[self.out_dtype].itemsize
-        return Work(shape.flop, operands + written, self.convention)
+        return Work(shape.flop, operands + shape.elements["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
 
     def count_operand_bytes(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""

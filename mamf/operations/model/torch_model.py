@@ -225,13 +225,13 @@ class PreparedModel:
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
         self._sampled_parameters = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
-        problem_of_results = replace(problem, phase=phase, checkpointing=False, optimizer="adamw")
-        self._shared_references = get_cached_references(problem_of_results, shape, self._device)
+        self._shared_references = get_cached_references(
+            replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
+        )
         self._references = dict(self._shared_references)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
-            is_fused = problem.optimizer == "adamw-fused"
-            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=is_fused)
+            self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
         # Gradients and moments of the optimizer stay in memory between launches.
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._held_bytes = tensors_per_parameter * problem.count_parameter_bytes(shape)

@@ -1,5 +1,5 @@
-"""Charts of stacked bars (StackedChart), and of figures in rows on a common axis, each with its interval (RangeChart):
-their data, and how matplotlib draws them.
+"""Represent charts of stacked bars (StackedChart) and of figures in rows with their intervals (RangeChart) as data, and
+draw them with matplotlib.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 15
 
 @dataclass(frozen=True)
 class ClockMark:
-    """A point of the chart: share of the compute units' cycles that the kernel used in percent, clock in MHz, and rate
-    in TFLOPS of a row. ``label``: the shape of the row in short.
+    """A point of the chart, which stands for a row: the share of the compute units' cycles that its kernel used in
+    percent, the clock in MHz, and the rate in TFLOPS. ``label``: a short name of the row's shape.
     """
 
     kernel: str
@@ -76,9 +76,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:
-        raise UsageError(
-            f"{log.path} has no row with cycles used: measure with --clock all on a device with clock stamps"
-        )
+        raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]

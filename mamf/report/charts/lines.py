@@ -1,4 +1,4 @@
-"""Charts of panels with lines of points, as data (Chart), and how matplotlib draws them."""
+"""Represent charts of panels with lines of points as data (Chart), and draw them with matplotlib."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _MIN_SPAN_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Point:
-    """A point with the interval of its median from ``low`` to ``high``. Both ends are ``y`` if the figure is another
-    statistic.
+    """A point of a line, with the interval of its median from ``low`` to ``high``. Both ends are ``y`` if the point
+    shows another statistic than the median.
     """
 
     x: float

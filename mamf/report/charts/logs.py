@@ -33,8 +33,8 @@ _MAX_FAILURES = 4
 
 def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
     """Return the point of a row at position ``x``: the rate in the statistic of its regime, and the interval if the
-    interval is of the same statistic. Rates of several devices are scaled to the first device of the run. ``share``:
-    a factor on the rate.
+    interval is of the same statistic. Rates of several devices are scaled to the first device of the run. ``share``: a
+    factor by which the rate is multiplied.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -52,7 +52,7 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
     if not measured:
         raise UsageError("there is nothing to draw, because the log has no measured row")
     if requested is not None and requested not in measured:
-        raise UsageError(f"nothing to draw in {requested}: the log has {', '.join(measured)}")
+        raise UsageError(f"the log has no rate in {requested} to draw, only in {', '.join(measured)}")
     return [requested] if requested else measured
 
 

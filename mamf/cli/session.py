@@ -168,9 +168,10 @@ class Session:
         if self.resumed_plan is None:
             return choose_kernels(self.operation, self.backend, self.list_requested_kernels())
         if self.options.kernel:
-            asked = (make_kernel(self.operation, name).name for name in self.options.kernel)
             require_same_kernels(
-                self.options, [make_kernel(self.operation, name).name for name in self.resumed_plan.kernels], asked
+                self.options,
+                [make_kernel(self.operation, name).name for name in self.resumed_plan.kernels],
+                [make_kernel(self.operation, name).name for name in self.options.kernel],
             )
         return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 

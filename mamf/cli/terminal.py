@@ -116,8 +116,7 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     from mamf.report.formats import FORMATS
 
     # A width of None shows all columns of a table: for --wide, and in a pipe or a file.
-    width = None if getattr(options, "wide", True) else find_terminal_columns()
-    print_lines(FORMATS[options.format](document, width))
+    print_lines(FORMATS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns()))
 
 
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
@@ -323,7 +322,8 @@ def add_devices_options(
     ``devices_default``: the default of --devices, as help prints it.
     """
     group = parser.add_argument_group(
-        "several devices", "Each has its own process and log; shapes are assigned round-robin."
+        "several devices",
+        "Each device has its own process and log; mamf assigns the shapes to the devices in turn.",
     )
     add_shared_options(group, "--devices", default_text=devices_default)
     add_shared_options(group, "--patience")

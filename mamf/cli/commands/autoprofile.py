@@ -250,9 +250,10 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             picture_blocks = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
-            report = make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
             blocks: list[Block] = [
-                *_choose_essential_blocks(report),
+                *_choose_essential_blocks(
+                    make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
+                ),
                 *picture_blocks,
                 Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]

@@ -33,7 +33,9 @@ def add_options(parser: Parser) -> None:
     add_shared_options(group, "--devices", default_text="all")
     add_shared_options(group, "--dtype", nargs=None)
     add_shared_options(
-        group, "--kernel", default_text="all except those that compile for minutes; the first one searches"
+        group,
+        "--kernel",
+        default_text="all except those that compile for minutes; mamf looks for fast shapes with the first one",
     )
     add_shared_options(
         group,

@@ -54,7 +54,9 @@ _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rows", type=Path, nargs="*", metavar="LOG", help="run logs with rows to place under the roof")
+    parser.add_argument(
+        "rows", type=Path, nargs="*", metavar="LOG", help="run logs whose rows the report compares with the roofline"
+    )
     add_shared_options(parser, "--ceiling", default_text="measure them")
     add_shared_options(parser, "--anyway")
     group = parser.add_argument_group("measuring")
@@ -157,8 +159,10 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     found_logs = {path: read_log(path) for path in logs if path.exists()}
     logs_with_ceiling = [path for path, log in found_logs.items() if log.all_ceilings or log.own_ceilings]
     if not logs_with_ceiling and not options.dry_run:
-        advice = f"continue with 'mamf roofline --output-folder {folder}'"
-        raise UsageError(f"mamf could not confirm a ceiling: {advice}, if needed with a longer --budget")
+        raise UsageError(
+            f"mamf could not confirm a ceiling: continue with 'mamf roofline --output-folder {folder}', if needed with "
+            "a longer --budget"
+        )
     return logs_with_ceiling, code
 
 
@@ -198,6 +202,14 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     if backend.info.cache_bytes:
         levels.append(("cache", cache_passes, cache_sizes))
     for name, pass_count, sizes in levels:
-        shapes = (str(BandwidthShape(size)) for size in sizes)
-        arguments = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={pass_count}", "--shapes", *shapes]
-        yield name, [*arguments, "--budget", f"{_BANDWIDTH_BUDGET_SHARE * dtype_seconds}s", *shared_options]
+        arguments = ["--operation", "bandwidth", "--set", "pattern=read", f"warm={pass_count}", "--shapes"]
+        yield (
+            name,
+            [
+                *arguments,
+                *(str(BandwidthShape(size)) for size in sizes),
+                "--budget",
+                f"{_BANDWIDTH_BUDGET_SHARE * dtype_seconds}s",
+                *shared_options,
+            ],
+        )

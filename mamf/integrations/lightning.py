@@ -34,11 +34,14 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         inner = getattr(pl_module, "model", None)
         configured = inner if hasattr(inner, "config") else pl_module
         replicas = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get("num_replicas", trainer.world_size)
-        defaults = {"world_size": trainer.world_size, "model_parallel": trainer.world_size // replicas}
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
             raise UsageError(f"precision {trainer.precision} does not determine the dtype of matmuls: give dtype=")
-        defaults["dtype"] = get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32"))
+        defaults = {
+            "dtype": get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32")),
+            "world_size": trainer.world_size,
+            "model_parallel": trainer.world_size // replicas,
+        }
         self.start_metering(configured, pl_module, defaults)
         self._last_global_step = trainer.global_step
         if len(trainer.optimizers) > 1:

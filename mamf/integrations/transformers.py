@@ -45,8 +45,11 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
             raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
-        defaults = {"dtype": _find_matmul_dtype(args, model), "world_size": args.world_size}
-        defaults["model_parallel"] = getattr(model, "tp_size", None) or 1
+        defaults = {
+            "dtype": _find_matmul_dtype(args, model),
+            "world_size": args.world_size,
+            "model_parallel": getattr(model, "tp_size", None) or 1,
+        }
         self.start_metering(model, model, defaults, is_compiled=bool(args.torch_compile))
         self.cleanup.callback(model.register_forward_pre_hook(self._record_batch, with_kwargs=True).remove)
 

@@ -98,11 +98,6 @@ class ChildWatch:
                     f"its process ended early (phase: {self.phases.get(rank, 'start')}): {explanation}"
                 )
 
-    def mark_all_resumed(self) -> None:
-        """Record that all running children now measure at the same time, and restart the timeout of each of them."""
-        for rank in self.running_ranks:
-            self.phases[rank], self._last_message_times[rank] = TOGETHER_PHASE, self.read_clock()
-
     def mark_hanging_as_failed(self) -> list[int]:
         """Record a failure for each child that sent no message for longer than the timeout, and return the ranks of
         these children. A child that waits for other children does not count as hanging.
@@ -157,7 +152,8 @@ def watch_children_until_end(
                 rank
             )  # do not wait for its end: a process that is blocked in a driver survives the kill
         if watch.running_ranks and all(watch.phases.get(rank) == WAITING_PHASE for rank in watch.running_ranks):
-            watch.mark_all_resumed()
+            for rank in watch.running_ranks:
+                watch.record_event(ChildEvent(rank, {PHASE_KEY: TOGETHER_PHASE}))
             resume_children()
 
 

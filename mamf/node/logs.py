@@ -73,7 +73,7 @@ def read_run_file(folder: Path) -> NodeRun | None:
     ``mamf node`` did not write it.
     """
     path = folder / RUN_FILE_NAME
-    if not path.is_file():
+    if not path.is_file():  # do not open a pipe: reading it could block forever
         return None
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -147,13 +147,13 @@ def _read_log(path: Path) -> RunLog | str | None:
     """Read a run log. Returns the reason as a string if the log is unreadable, and None if the file is missing or its
     first line is incomplete.
     """
-    if not path.exists():
-        return None
-    if not path.is_file():  # do not open a pipe: reading it could block forever
+    if path.exists() and not path.is_file():  # do not open a pipe: reading it could block forever
         return f"cannot read {path}: it is not a regular file"
     try:
         with path.open("rb") as file:
             return read_run_log(path) if file.readline().endswith(b"\n") else None
+    except FileNotFoundError:
+        return None
     except (OSError, RunLogError) as error:
         return str(error)
 

@@ -60,14 +60,6 @@ def count_matmul_flop(a: Sequence[int], b: Sequence[int]) -> int:
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
 
-def _make_matmul_formula(first_operand: int) -> Callable[[_ArgumentShapes, Sequence[str]], int]:
-    """Return the FLOP formula of a matmul operation.
-
-    ``first_operand``: the index of its first operand among the operation's arguments. The second operand follows.
-    """
-    return lambda shapes, argument_values: count_matmul_flop(shapes[first_operand], shapes[first_operand + 1])
-
-
 def _count_linear_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
     """Return the FLOP of a linear layer: an input of shape (..., K) times a weight of shape (N, K) or (K)."""
     weight = shapes[1]
@@ -134,11 +126,11 @@ def _make_attention_formula(
 _ATTENTION_BACKWARD_RATIO = BACKWARD_FLOP_FACTORS["hardware"]
 _FLOP_FORMULAS: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = {
     **{
-        f"aten::{name}": _make_matmul_formula(0)
+        f"aten::{name}": lambda shapes, argument_values: count_matmul_flop(shapes[0], shapes[1])
         for name in ("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
     },
     **{
-        f"aten::{name}": _make_matmul_formula(1)
+        f"aten::{name}": lambda shapes, argument_values: count_matmul_flop(shapes[1], shapes[2])
         for name in ("addmm", "addmm_", "_addmm_activation", "baddbmm", "baddbmm_", "addbmm")
     },
     **dict.fromkeys(("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise"), _count_linear_flop),

@@ -179,7 +179,7 @@ class StepProfiler:
         return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
     def _claim_steps(self) -> bool:
-        """Return whether to profile this process: the first process of this rank that calls this method."""
+        """Return whether to profile this process. Only the first process of this rank that calls this is profiled."""
         if self._profiled_process_id is None and get_rank() == self._rank:
             try:
                 self._claim_file.touch(exist_ok=False)
@@ -259,7 +259,7 @@ class StepProfiler:
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
-        advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
+        advice = f"; with --warmup {warmup} mamf can profile {self._steps}" if warmup > 0 else ""
         if self._is_running:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled_steps:

@@ -94,7 +94,7 @@ class MemoryWatch:
 
 
 def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Count the bytes of an optimizer's parameters, gradients and state, by device and by these three kinds.
+    """Count the bytes of an optimizer's parameters, of its gradients and of its state, on each device.
 
     Each tensor counts once. A sharded tensor counts with the part that is on this rank.
     """
@@ -221,7 +221,7 @@ class DtypeWatch:
 
 
 class ModuleRanges:
-    """A watch that puts a named range around the forward pass of each module, for a profiler that reads ranges.
+    """A watch that puts a range, a named interval that profilers show, around the forward pass of each module.
 
     ``open_backend``: returns the backend, or another object with ``profiler_window`` and ``profiler_range``. ``start``
     calls it, and ``__init__`` does not, because the script may choose its device in between.

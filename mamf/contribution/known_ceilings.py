@@ -328,6 +328,6 @@ def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> 
         return ""
     for known in find_contributed_rates(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
-            cards = f"{known.cards} cards from {known.lowest:.4g} to" if known.cards > 1 else "one card at"
-            return f"{known.device} in results/: {cards} {known.rate:.4g} TFLOPS; this card {ceiling.rate:.4g}"
+            cards = f"{known.cards} cards reach {known.lowest:.4g} to" if known.cards > 1 else "one card reaches"
+            return f"{known.device} in results/: {cards} {known.rate:.4g} TFLOPS; this card reaches {ceiling.rate:.4g}"
     return ""

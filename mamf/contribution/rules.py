@@ -190,7 +190,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
             )
     for info in devices.values():
         if usual := _find_usual_spelling(info.name):
-            yield Finding("device", f"{info.name} is usually spelled {usual}: keep the name that torch reports", 1)
+            yield Finding("device", f"{info.name} is usually spelled {usual}: restore the name that torch reported", 1)
         facts = _read_device_facts().get(find_device_by_pattern(info.name) or "")
         if facts is None or not info.is_accelerator or info.backend == SIMULATED:
             continue
@@ -410,7 +410,9 @@ def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
     Warns if the device has no sensors. Readings must be within the limits of the device.
     """
     if (sensors := evidence.header.get("sensors")) != "available":
-        yield Finding("sensors", f"no clock, power or temperature readings: {sensors}", 1, is_warning=True)
+        yield Finding(
+            "sensors", f"the log has no readings of clock, power and temperature: {sensors}", 1, is_warning=True
+        )
     elif evidence.log.header["device"]["is_accelerator"]:  # CPUs report no power.
         device, rows = evidence.header["device"], [row for _, _, row in evidence.rows if row.ok]
         if not (device.get("max_clock_hz") and device.get("power_limit_watts")):
@@ -424,10 +426,14 @@ def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
         min_watts = _MIN_POWER_SHARE * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not min_watts <= seen.watts <= _MAX_POWER_SHARE * limit:
-            yield Finding("sensors", f"{row.shape}: {seen.watts:.0f} W is impossible at a limit of {limit:.0f} W", line)
+            yield Finding(
+                "sensors", f"{row.shape}: {seen.watts:.0f} W is impossible with a power limit of {limit:.0f} W", line
+            )
         for clock_hz in (seen.clock_hz, seen.true_clock_hz):
             if clock_hz is not None and not 0 < clock_hz <= _MAX_CLOCK_SHARE * max_clock_hz:
-                yield Finding("sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz exceeds the maximum clock", line)
+                yield Finding(
+                    "sensors", f"{row.shape}: {clock_hz / 1e6:.0f} MHz exceeds the maximum clock of the device", line
+                )
 
 
 def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:

@@ -375,8 +375,8 @@ def _make_compared_row(row: Measurement) -> ComparedRow:
 
 
 def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement]) -> ComparedRow:
-    """Return a copy with error, temperature and used cycles from ``visits``, the measurements in one run that gave its
-    rate.
+    """Return a copy of ``entry`` with error, temperature and used cycles from ``visits``, the measurements in one run
+    that gave its rate.
     """
     return replace(
         entry,

@@ -28,7 +28,7 @@ class BatchedShape(BaseMatmulShape):
     batch: int = field(metadata=describe("number of matmuls in the batch", read=parse_size))
     m: int = field(metadata=describe("rows of each A and C", read=parse_size))
     n: int = field(metadata=describe("columns of each B and C", read=parse_size))
-    k: int = field(metadata=describe("size of the reduction", read=parse_size))
+    k: int = field(metadata=describe("size of the reduction: columns of each A and rows of each B", read=parse_size))
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"

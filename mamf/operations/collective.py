@@ -12,13 +12,21 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DeclaredProblem, describe
-from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
+@dataclass(frozen=True, order=True)
 class CollectiveShape(BandwidthShape):
     """The size of a collective. ``nbytes``: the bytes of the larger of a rank's two buffers (send and receive)."""
+
+    nbytes: int = field(
+        metadata=describe_byte_size(
+            "bytes of the larger of a rank's send and receive buffers, such as 128MiB",
+            "1MiB to 4GiB if they fit in memory; on a CPU 1MiB 16MiB",
+        )
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from mamf.backend import MIB, Backend
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import DeclaredProblem, describe
-from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
 
 _PATH_BY_DIRECTION = {
     "to_device": "pinned host to device",
@@ -19,8 +19,11 @@ _PATH_BY_DIRECTION = {
 DIRECTIONS = tuple(_PATH_BY_DIRECTION)
 
 
+@dataclass(frozen=True, order=True)
 class CopyShape(BandwidthShape):
     """The size of a copy between memories. ``nbytes``: the number of bytes to copy."""
+
+    nbytes: int = field(metadata=describe_byte_size("number of bytes to copy, such as 256MiB", "1MiB 16MiB 256MiB"))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ class GroupedShape(BaseMatmulShape):
         metadata=describe("rows of A over all experts; a token that goes to two experts counts twice", read=parse_size)
     )
     n: int = field(metadata=describe("columns of C", read=parse_size))
-    k: int = field(metadata=describe("size of the reduction", read=parse_size))
+    k: int = field(
+        metadata=describe("size of the reduction: columns of A and rows of each expert's weights", read=parse_size)
+    )
 
     def __str__(self) -> str:
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"

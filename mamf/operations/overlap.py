@@ -35,7 +35,7 @@ class OverlapShape(Sizes):
 
     m: int = field(metadata=describe("rows of A and C"))
     n: int = field(metadata=describe("columns of B and C"))
-    k: int = field(metadata=describe("size of the reduction"))
+    k: int = field(metadata=describe("size of the reduction: columns of A and rows of B"))
     nbytes: int = field(metadata=describe("bytes of the other work, as its operation counts them"))
 
     def __str__(self) -> str:
@@ -78,10 +78,15 @@ class OverlapProblem(DeclaredProblem):
     )
     timed: str = field(
         default=MATMUL_WORK,
-        metadata=describe("work whose rate is reported: the matmul or the other", choices=COUNTED_WORKS),
+        metadata=describe(
+            "work whose rate is reported: the matmul (products) or the other work (other)", choices=COUNTED_WORKS
+        ),
     )
-    alone: bool = field(default=True, metadata=describe("measure this work while the other does not run"))
-    ranks: int = 1
+    alone: bool = field(default=True, metadata=describe("measure the timed work while the other work does not run"))
+    ranks: int = field(
+        default=1,
+        metadata=describe("number of ranks of a collective", default="the number that the launcher started, or else 2"),
+    )
     blocks: int = field(
         default=0,
         metadata=describe(

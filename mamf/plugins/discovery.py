@@ -255,8 +255,8 @@ def _read_backend_status(name: str) -> BackendStatus:
 
 
 def find_first_backend() -> str:
-    """Return the name of the backend that ``auto`` chooses: the first available one. Raises UnavailableError if no
-    backend is available.
+    """Return the name of the backend that ``--backend auto`` chooses: the first one that can be used. Raises
+    UnavailableError if mamf can use no backend.
     """
     name = next((status.name for status in list_backend_statuses() if status.unavailable is None), None)
     if name is None:

@@ -87,7 +87,7 @@ def test_one_length_is_drawn_as_bars_the_fastest_first():
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(("classic",), "the log has burst"), (("burst", ["bwd"]), "nothing to draw in burst bwd: the log has fwd")],
+    [(("classic",), "only in burst"), (("burst", ["bwd"]), "no rate in burst for bwd to draw, only for fwd")],
 )
 def test_what_the_log_does_not_hold_is_said(arguments, complaint):
     with pytest.raises(UsageError, match=complaint):
@@ -302,7 +302,7 @@ def test_without_matplotlib_one_line_says_what_to_install(plot, tmp_path, monkey
         (["nothing.jsonl"], "cannot read nothing.jsonl"),
         (["sweep.jsonl", "--output", "x.jpg"], "must end with .png or .svg"),
         (["sweep.jsonl", "--direction", "fwd"], "no direction"),
-        (["sweep.jsonl", "--regime", "sustained"], "the log has burst"),
+        (["sweep.jsonl", "--regime", "sustained"], "only in burst"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):

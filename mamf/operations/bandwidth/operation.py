@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
@@ -61,6 +61,10 @@ def parse_byte_size(text: str) -> int:
     return parse_digits(count) * _BYTES_BY_UNIT.get(unit, 1)
 
 
+def describe_byte_size(help: str, default_sizes: str) -> Mapping[str, Any]:
+    return describe(help, default=default_sizes, keyword="size", read=parse_byte_size, metavar="SIZE")
+
+
 @dataclass(frozen=True, order=True)
 class BandwidthShape:
     """The size of each array of a pass, in bytes. A copy at 1 GiB has two arrays, so it moves 2 GiB.
@@ -69,12 +73,8 @@ class BandwidthShape:
     """
 
     nbytes: int = field(
-        metadata=describe(
-            "size of each array, such as 1GiB",
-            default="powers of two, from the cache to half the memory",
-            keyword="size",
-            read=parse_byte_size,
-            metavar="SIZE",
+        metadata=describe_byte_size(
+            "size of each array, such as 1GiB", "powers of two, from the cache to half the memory"
         )
     )
 
@@ -101,7 +101,13 @@ class BandwidthProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "bandwidth"
 
-    pattern: str = field(default="copy", metadata=describe("what a pass over the arrays does", choices=PATTERNS))
+    pattern: str = field(
+        default="copy",
+        metadata=describe(
+            "what a pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
+            choices=PATTERNS,
+        ),
+    )
     dtype: str = "float32"
     data: str = "normal"
     seed: int = 0

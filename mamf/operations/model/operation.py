@@ -82,19 +82,26 @@ class ModelProblem(DeclaredProblem):
 
     operation: ClassVar[str] = "model"
 
-    style: Style = field(default="gpt2", metadata=_describe_rare_field("type of block"))
+    style: Style = field(
+        default="gpt2",
+        metadata=_describe_rare_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
+    )
     d_model: int = field(default=768, metadata=_describe_rare_field("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_describe_rare_field("hidden width of the MLP"))
+    d_ff: int = field(default=3072, metadata=_describe_rare_field("width of the hidden layer of the MLP"))
     layers: int = field(default=12, metadata=_describe_rare_field("number of blocks"))
     heads: int = field(default=12, metadata=_describe_rare_field("number of query heads"))
     kv_heads: int = field(default=12, metadata=_describe_rare_field("number of key and value heads"))
     experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, for style moe"))
     active_experts: int = field(default=1, metadata=_describe_rare_field("number of experts that each token uses"))
     vocabulary: int = field(default=50257, metadata=_describe_rare_field("number of tokens in the vocabulary"))
-    tied: bool = field(default=True, metadata=_describe_rare_field("use the embedding's weights for the logits"))
+    tied: bool = field(
+        default=True, metadata=_describe_rare_field("use the embedding's weights also to compute the logits")
+    )
     phase: Phase = field(
         default="forward",
-        metadata=describe("part of a training step to time; forward-backward minus forward is the backward pass"),
+        metadata=describe(
+            "part of a training step to time: forward pass, forward and backward, or these and the optimizer (step)"
+        ),
     )
     autocast: bool = field(
         default=False, metadata=_describe_rare_field("keep parameters in float32 and run matmuls under torch.autocast")
@@ -104,7 +111,10 @@ class ModelProblem(DeclaredProblem):
     )
     optimizer: Optimizer = field(default="adamw", metadata=_describe_rare_field("optimizer, for the phase step"))
     dtype: str = "bfloat16"
-    data: str = field(default="normal", metadata=describe("values of the tokens", choices=("normal",), is_rare=True))
+    data: str = field(
+        default="normal",
+        metadata=describe("always normal: tokens are drawn at random", choices=("normal",), is_rare=True),
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -255,7 +265,10 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     default_regime = SUSTAINED
     counts_model_flop = True
     preset_parameter = Parameter(
-        "preset", str, "model; small to 2.7b are GPT-2, 1b to 8b are Llama 3 (default: small)", keyword="size"
+        "preset",
+        str,
+        "model; small to 2.7b are GPT-2, 1b to 8b Llama 3, moe has experts (default: small)",
+        keyword="size",
     )
 
     def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:

@@ -82,7 +82,9 @@ def make_attention_chart(
     measured = [row for row in kept if row.ok]
     if not measured:
         known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
-        raise UsageError(f"nothing to draw in {regime} {' '.join(directions or ())}: the log has {known}")
+        raise UsageError(
+            f"the log has no rate in {regime} for {' or '.join(directions or ())} to draw, only for {known}"
+        )
     is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
     position = QUERIES.read_value if is_by_queries else LENGTH.read_value
     facets = choose_facets(measured, position)

@@ -76,9 +76,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:
-        raise UsageError(
-            f"{log.path} has no row with cycles used: measure with --clock all on a device with clock stamps"
-        )
+        raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]

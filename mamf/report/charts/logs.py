@@ -52,7 +52,7 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
     if not measured:
         raise UsageError("there is nothing to draw, because the log has no measured row")
     if requested is not None and requested not in measured:
-        raise UsageError(f"nothing to draw in {requested}: the log has {', '.join(measured)}")
+        raise UsageError(f"the log has no rate in {requested} to draw, only in {', '.join(measured)}")
     return [requested] if requested else measured
 
 

@@ -142,9 +142,9 @@ def find_partition(address: str | None) -> str | None:
 
 
 def detect_amd_processes(sensors: Any) -> str | None:
-    """Return "other processes" if processes of others than this run of mamf have memory on the card, else None.
+    """Return "other processes" if processes outside this run of mamf have memory on the card; otherwise return None.
 
-    The result is also None if amdsmi does not list this process, as in a container with pids of its own, because mamf
+    The result is also None if amdsmi does not list this process, as in a container with separate pids, because mamf
     then cannot tell other processes from this one. ``sensors``: AmdSmiSensors, or None if they are unavailable.
     """
     processes = (sensors and sensors.call_or_none(sensors.smi.amdsmi_get_gpu_process_list)) or []

@@ -158,8 +158,8 @@ def watch_children_until_end(
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a child process in a new session, so that Ctrl-C in the terminal interrupts only the parent process. The
-    parent then stops the child.
+    """Start a child process in a new session, so that Ctrl-C in the terminal interrupts only the parent process, which
+    then stops the child.
     """
     return subprocess.Popen(
         command,

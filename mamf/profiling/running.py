@@ -254,7 +254,9 @@ class StepProfiler:
             self.on_profiled()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Keep the steps profiled so far and stop, because the script starts a profiler and torch can run only one."""
+        """Stop profiling and keep the steps profiled so far. Called when the script starts a profiler, because torch can
+        run only one.
+        """
         is_starting = self._profiler is not None and not self._is_running
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
@@ -339,7 +341,7 @@ class StepProfiler:
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program while ``profiler`` profiles its steps. Return its exit code, or 0 if the profiler stopped it.
+    """Run a program while ``profiler`` profiles its steps. Return the program's exit code; 0 if the profiler stopped it.
 
     A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
     optimizer of the script has stepped. Raises UsageError for an unknown function.
@@ -428,7 +430,7 @@ def _find_owner_and_name(function: str) -> tuple[Any, str]:
 
 
 def keep_current_device() -> AbstractContextManager[object]:
-    """Return a context whose end restores torch's current device, because opening a backend changes it."""
+    """Return a context that restores torch's current device when it ends, because opening a backend changes it."""
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 

@@ -35,8 +35,8 @@ _MAX_MODULE_ROWS = 10
 class MemoryWatch:
     """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If
-    ModuleRanges runs modules within ``record_module_span``, ``rows`` say which modules allocated most of the peak.
+    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If a
+    ModuleRanges calls ``record_module_span`` for each module, ``rows`` say which modules allocated most of the peak.
 
     ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz.
     """
@@ -131,7 +131,7 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 def make_memory_rows_by_module(
     history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
 ) -> list[MemoryRow]:
-    """Return how much of the memory at its peak each module allocated in its forward pass, largest first.
+    """Return how much of the peak memory each module allocated in its forward pass, the largest amount first.
 
     ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: begin and end of forward
     passes in ns on the same clock as the history, and the module's name.

@@ -254,8 +254,8 @@ class StepProfiler:
             self.on_profiled()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Stop profiling and keep the steps profiled so far. Called when the script starts a profiler, because torch can
-        run only one.
+        """Stop profiling and keep the steps profiled so far. The script calls this by starting a profiler, because torch
+        can run only one.
         """
         is_starting = self._profiler is not None and not self._is_running
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
@@ -341,7 +341,7 @@ class StepProfiler:
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program while ``profiler`` profiles its steps. Return the program's exit code; 0 if the profiler stopped it.
+    """Run a program while ``profiler`` profiles its steps. Return its exit code; 0 if the profiler ended the program.
 
     A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
     optimizer of the script has stepped. Raises UsageError for an unknown function.

@@ -254,8 +254,8 @@ class StepProfiler:
             self.on_profiled()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Stop profiling and keep the steps profiled so far, because the script starts a profiler and torch can run only
-        one at a time.
+        """Stop profiling and keep the steps profiled so far, because the script starts a profiler, and torch can run
+        only one at a time.
         """
         is_starting = self._profiler is not None and not self._is_running
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:

@@ -413,7 +413,7 @@ def test_a_dry_run_says_who_shares_it(run):
     code, out, _ = run(*SWEEP, *GRID, "--dry-run")
     assert code == 0
     assert "devices: 0 1 2 3, one process and one log each; the plan of the first:" in out
-    assert "3 to measure" in out
+    assert "rows left to measure: 3" in out
     assert not (run.folder / "out").exists()
 
 

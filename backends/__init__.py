@@ -1,1 +1,1 @@
-"""Contain the backends, one file per vendor. This folder is installed as the package ``mamf_backends``."""
+"""Define mamf's backends, one file per vendor. This folder is installed as the package ``mamf_backends``."""

@@ -33,9 +33,9 @@ def find_mig_slice(name: str) -> str | None:
 
 
 def find_card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
-    """Return the ways in which an NVIDIA card is shared. ``sensors``: NvmlSensors, or None.
+    """Return the ways in which an NVIDIA card is shared. ``sensors``: NvmlSensors, or None if they are unavailable.
 
-    If MPS is used, other processes are not reported as well, because NVML lists the MPS server as one of them.
+    If processes use MPS, the result leaves out "other processes", because NVML lists the MPS server as one of them.
     """
     ways = [find_mig_slice(name), _detect_vgpu(sensors), _detect_mps(sensors) or _detect_other_processes(sensors)]
     return tuple(filter(None, ways))
@@ -132,7 +132,7 @@ def _check_other_processes(sensors: Any) -> Advice:
 def find_partition(address: str | None) -> str | None:
     """Return the kind of partition that an AMD device is, such as "CPX partition". None for a whole card (SPX).
 
-    The Linux kernel reports it for Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
+    The Linux kernel reports partitions of Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
     """
     path = _PCI_DEVICES / (address or "unknown") / "current_compute_partition"
     mode = ""
@@ -142,9 +142,10 @@ def find_partition(address: str | None) -> str | None:
 
 
 def detect_amd_processes(sensors: Any) -> str | None:
-    """Return "other processes" if any have memory on the card, otherwise None. ``sensors``: AmdSmiSensors, or None.
+    """Return "other processes" if processes outside this run of mamf have memory on the card; otherwise return None.
 
-    Also None if amdsmi does not list this process, as in a container with its own pids, so others are unknown.
+    The result is also None if amdsmi does not list this process, as in a container with separate pids, because mamf
+    then cannot tell other processes from this one. ``sensors``: AmdSmiSensors, or None if they are unavailable.
     """
     processes = (sensors and sensors.call_or_none(sensors.smi.amdsmi_get_gpu_process_list)) or []
     pids = {process["pid"] for process in processes if process["mem"]}

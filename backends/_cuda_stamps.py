@@ -60,7 +60,7 @@ class CudaStamps:
     """
 
     def __init__(self, driver: Any, index: int, units: int) -> None:
-        """Load the kernel into the device. Raises OSError if the driver refuses it."""
+        """Load the kernel that takes stamps into the device. Raises OSError if the driver refuses it."""
         self._driver, self._index, self._units = driver, index, units
         with torch.cuda.device(index):
             self._results = torch.zeros(_SLOT_COUNT, units, 2, dtype=torch.int64, device="cuda")

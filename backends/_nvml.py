@@ -30,7 +30,7 @@ _NVML_NOT_INSTALLED = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one NVIDIA device, read from NVML; None for a value that the driver or a container refuses.
+    """The sensors of one NVIDIA device, read from NVML. A value that the driver or a container refuses to show is None.
 
     ``is_whole``: whether the device is a whole card. Power is measured per card, so the power of a slice is unknown.
     """
@@ -86,7 +86,7 @@ class NvmlSensors:
 
 
 def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
-    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's, from torch."""
+    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's in torch.cuda."""
     try:
         import pynvml
     except ImportError:
@@ -174,7 +174,7 @@ def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
     application_mhz = sensors.call_or_none(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
     max_hz = sensors.read_max_clock_hz()
     if application_mhz is None or max_hz is None:
-        return Advice("application clock", "unknown", "the device does not report it")
+        return Advice("application clock", "unknown", "the device does not report its application clock")
     if application_mhz * 1e6 >= max_hz:
         return Advice("application clock", "ok", f"{application_mhz} MHz, the maximum")
     memory = sensors.call_or_none(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
@@ -190,7 +190,7 @@ def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
 def _check_throttling(sensors: NvmlSensors) -> Advice:
     reasons = sensors.read_clock_event_reasons()
     if reasons is None:
-        return Advice("throttling", "unknown", "NVML does not report it")
+        return Advice("throttling", "unknown", "NVML does not report whether the card is throttled")
     reasons &= _SLOWDOWN_BITS
     if not reasons:
         return Advice("throttling", "ok", "the idle card is not throttled")
@@ -207,7 +207,7 @@ def _check_throttling(sensors: NvmlSensors) -> Advice:
 def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
     mode = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPersistenceMode)
     if mode is None:
-        return Advice("persistence mode", "unknown", "NVML does not report it")
+        return Advice("persistence mode", "unknown", "NVML does not report the persistence mode")
     if mode:
         return Advice("persistence mode", "ok", "on")
     return Advice(
@@ -222,12 +222,12 @@ def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
 def _check_ecc(sensors: NvmlSensors) -> Advice:
     modes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetEccMode)
     if modes is None:
-        return Advice("ECC", "unknown", "the device does not report it")
+        return Advice("ECC", "unknown", "the device does not report whether ECC is on")
     current, pending = (bool(mode) for mode in modes)
     if current == pending:
         return Advice("ECC", "ok", "on" if current else "off")
     return Advice(
-        "ECC", "warning", "changes at the next reset", "figures before and after it differ", "sudo nvidia-smi -r"
+        "ECC", "warning", "changes at the next reset", "figures before and after the reset differ", "sudo nvidia-smi -r"
     )
 
 

@@ -49,9 +49,7 @@ _EMPTY_WINDOW_COUNT, _MAX_DRAWN_VALUES = 32, 2**22
 
 
 def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
-    """Call ``query`` and return its result; None if the vendor's torch module lacks the function or has not finished
-    it.
-    """
+    """Call ``query`` and return its result; None if the vendor's torch module does not implement the function."""
     try:
         return query(*arguments)
     except _MISSING_FUNCTION_ERRORS:
@@ -135,8 +133,8 @@ class AnyAcceleratorBackend(StreamedBackend):
 
     @classmethod
     def call_or_none(cls, name: str, *arguments: Any) -> Any:
-        """Call the function ``name`` of the vendor's torch module, and return its result; None if the function is
-        missing or unfinished.
+        """Call the function ``name`` of the vendor's torch module, and return its result; None if the module does not
+        implement this function.
         """
         return _call_or_none(lambda: getattr(cls.vendor(), name)(*arguments))
 

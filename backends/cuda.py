@@ -201,7 +201,7 @@ class CudaBackend(StreamedBackend):
 @cache
 def _read_cublas_version() -> dict[str, str]:
     """Return the version of the installed cuBLAS package as a dictionary of one entry; empty if there is no package.
-    Logs need it because the same torch can run with several versions of cuBLAS.
+    Logs need this version, because one version of torch can run with several versions of cuBLAS.
     """
     major = str(torch.version.cuda).split(".")[0]
     version = get_package_version("nvidia-cublas") or get_package_version(f"nvidia-cublas-cu{major}")
@@ -210,9 +210,10 @@ def _read_cublas_version() -> dict[str, str]:
 
 @cache
 def _read_vboost(index: int) -> dict[str, str]:
-    """Read a card's vboost, which moves power from the L2 cache to the SMs, with nvidia-smi. Empty if it is unknown.
+    """Read a card's vboost setting, which moves power from the L2 cache to the SMs, from the output of nvidia-smi.
 
-    No library reports it. ``index``: the card's index in nvidia-smi.
+    Return it as a dictionary of one entry, which is empty if the setting is unknown. No library reports this setting.
+    ``index``: the card's index in nvidia-smi.
     """
     command = ["nvidia-smi", "boost-slider", "-l", "-i", str(index)]
     try:

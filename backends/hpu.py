@@ -31,7 +31,7 @@ HLML_TEMPERATURE_ON_AIP = 0
 
 
 class HlmlSensors:
-    """The sensors of one Gaudi device, read from pyhlml; None for a value that pyhlml refuses."""
+    """The sensors of one Gaudi device, read from pyhlml. A value that pyhlml refuses to show is None."""
 
     def __init__(self, hlml: Any, handle: Any) -> None:
         self.hlml = hlml

@@ -40,7 +40,7 @@ _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one AMD device; None for a value that amdsmi answers with "N/A" or an error.
+    """The sensors of one AMD device. A value for which amdsmi answers "N/A" or raises an error is None.
 
     ``is_whole``: whether the device is a whole card. Power is measured per socket, so the power of a partition is
     unknown.
@@ -59,7 +59,7 @@ class AmdSmiSensors:
             return None
 
     def get_number(self, answer: Any, *names: str) -> float | None:
-        """Return the first field in ``names`` that is a number, or None."""
+        """Return the value of the first field in ``names`` that is a number, or None."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
             if isinstance(value, (int, float)) and value not in _UNSUPPORTED_VALUES:
@@ -113,9 +113,9 @@ class AmdSmiSensors:
 
 
 def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
-    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's, from torch.
+    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's in torch.cuda.
 
-    The device is found by PCI address, because HIP_VISIBLE_DEVICES changes indices.
+    amdsmi is asked for the device by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
@@ -296,7 +296,7 @@ def load_roctx_library() -> ctypes.CDLL | None:
 
 def check_numa_balancing() -> Advice:
     if not _NUMA_BALANCING_FILE.exists():
-        return Advice("numa_balancing", "unknown", "the Linux kernel does not report it")
+        return Advice("numa_balancing", "unknown", "the Linux kernel does not report NUMA balancing")
     if _NUMA_BALANCING_FILE.read_text().strip() == "0":
         return Advice("numa_balancing", "ok", "off")
     cost = "Linux moves memory pages while the device waits: figures are lower and noisier"

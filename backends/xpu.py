@@ -16,8 +16,8 @@ _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """The clock and temperature sensors of one Intel GPU, which torch.xpu reads (torch 2.13 with pyzes); None for a
-    sensor that it cannot read.
+    """The clock and temperature sensors of one Intel GPU, which torch.xpu reads (torch 2.13 with pyzes). The value of a
+    sensor that torch.xpu cannot read is None.
     """
 
     def __init__(self, vendor: Any, index: int) -> None:

@@ -153,7 +153,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 #: The exceptions that end a run wherever they are raised. The first one is Interrupted while the command line handles
-#: signals, and KeyboardInterrupt otherwise.
+#: signals, and KeyboardInterrupt at other times.
 ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 

@@ -267,7 +267,7 @@ class Plan:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes measure other shapes of the same run."""
+        """Whether other processes measure other shapes of this run."""
         return self.kind == SWEEP and self.options.ranks > 0
 
     def dealt(self, rank: int, ranks: int) -> Plan:

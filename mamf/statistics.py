@@ -213,8 +213,8 @@ def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_B
 
 
 def compute_standard_error(interval: Interval, figure: float) -> float:
-    """Return the standard error of a figure, as a share of the figure, from its interval; as if it were normally
-    distributed.
+    """Return the standard error of a figure, as a share of the figure, from the figure's interval. The function assumes
+    that the figure is normally distributed.
 
     For a mean the result is 42 % too large (more with fewer than 5 batches), because with Student's t and 5 batches the
     half-width is 2.776 standard errors, not 1.960. The constants in repeatability.csv were fitted with these too large

@@ -61,7 +61,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":
-            raise UsageError(f"ceiling is in {ceiling.unit}: give the ceiling of a matmul")
+            raise UsageError(f"ceiling is in {ceiling.unit}, not in TFLOPS: give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
             raise UsageError("this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
         return ceiling.flops

@@ -2,8 +2,8 @@
 
 A batch may be a mapping, a named tuple, a dataclass, or a list of these. Its tokens are the tensor with a name such as
 ``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). The number of its samples is
-the first dimension of all its tensors, if they agree. Numbers that cannot be found so are unknown, never guessed. A
-tensor is any object with ``shape`` and ``dtype``.
+the first dimension of all its tensors, if they agree. Other numbers are unknown, never guessed. A tensor is any object
+with ``shape`` and ``dtype``.
 """
 
 from __future__ import annotations
@@ -265,7 +265,8 @@ class MeteredTraining:
 
 
 class GradientWatch:
-    """A watch of the first step of a partly frozen model. It finds the weights and inputs of layers with gradients.
+    """An observer of the first step of a partly frozen model, which finds the layers whose weights or inputs have
+    gradients.
 
     The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. In a compiled
     model all inputs count as having gradients, because hooks on its layers would make torch compile it again.
@@ -415,7 +416,7 @@ def read_batch_pass(batch: Any, tokens: Any = None, samples: Any = None) -> Batc
 
 
 def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the bounds of packed documents, or the positions in them, as tensors whose copy to the host may run."""
+    """Return the bounds of packed documents, or the positions in them, on the host. Copying may still go on."""
     # A tensor of one of these names has 0 and then the end of each document that is packed into one sequence.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
     bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)

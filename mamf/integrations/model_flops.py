@@ -188,7 +188,7 @@ class _ArchitectureReader:
     def evaluate_term(self, name: str) -> int:
         """Return the value of a term: a key of the section, a field of the configuration, or a whole number.
 
-        A key has alternatives, separated by ``|``. The first alternative counts whose fields the configuration has.
+        A key has alternatives, separated by ``|``. The first of them for which the configuration has all fields counts.
         """
         name = name.strip()
         if name not in self.section:

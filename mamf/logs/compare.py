@@ -310,8 +310,8 @@ def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Com
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
     """Pair the rows of two comparable logs by their fields. The comparison that it returns may have no pair."""
-    # Drop each field that has one value in all rows of A and another value in all rows of B, because no row would have
-    # a partner otherwise.
+    # Drop each field that has one value in all rows of A and another value in all rows of B, because with this field no
+    # row would have a partner.
     dropped = [
         each
         for each in find_field_differences(rows_a, rows_b, left_out=("shape",))

@@ -338,7 +338,7 @@ class _RunParser:
         """Collect the figures of a row in the format in which version 2 prints all rows, and in which version 4 printed
         its quick first measurements (scouts) before it had tables.
 
-        Return whether the line is such a row. It is not for rows of version 1, which mamf does not import.
+        Return whether the line is such a row; False for rows of version 1, which mamf does not import.
         """
         printed = _NAMED_FIGURE.findall(found["figures"])
         if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.

@@ -46,7 +46,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import COMMON_REGIMES, Claim, ReproduceOptions
 
-# -- judging the rows of a guard ---------------------------------------------------------------------------------------
+# -- judging the rows of mamf guard ------------------------------------------------------------------------------------
 
 DEFAULT_REGRESSION_TOLERANCE = 0.02
 DEFAULT_ROUNDS = 9
@@ -58,7 +58,7 @@ COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
 
 class GuardKeys(Struct, kw_only=True):
-    """The keys of the TOML file of a guard, with their types and default values."""
+    """The keys of the TOML file that ``mamf guard`` reads, with their types and default values."""
 
     operation: str
     kernels: list[str]

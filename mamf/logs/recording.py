@@ -102,7 +102,7 @@ def _get_logged_type(kind: Any) -> Any:
 def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the declared types of the fields of ``kind`` by name, with Missing added to those that have a default.
 
-    Logs from before such a field was added do not have it.
+    Logs that were written before mamf had a field do not have it.
     """
     defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
     return {

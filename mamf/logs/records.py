@@ -173,9 +173,9 @@ class SummaryRecord(Struct, kw_only=True):
 
 
 class KnownCeilingRecord(Struct, kw_only=True):
-    """A record of a ceiling that the run did not measure itself and that its report compares rows with.
+    """A record of a ceiling that the run did not measure itself. The report of the run compares rows with this ceiling.
 
-    mamf reads it as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
+    mamf reads the record as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
     """
 
     dtype: str

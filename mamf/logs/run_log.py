@@ -190,7 +190,7 @@ class RunLog(Tabular):
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """The ceilings of matmuls by regime, for logs of a find, which has only one dtype."""
+        """The ceilings of matmuls by regime, for logs of ``mamf find``, which have only one dtype."""
         return {regime: ceiling for (_, regime), ceiling in self.all_ceilings.items()}
 
     @property
@@ -365,8 +365,9 @@ class DeviceSpeed(NamedTuple):
         """Compute half the width of the interval of ``factor`` for a launch of ``work`` FLOP or bytes, which may be
         less than the work of the reference kernel.
 
-        It is larger for less work, because devices may differ less in short launches. Four H200 that differ by 2.5 % at
-        343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same clock.
+        The result is larger for less work, because devices may differ less in short launches. Four H200 that differ by
+        2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same
+        clock.
         """
         return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.reference_work)
 
@@ -451,7 +452,8 @@ def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the rows, each with the relative speed of its device. Rows of a run on one device are returned
     unchanged.
     """
-    speeds, rows_with_speed = compute_device_speeds(rows), list(rows)
+    speeds = compute_device_speeds(rows)
+    rows_with_speed = list(rows)
     for number, row in enumerate(rows):
         if row.device is not None:
             speed = speeds.get(get_speed_context(row), {}).get(row.device)

@@ -105,7 +105,7 @@ def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
 
 def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     """Return the plan of the whole shared run, with the shapes of all logs. Raises UsageError if the plans of the logs
-    differ otherwise.
+    differ in more than their shapes.
     """
     models = dict.fromkeys(log.header["device"]["name"] for log in logs)
     if len(models) > 1:

@@ -35,7 +35,7 @@ SUCCESS_EXIT_CODES = (0, 130)
 
 
 class ChildEvent(NamedTuple):
-    """A message from a child process, or the end of this process.
+    """A message from a child process, or the fact that this child has ended.
 
     - ``rank``: the number of the child.
     - ``message``: the JSON object that the child sent, or None if the child has ended.
@@ -158,8 +158,8 @@ def watch_children_until_end(
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start a child process in a new session, so that Ctrl-C in the terminal interrupts only the parent process. The
-    parent then stops the child.
+    """Start a child process in a new session, so that Ctrl-C in the terminal interrupts only the parent process, which
+    then stops the child.
     """
     return subprocess.Popen(
         command,
@@ -174,7 +174,7 @@ def start_child(command: Sequence[str], environment: Mapping[str, str]) -> subpr
 
 
 class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
-    """The child processes of a run, with a queue of their messages. A context manager that stops all children on exit.
+    """The child processes of a run, with a queue of their messages. As a context manager, it stops them on exit.
 
     - ``processes``: the process of each child, by rank.
     """

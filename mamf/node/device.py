@@ -101,7 +101,7 @@ class DeviceRun:
             self.on_progress(f"{part}: {error}")
 
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
-        """Return the plan and the kernels of a part."""
+        """Return the plan of what to measure in a part, and the kernels with their names."""
         if part == "find":
             problem, seconds = problem_for(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
             plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)

@@ -21,7 +21,10 @@ _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID"
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The place of this process among the ``ranks`` that a launcher started. ``index``: its rank within its node."""
+    """The rank of this process among all ``ranks`` processes that a launcher started.
+
+    ``index``: its rank within its node (machine). ``node``: the number of this node.
+    """
 
     rank: int
     ranks: int

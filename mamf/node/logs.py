@@ -114,7 +114,7 @@ def read_node_folders(folders: Sequence[Path]) -> tuple[str, list[NodeDevice]]:
 
 
 def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = None) -> tuple[NodeRun, list[NodeDevice]]:
-    """Read the run of one machine and its devices, with their results, from a folder of ``mamf node``.
+    """Read how ``mamf node`` ran on one machine, and its devices with their results, from a folder.
 
     - ``node``: the number of the machine, for labels.
     - ``known_run``: the run to use instead of the one in run.json.
@@ -284,7 +284,7 @@ def _yield_early_end_reason(part: str, log: RunLog) -> Iterable[str]:
     if log.summary is None:
         yield f"its process disappeared or was killed during {part}"
     elif log.summary["reason"] and log.summary["reason"] not in _FAULTLESS_END_REASONS:
-        yield f"{part} ended: {log.summary['reason']}"
+        yield f"the measurement of {part} ended early: {log.summary['reason']}"
 
 
 def _yield_missing_results(part: str, log: RunLog) -> Iterable[str]:
@@ -297,7 +297,7 @@ def _yield_missing_results(part: str, log: RunLog) -> Iterable[str]:
             reason = str(summary.get("reason") or "it was not confirmed")
             yield f"no {ceilings} ceiling: {'interrupted ' if reason.startswith('by ') else ''}{reason}"
     elif (reason := str(summary.get("reason", ""))).startswith(_FAULTLESS_END_REASONS):
-        yield f"{part} was cut short: {reason}"
+        yield f"the measurement of {part} was cut short: {reason}"
 
 
 # -- baselines ---------------------------------------------------------------------------------------------------------

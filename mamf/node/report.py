@@ -46,7 +46,7 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     if why_not_together:
-        remarks.append(f"not measured together: {why_not_together}")
+        remarks.append(f"the devices did not measure at the same time: {why_not_together}")
     # Without findings, the reason of the verdict contains this line.
     slowest = [describe_slowest(devices)] if verdict.findings else []
     blocks: list[Block] = [
@@ -73,8 +73,8 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
 
 
 def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
-    """Make the columns of the table of devices: figures, sensor readings, and the place of a device when all are
-    ordered by speed (1: the fastest).
+    """Make the columns of the table of devices: figures, sensor readings, and the place of each device in the order of
+    speed (1: the fastest).
     """
     pace = choose_speed_figure(devices)
     order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
@@ -147,7 +147,7 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
         notes=(
             describe_slowest(devices),
             *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS]),
-            "spread: highest to lowest; bars: 95 % repeat intervals; each panel has its own scale",
+            "spread: highest value relative to lowest; bars: 95 % repeat intervals; each panel has its own scale",
         ),
         is_connected=False,
         has_intervals=True,

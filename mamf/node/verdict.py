@@ -45,8 +45,8 @@ class NodeDevice:
       that are judged together.
     - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
     - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
-    - ``dtype``: the data type of its matmul figures.
-    - ``build``: its number of compute units and its power limit in watts.
+    - ``dtype``: the data type of the device's matmul figures.
+    - ``build``: the device's number of compute units and its power limit in watts.
     - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.
     - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
     - ``conditions``: the sensor readings during the sustained ceiling, or during the burst ceiling if there is no
@@ -356,7 +356,7 @@ def _make_shortfall_finding(
 
 def describe_slowest(devices: Sequence[NodeDevice]) -> str:
     """Return a line with the name and rate of the slowest device, and the share of the mean speed that a synchronous
-    job on all devices loses by waiting for it.
+    job on all devices loses by waiting for the slowest one.
     """
     figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]

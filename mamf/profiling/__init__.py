@@ -1,1 +1,1 @@
-"""Profile a training script: what share of a step each class of kernels and operations takes. See docs/profiling.md."""
+"""Profile a training script: report what share of a step each class of kernels takes. See docs/profiling.md."""

@@ -101,7 +101,8 @@ def classify_event(event: Event) -> str:
 def classify_kernel_name(kernel: str, max_depth: int = _MAX_WRAPPER_DEPTH) -> str | None:
     """Return the class of a kernel by its name alone, or None if no rule matches the name.
 
-    ``max_depth``: the maximum number of wrappers around each other to look into.
+    A wrapper is a kernel that only launches the kernel that is its template argument. ``max_depth``: the maximum number
+    of nested wrappers whose inner kernel decides the class.
     """
     function, template_arguments = split_kernel_name(kernel)
     if max_depth and (wrapper_class := _find_class_by_rules("wrapper", function)) is not None:
@@ -136,8 +137,9 @@ def compute_class_seconds(
 ) -> dict[str, tuple[float, float]]:
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
-    Visible seconds count for the class. Hidden seconds are those in which events of the class ran, but which count for
-    another class. ``intervals_by_class``: the intervals of the events of each class, as (begin, end) in seconds.
+    While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. The seconds
+    that count for a class are its visible ones; the other seconds in which its events ran are its hidden ones.
+    ``intervals_by_class``: the intervals of the events of each class, as (begin, end) in seconds.
     """
     seconds_by_class: dict[str, tuple[float, float]] = {}
     covered: Intervals = []

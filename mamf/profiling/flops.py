@@ -42,7 +42,7 @@ def count_operation_flop(event: Event) -> int | None:
 
 
 def find_multiplied_dtype(event: Event) -> str:
-    """Return mamf's name of the dtype that an operation multiplies.
+    """Return mamf's name of the dtype of the operands that an operation multiplies.
 
     If mamf has no name for the dtype, return torch's name; ``unknown`` if the trace does not say the dtype.
     """

@@ -130,7 +130,7 @@ def get_rank_log_path(folder: Path, rank: int) -> Path:
 
 
 def find_rank_logs(folder: Path) -> dict[int, Path]:
-    """Return the paths of the logs of ranks in a folder, by rank. Logs that are incomplete are included."""
+    """Return the path of each rank's log in a folder, by rank, even if the log is incomplete."""
     return {
         int(name): path
         for path in folder.glob(RANK_LOG_PATTERN)
@@ -293,7 +293,7 @@ def describe_largest_classes(profile: Profile) -> str:
 def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
     hidden = (
-        ": hidden time overlaps with time of another class"
+        "; in hidden time another class ran too, and the time counts for that class"
         if any(row.hidden > _ROUNDING_SECONDS for row in profile.classes)
         else ""
     )
@@ -319,20 +319,26 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
                 "no rule names its operation or its kernel"
             )
     if any(row.name.startswith("in ") for row in profile.memory):
-        yield "memory in a module: allocated by its forward pass in these steps, and not yet freed at the peak"
+        yield "memory in a module was allocated by its forward pass in these steps, and not yet freed at the peak"
     if profile.modules:
-        yield "modules: forward and backward, including inner modules; names that differ only in numbers are added up"
+        yield (
+            "the time of a module includes its backward pass and its inner modules; "
+            "modules whose names differ only in numbers are added up"
+        )
     yield from profile.notes
 
 
 def _explain_idle(profile: Profile) -> str:
-    """Return one line that says what duration shares and idle time refer to, and how certain idle time is."""
+    """Return one line that says which duration the shares are shares of, and how certain the idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
         return "mamf timed no step without the profiler: idle is an upper bound, all other shares are lower bounds"
     work = f"{format_milliseconds(busy)} ms of work in the trace"
     if busy > took + _ROUNDING_SECONDS:
-        return f"{work}, slowed by the profiler, exceed the step without it: shares are of this work; idle is unknown"
+        return (
+            f"{work}, which the profiler slowed, are longer than a step without the profiler: "
+            "shares are of this work, and idle time is unknown"
+        )
     return (
         f"shares are of the {format_milliseconds(took)} ms of a step without the profiler; "
         f"idle is this time minus {work}"
@@ -362,8 +368,8 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
         ),
         Lines(
             [
-                "ms are per step; exposed: communication not hidden by "
-                "computation, with waiting; own: the step without it",
+                "ms are per step; exposed communication is the time, with waiting, in which only communication runs; "
+                "own is the step without exposed communication",
                 "to see the profile of one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),

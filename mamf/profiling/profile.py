@@ -76,7 +76,7 @@ class ClassRow:
 class KernelRow:
     """The calls of one kernel on a device, or of one operation on a CPU, over all profiled steps.
 
-    ``seconds``: the length of the union of the intervals in which it ran.
+    ``seconds``: the length of the union of the intervals in which the kernel or operation ran.
     """
 
     name: str
@@ -251,7 +251,7 @@ def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]
 
 
 def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindCeiling) -> list[ClassRow]:
-    """Make the rows of modules, longest first. Without ranges of modules in the trace the list is empty."""
+    """Make the rows of modules, longest first. The list is empty if the trace has no ranges of modules."""
     by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
     for each in busy_intervals:
         names = [fold_module_name(name) for name in _list_module_names(each.event)] or [OUTSIDE_MODULES]

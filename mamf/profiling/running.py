@@ -179,7 +179,7 @@ class StepProfiler:
         return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
     def _claim_steps(self) -> bool:
-        """Return whether to profile this process: the first process of this rank that calls this method."""
+        """Return whether to profile this process. Only the first process of this rank that calls this is profiled."""
         if self._profiled_process_id is None and get_rank() == self._rank:
             try:
                 self._claim_file.touch(exist_ok=False)
@@ -254,12 +254,14 @@ class StepProfiler:
             self.on_profiled()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Keep the steps profiled so far and stop, because the script starts a profiler and torch can run only one."""
+        """Stop profiling and keep the steps profiled so far, because the script starts a profiler, and torch can run
+        only one at a time.
+        """
         is_starting = self._profiler is not None and not self._is_running
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
-        advice = f"; --warmup {warmup} gives {self._steps}" if warmup > 0 else ""
+        advice = f"; with --warmup {warmup} mamf can profile {self._steps}" if warmup > 0 else ""
         if self._is_running:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled_steps:
@@ -339,7 +341,7 @@ class StepProfiler:
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program while ``profiler`` profiles its steps. Return its exit code, or 0 if the profiler stopped it.
+    """Run a program while ``profiler`` profiles its steps. Return its exit code; 0 if the profiler ended the program.
 
     A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
     optimizer of the script has stepped. Raises UsageError for an unknown function.
@@ -428,7 +430,7 @@ def _find_owner_and_name(function: str) -> tuple[Any, str]:
 
 
 def keep_current_device() -> AbstractContextManager[object]:
-    """Return a context whose end restores torch's current device, because opening a backend changes it."""
+    """Return a context that restores torch's current device when it ends, because opening a backend changes it."""
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 

@@ -148,7 +148,7 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     """Return the intervals within the training steps in which the device worked, or the CPU if no device was used.
 
     On a device these are the intervals of its kernels and copies. On a CPU they are the intervals of operations,
-    without the time of the operations that each operation calls. Communication of Gloo on the host is included in both.
+    without the time of the operations that each operation calls. Communication of Gloo on the host is always included.
     """
     if trace.is_of_device:
         intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
@@ -328,7 +328,7 @@ def _find_step_bounds(
 
 
 def _parse_kernel_table(text: str) -> Trace:
-    """Make a trace from a table of kernels. Skip the lines before its header, such as the progress of nsys."""
+    """Make a trace from a table of kernels. Skip lines before the table's header, such as progress that nsys prints."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         names = next(csv.reader([line]), [])

@@ -35,8 +35,8 @@ _MAX_MODULE_ROWS = 10
 class MemoryWatch:
     """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If
-    ModuleRanges runs modules within ``record_module_span``, ``rows`` say which modules allocated most of the peak.
+    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If a
+    ModuleRanges calls ``record_module_span`` for each module, ``rows`` say which modules allocated most of the peak.
 
     ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz.
     """
@@ -94,7 +94,7 @@ class MemoryWatch:
 
 
 def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Count the bytes of an optimizer's parameters, gradients and state, by device and by these three kinds.
+    """Count the bytes of an optimizer's parameters, of its gradients and of its state, on each device.
 
     Each tensor counts once. A sharded tensor counts with the part that is on this rank.
     """
@@ -131,7 +131,7 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 def make_memory_rows_by_module(
     history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
 ) -> list[MemoryRow]:
-    """Return how much of the memory at its peak each module allocated in its forward pass, largest first.
+    """Return how much of the peak memory each module allocated in its forward pass, the largest amount first.
 
     ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: begin and end of forward
     passes in ns on the same clock as the history, and the module's name.
@@ -221,7 +221,7 @@ class DtypeWatch:
 
 
 class ModuleRanges:
-    """A watch that puts a named range around the forward pass of each module, for a profiler that reads ranges.
+    """A watch that puts a range, a named interval that profilers show, around the forward pass of each module.
 
     ``open_backend``: returns the backend, or another object with ``profiler_window`` and ``profiler_range``. ``start``
     calls it, and ``__init__`` does not, because the script may choose its device in between.

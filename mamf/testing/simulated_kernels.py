@@ -25,7 +25,7 @@ _DEFAULT_TOLERANCE = 1e-2
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that runs on simulated devices only, and computes at ``share`` of the device's peak rate.
 
-    Tests set ``SimulatedBackend.faults`` to make it fail or return wrong results for some shapes.
+    Tests set ``SimulatedBackend.faults`` to make a kernel fail or return wrong results for some shapes.
     """
 
     share: ClassVar[float] = 1.0

@@ -82,9 +82,9 @@ def changed(path, number, value, *way):
     [
         (0, ["a"], ("device",), "field device: expected `str | null`"),
         (0, "text", ("software",), "field software: expected `object`"),
-        (1, "1e5", ("watts",), "field watts: expected `float | null`"),
-        (1, None, ("tflops",), "field tflops: expected `object`"),
-        (1, [], ("tflops", "mean"), "field tflops[...]: expected `float`"),
+        (1, "1e5", ("watts",), "watts: expected `float | null`"),
+        (1, None, ("tflops",), "tflops: expected `object`"),
+        (1, [], ("tflops", "mean"), "tflops[...]: expected `float`"),
         (-1, None, ("best",), "field best: expected `object`"),
         (-1, {}, ("best", "mean", "tflops"), "missing field `best.mean.tflops.mean`"),
         (-1, {"a": {}}, ("means",), "field means[...]: expected `float`"),

@@ -39,7 +39,7 @@ def test_results_refuses_a_shared_card_and_says_why(logs):
     assert found(whole) == set()
     assert found(shared) == {"shared-card"}
     (finding,) = [each for each in review_log(shared).findings if not each.is_warning]
-    assert "run it again while nothing else uses the card" in finding.message
+    assert "measure again while nothing else uses the card" in finding.message
 
 
 def test_no_table_ranks_a_shared_card(logs):

@@ -162,7 +162,7 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     assert code == 0, err
     assert "read bandwidth (4GiB, simulated-bandwidth)" in out
     code, _, err = decode(*options[:2], "--operation", "decode", "--output", "other.jsonl", "--ceiling", "find.jsonl")
-    assert (code, "no read bandwidth burst ceiling in find.jsonl" in err) == (2, True)
+    assert (code, "find.jsonl has no read bandwidth burst ceiling" in err) == (2, True)
 
 
 def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):

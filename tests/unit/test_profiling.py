@@ -325,7 +325,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     [
         (
             2e-4,
-            "0.2300 ms of work in the trace, slowed by the profiler, exceed the step without it: shares are",
+            "0.2300 ms of work in the trace, which the profiler slowed, are longer than a step without the profiler",
         ),
         (None, "mamf timed no step without the profiler: idle is an upper bound"),
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mamf.cli.terminal import add_shared_options, print_line
@@ -67,14 +67,15 @@ def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
     A path has the name of this log with the suffix .jsonl; further runs of this log get a number. Raises UsageError if
     a file with this path exists.
     """
-    target_paths: list[Path] = []
+    target_paths, free_paths = dict[Path, None](), dict[Path, Iterator[Path]]()
     for path in paths:
-        numbered_paths = yield_numbered_paths(folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl")
+        first_path = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
+        numbered_paths = free_paths.setdefault(first_path, yield_numbered_paths(first_path))
         target_path = next(each for each in numbered_paths if each not in target_paths)
         if target_path.exists():
             raise UsageError(f"{target_path} already exists: choose another folder for --output-folder")
-        target_paths.append(target_path)
-    return target_paths
+        target_paths[target_path] = None
+    return list(target_paths)
 
 
 def describe_finder_run(run: FinderRun) -> str:
@@ -83,8 +84,8 @@ def describe_finder_run(run: FinderRun) -> str:
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
     end = "" if run.is_complete else ", interrupted: no ceilings"
-    origin = f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}"
     return (
-        f"{origin}, {run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; "
+        f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}, "
+        f"{run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; "
         f"{figures or 'no best figure'}"
     )

@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     has_one_source = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (has_one_source or options.restart) or options.top == 0:
-        raise UsageError("give exactly one of LOG, --claim and --resume; --top must be at least 1")
+        raise UsageError("give exactly one of LOG, --claim and --resume, and a --top of at least 1")
     return run_session(options, ReproduceSession)
 
 
@@ -254,8 +254,15 @@ class ReproduceSession(Session):
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def print_plan(self) -> None:
-        judged = judge_claims(self.plan.options, self.measured_run.rows)
-        print_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
+        print_plan(
+            self.plan,
+            [
+                each.claim.step
+                for each in judge_claims(self.plan.options, self.measured_run.rows)
+                if each.measured_here is None
+            ],
+            self.backend,
+        )
 
     def choose_exit_code(self, code: int) -> int:
         judged = judge_claims(self.plan.options, self.measured_run.rows)

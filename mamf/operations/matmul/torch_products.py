@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -108,22 +108,18 @@ class TunableOp(TorchMm):
             return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
         return None
 
-    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
-        return _enable_tuning(super().settings(backend, problem))
-
-
-@contextmanager
-def _enable_tuning(precision: AbstractContextManager[object]) -> Iterator[None]:
-    tunable = torch.cuda.tunable
-    enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
-    tunable.enable(True)
-    tunable.tuning_enable(True)
-    try:
-        with precision:
-            yield
-    finally:
-        tunable.enable(enabled)
-        tunable.tuning_enable(tuning)
+    @contextmanager
+    def settings(self, backend: Backend, problem: MatmulProblem) -> Iterator[None]:
+        tunable = torch.cuda.tunable
+        enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
+        tunable.enable(True)
+        tunable.tuning_enable(True)
+        try:
+            with super().settings(backend, problem):
+                yield
+        finally:
+            tunable.enable(enabled)
+            tunable.tuning_enable(tuning)
 
 
 # torch._int_mm on CUDA does not support matrices A with this number of rows or fewer.

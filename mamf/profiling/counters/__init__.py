@@ -1,1 +1,1 @@
-"""Read and report the hardware counters of single kernels: what ran, for how many cycles, and what bounds it."""
+"""Read the hardware counters of kernels, and report how many cycles a kernel takes and what bounds its speed."""

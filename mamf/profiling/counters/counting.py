@@ -1,4 +1,4 @@
-"""Measure kernels for ``mamf counters``, and let ncu read the hardware counters of each after its row is in the log."""
+"""Measure kernels for ``mamf counters``, and after each one let NVIDIA's profiler ncu read its hardware counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mamf.profiling.counters.ncu import Ncu, StepKey, encode_counts, make_step_k
 
 
 class CountingStrategy(RowsStrategy):
-    """A strategy that measures each kernel and shape of a plan, then reads the hardware counters of that launch.
+    """A strategy that measures each kernel and shape of a plan, and then reads the hardware counters of this kernel.
 
     ``counted``: the kernels and shapes whose counters an earlier run has already read.
     """
@@ -44,5 +44,7 @@ class CountingStrategy(RowsStrategy):
 
 
 def find_uncounted_rows(rows: Sequence[Measurement], counted: set[StepKey]) -> list[Measurement]:
-    """Return the successfully measured rows whose kernel and shape are not in ``counted``, without reference rows."""
+    """Return the successful rows whose kernel and shape are not in ``counted``. Leave out rows that mamf measured only
+    to compare other rows with them.
+    """
     return [row for row in rows if row.ok and not row.is_reference and make_step_key(row) not in counted]

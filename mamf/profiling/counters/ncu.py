@@ -156,7 +156,7 @@ def make_launch_counts(
     """Make the counts of a kernel from the device kernels that several equal launches ran.
 
     ``kernels``: all device kernels in the order in which they ran. ``launches``: the number of launches. If the
-    launches did not run the same device kernels, the counts have a reason and no counters.
+    launches did not run the same device kernels, the result has no counters, but says why.
     """
     per_launch, rest = divmod(len(kernels), launches)
     kernels_by_launch = [
@@ -247,7 +247,7 @@ _MAX_KERNEL_NAME_LENGTH = 48
 
 @dataclass(frozen=True)
 class Bound:
-    """What bounds the speed of a launch.
+    """The part of the device, or another cause, that limits the speed of a launch.
 
     ``by``: the part of the device, such as "tensor pipe", or else "launch", "latency" or "unknown". ``why``: the
     figures that show the bound, in one line.
@@ -278,14 +278,16 @@ def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) 
 
 
 def find_kernel_bound(kernel: DeviceKernel) -> Bound:
-    """Return what bounds one device kernel: its busiest part of the device, too little work to fill it, or latency."""
+    """Return what bounds one device kernel: the part of the device that it keeps busiest, too little work to fill the
+    device, or latency.
+    """
     known = {name: percent for name, percent in compute_busy_percent(kernel).items() if percent is not None}
     if not known:
         return Bound("unknown", "the device has no counters of its pipes and memory")
     busiest = max(known, key=lambda name: known[name])
     if known[busiest] >= BUSY_PERCENT:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
-    text, metrics = f"no part is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
+    text, metrics = f"no part of the device is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
     waves, blocks, seconds = metrics.get(WAVES_PER_COMPUTE_UNIT), metrics.get(BLOCK_COUNT), kernel.seconds
     if waves is not None and waves < _MIN_WAVES:
         size = "" if blocks is None else f", {blocks:.0f} blocks"
@@ -337,7 +339,7 @@ _WITHOUT_COUNTERS = "rates ('mamf sweep', 'mamf attention') and traces ('mamf pr
 
 @dataclass(frozen=True)
 class Ncu:
-    """A caller of NVIDIA's profiler ncu.
+    """NVIDIA's profiler ncu, with the settings with which mamf runs it for every kernel.
 
     - ``path``: the path of the program ncu.
     - ``backend``, ``device``: the backend's name and the device's number, as the user gave them.
@@ -364,7 +366,7 @@ class Ncu:
     def count_kernel(self, kernel: str, row: Measurement) -> LaunchCounts:
         """Run ncu and return the counts of the kernel, problem and shape of a row.
 
-        ``kernel``: the kernel's name as the user gave it. If ncu fails, the counts have a reason and no counters.
+        ``kernel``: the kernel's name as the user gave it. If ncu fails, the result has no counters, but says why.
         Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
         """
         output, errors = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
@@ -381,7 +383,7 @@ class Ncu:
 
 
 def make_run_options(problem: Any, shape: Any) -> list[str]:
-    """Return the options of ``mamf run`` and ``mamf counters`` for a problem and a shape of any operation."""
+    """Return the options with which ``mamf run`` and ``mamf counters`` take a problem and a shape of any operation."""
     operation = get_operation(problem.operation)
     texts = [
         f"{name}={'none' if value is None else value}"

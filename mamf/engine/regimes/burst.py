@@ -293,8 +293,7 @@ class Burst(Regime):
             checked.change_operands_and_poison()
             # The host may have used up its lead, so give the last launch a lead of its own. Otherwise this launch alone
             # would wait for the host, as if the others had skipped work.
-            needed_seconds = self._idle_mark_host_seconds + 2 * lag
-            self._queue_lead_and_warm_cache(launch, backend.now() - paused + needed_seconds)
+            self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds + 2 * lag)
             if not self.flush:
                 checked.poison()  # Poison the output again, because the launch that filled the cache has written it.
             resumed = backend.now()

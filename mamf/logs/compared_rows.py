@@ -100,9 +100,7 @@ SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _G
 
 
 def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
-    """Find the order of the runs of sides A and B from start times and durations. Only alternating runs average out
-    drift.
-    """
+    """Find the order of the runs of A and B from start times and durations. Only alternating runs average out drift."""
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_RUN_GAP for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE_RUNS._replace(extra_run_count=len(runs) - 2)
@@ -452,8 +450,8 @@ def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[Compare
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
-    known, seconds = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem), ceiling.seconds
-    error = compute_run_error([seconds], seconds, [0.0], known)
+    known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
+    error = compute_run_error([ceiling.seconds], ceiling.seconds, [0.0], known)
     return ComparedRow(
         {"regime": ceiling.regime, **get_problem_fields(ceiling.problem)},
         str(ceiling.shape),
@@ -462,7 +460,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         ceiling.interval,
         unit=ceiling.unit,
         error=compute_decision_error(error, ceiling.regime, ceiling.rounds),
-        seconds=seconds,
+        seconds=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
         per_degree=known.per_degree,
         cycles_used=ceiling.conditions.cycles_used,

@@ -452,7 +452,8 @@ def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return the rows, each with the relative speed of its device. Rows of a run on one device are returned
     unchanged.
     """
-    speeds, rows_with_speed = compute_device_speeds(rows), list(rows)
+    speeds = compute_device_speeds(rows)
+    rows_with_speed = list(rows)
     for number, row in enumerate(rows):
         if row.device is not None:
             speed = speeds.get(get_speed_context(row), {}).get(row.device)

@@ -140,8 +140,10 @@ def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[Contra
 
 def _import_class(plugin_kind: str, path: str, contract: type[ContractT]) -> type[ContractT]:
     if not _CLASS_PATH_PATTERN.fullmatch(path):
-        listed = "backends" if contract is Backend else "kernels"
-        raise UsageError(f"{path!r} is not a {plugin_kind}: write package.module:Class, or a name from 'mamf {listed}'")
+        raise UsageError(
+            f"{path!r} is not a {plugin_kind}: write package.module:Class, or a name from "
+            f"'mamf {'backends' if contract is Backend else 'kernels'}'"
+        )
     from importlib.metadata import EntryPoint
 
     return _load_class(plugin_kind, EntryPoint(path, path, group=""), contract)

@@ -154,8 +154,11 @@ class _AttentionSession(Session):
         """
         from mamf.operations.matmul.operation import get_ceiling_kernels
 
-        names = {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH}
-        return get_ceiling_kernels(names, self.options.ceiling_kernel, warn)
+        return get_ceiling_kernels(
+            {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH},
+            self.options.ceiling_kernel,
+            warn,
+        )
 
     def make_strategy(self, setup: Setup) -> Strategy:
         from mamf.engine.search.shares import SharesStrategy

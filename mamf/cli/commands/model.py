@@ -103,8 +103,11 @@ def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
     """
     if options.resume and not has_plan_options(options):
         return None
-    kernel_prefixes = ("torch", "compiled") if options.compile else ("torch",)
-    return [f"{prefix}[{name}]" for name in options.attention or ("sdpa",) for prefix in kernel_prefixes]
+    return [
+        f"{prefix}[{name}]"
+        for name in options.attention or ("sdpa",)
+        for prefix in (("torch", "compiled") if options.compile else ("torch",))
+    ]
 
 
 class ModelSession(Session):

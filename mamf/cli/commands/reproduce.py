@@ -254,8 +254,15 @@ class ReproduceSession(Session):
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def print_plan(self) -> None:
-        judged = judge_claims(self.plan.options, self.measured_run.rows)
-        print_plan(self.plan, [each.claim.step for each in judged if each.measured_here is None], self.backend)
+        print_plan(
+            self.plan,
+            [
+                each.claim.step
+                for each in judge_claims(self.plan.options, self.measured_run.rows)
+                if each.measured_here is None
+            ],
+            self.backend,
+        )
 
     def choose_exit_code(self, code: int) -> int:
         judged = judge_claims(self.plan.options, self.measured_run.rows)

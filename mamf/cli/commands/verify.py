@@ -83,14 +83,13 @@ class _VerifySession(Session):
 
     def make_new_plan(self) -> Plan:
         options, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
-        largest_shape = self.operation.parse_shape(options.largest) if options.largest else None
         return make_verify_plan(
             self.backend,
             dict(self.kernels),
             options.budget,
             options.dtype,
             regimes,
-            largest_shape,
+            self.operation.parse_shape(options.largest) if options.largest else None,
             options.seed or 0,
             options.number,
         )

@@ -211,18 +211,18 @@ def _find_usable_kernels(
     ``is_wanted``: returns whether to consider a kernel. Broken kernels are omitted. Raises UnavailableError if no
     kernel remains.
     """
-    reasons: dict[MatmulKernel, str | None] = {}
+    found: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
         with warn_if_plugin_broken():
             if is_wanted(each) and each.unavailable(backend) is None:
-                reasons[each] = each.unsupported(backend, problem)
-    if usable := [each for each, reason in reasons.items() if reason is None]:
+                found.append((each, each.unsupported(backend, problem)))
+    if usable := [each for each, reason in found if reason is None]:
         return sorted(usable, key=lambda each: not each.is_default)
     # Prefer the reason of a kernel that supports the dtype, because it is more specific.
-    by_default_kernels = [reason for each, reason in reasons.items() if each.is_default and reason]
-    by_default_kernels.sort(key=lambda reason: "; it takes" in reason)
-    raise UnavailableError([*by_default_kernels, f"no default matmul kernel runs on {backend.name}: name a kernel"][0])
+    reasons = [reason for each, reason in found if each.is_default and reason]
+    reasons.sort(key=lambda reason: "; it takes" in reason)
+    raise UnavailableError([*reasons, f"no default matmul kernel runs on {backend.name}: name a kernel"][0])
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:

@@ -252,7 +252,11 @@ def test_machines_of_one_job_have_a_folder_each_and_are_judged_together(run, mon
 def test_other_tasks_on_a_machine_measure_nothing(run, monkeypatch):
     faulty(monkeypatch, 2)
     place(monkeypatch, 0, 1, nodes=4)
-    assert run(*NODE) == (0, "", "nothing to do: the first process on this machine measures all of its devices\n")
+    assert run(*NODE) == (
+        0,
+        "",
+        "this process measures nothing: the first process on this machine measures all of its devices\n",
+    )
     assert run(*NODE, "--overlap")[::2] == (
         3,
         "mamf: --overlap works on one machine only: start 'mamf overlap' with the launcher instead\n",

@@ -110,7 +110,10 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
 
 def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
     if not indices:
-        print_line("nothing to do: the first process on this machine measures all of its devices", sys.stderr)
+        print_line(
+            "this process measures nothing: the first process on this machine measures all of its devices",
+            sys.stderr,
+        )
         return 0
     print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verify = f", and verifies results for {options.verify:.0f} s" if options.verify else ""
@@ -118,8 +121,8 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
         f"each process measures ceilings, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s{verify}"
     )
     print_line(
-        "all processes together: "
-        + ("copies between devices" if len(indices) > 1 else "nothing, because there is one device")
+        "all processes together measure "
+        + ("copies between devices" if len(indices) > 1 else "nothing, because there is only one device")
     )
     return 0
 

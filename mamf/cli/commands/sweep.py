@@ -142,6 +142,6 @@ class _OneKernelSession(Session):
         flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_seconds(plan, steps, backend, flops)
         print_line(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
-        print_line(f"shapes: {len(plan.shapes)}, in {', '.join(plan.regimes)}: {len(steps)} to measure")
+        print_line(f"shapes: {len(plan.shapes)}, in {' and '.join(plan.regimes)}; rows left to measure: {len(steps)}")
         print_needed_memory(sum(buffer.nbytes for buffer in buffers), "the largest shape", backend)
         print_line(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")

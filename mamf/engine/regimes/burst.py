@@ -291,7 +291,7 @@ class Burst(Regime):
             paused = backend.now()
             # From here on, only the last launch can leave the output that mamf verifies.
             checked.change_operands_and_poison()
-            # The host may have used up its lead, so give the last launch a lead of its own. Otherwise this launch alone
+            # The host may have used up its lead, so give the last launch a separate lead. Otherwise this launch alone
             # would wait for the host, as if the others had skipped work.
             self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds + 2 * lag)
             if not self.flush:

@@ -91,8 +91,13 @@ class DeviceRun:
         self.on_progress(part)
         try:
             plan, kernels = self._make_plan(part)
-            path = make_log_path(self.folder, self.backend.index, part)
-            run = Run(plan, self.backend, kernels, on_phase=self.on_progress, path=path)
+            run = Run(
+                plan,
+                self.backend,
+                kernels,
+                on_phase=self.on_progress,
+                path=make_log_path(self.folder, self.backend.index, part),
+            )
             with closing(run.measurements()) as rows:  # closing the generator completes the log after an interrupt
                 for row in rows:
                     self.on_progress(f"{part} {row.phase or row.shape}")

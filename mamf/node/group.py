@@ -69,9 +69,11 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
     The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun sets. Raises UnavailableError if they do not meet
     within ``seconds``. Destroys the process group on exit.
     """
+    device_type = getattr(backend, "device_type", "cpu")
+    library = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     try:
         torch.distributed.init_process_group(
-            choose_communication_backends(getattr(backend, "device_type", "cpu")),
+            "gloo" if device_type == "cpu" or library == "gloo" else f"cpu:gloo,{device_type}:{library}",
             rank=place.rank,
             world_size=place.ranks,
             timeout=timedelta(seconds=seconds),
@@ -84,12 +86,6 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
         yield
     finally:
         torch.distributed.destroy_process_group()
-
-
-def choose_communication_backends(device_type: str) -> str:
-    """Return torch's communication libraries for the host and a device type, such as ``cpu:gloo,cuda:nccl``."""
-    library = torch.distributed.Backend.default_device_backend_map.get(device_type, "gloo")
-    return "gloo" if device_type == "cpu" or library == "gloo" else f"cpu:gloo,{device_type}:{library}"
 
 
 def gather_all(value: Any) -> list[Any]:

@@ -201,7 +201,7 @@ def make_profile(
     ``find_ceiling``: returns the ceiling of a dtype, for MAMFU. ``unprofiled_step_seconds``: see Profile.
     """
     busy_intervals = find_busy_intervals(trace)
-    gap_count = len(find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end))
+    gaps = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
     rows = list(_make_class_rows(busy_intervals, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
@@ -209,7 +209,7 @@ def make_profile(
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, gap_count)),
+        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, len(gaps))),
         kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,
@@ -259,11 +259,10 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Find
             by_module[names[0], name].append(each)
     roots, rows = {root for root, name in by_module if root != name}, []
     for (root, name), work_intervals in by_module.items():
-        # If the script has several models, put the model's name first, because modules of two models may have one name.
-        title = f"{root}.{name}" if len(roots) > 1 and root != name else name
         rows.append(
             _make_class_row(
-                title,
+                # With several models, put the model's name first, because modules of two models may have one name.
+                f"{root}.{name}" if len(roots) > 1 and root != name else name,
                 sum_interval_seconds(_merge_busy_intervals(work_intervals)),
                 0.0,
                 len(work_intervals),

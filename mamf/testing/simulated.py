@@ -127,10 +127,14 @@ class Physics:
     true_clock: float | None = 0.83
 
 
+class SimulatedOutOfMemoryError(MemoryError):
+    """The error that means that the simulated device, not the host, has too little memory."""
+
+
 class SimulatedPool(OperandPool):
     """An operand pool of a simulated device that counts bytes and allocates nothing.
 
-    ``capacity``: its size in bytes. Raises MemoryError if operands need more.
+    ``capacity``: its size in bytes. Raises SimulatedOutOfMemoryError if operands need more.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -140,7 +144,7 @@ class SimulatedPool(OperandPool):
     def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
         nbytes = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
         if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + nbytes > self.capacity:
-            raise MemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
+            raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
         self.bytes_by_name[name] = nbytes
 
     def release(self) -> None:
@@ -422,4 +426,4 @@ class SimulatedBackend(Backend):
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError)
+        return isinstance(error, SimulatedOutOfMemoryError)

@@ -128,6 +128,33 @@ def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     assert row.rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
 
 
+class SlowToLaunch(SimulatedMatmul):
+    """Two kernels in one launch, with host work between them, as in compiled autograd on a busy host."""
+
+    def __init__(self, host_seconds):
+        super().__init__()
+        self.host_seconds = host_seconds
+
+    def launch_function(self, device, problem, shape):
+        half = device.count_cycles(shape) / 2
+
+        def launch(operands):
+            device.compute(half, operands)
+            device.sleep(self.host_seconds)
+            device.compute(half, operands)
+
+        return launch
+
+
+@pytest.mark.parametrize("host_seconds", [0.6e-3, 0.7e-3, 0.8e-3])
+def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_seconds):
+    backend = SimulatedBackend(physics=QUIET)
+    regime = started(Burst, backend)
+    pool, rule = backend.operand_pool("normal", 0), StoppingRule(seconds=1.0)
+    row = measure(SlowToLaunch(host_seconds), MatmulProblem(), MatmulShape(1024, 1024, 1024), regime, pool, rule)
+    assert row.ok, row.reason
+
+
 def test_burst_takes_the_timers_own_share_off_every_sample():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
     row = take(started(Burst, backend), SMALL)

@@ -125,14 +125,14 @@ class Burst(Regime):
         samples = Samples(timer_overhead=self._overhead.seconds)
         samples.remarks += [self._overhead.remark] if self._overhead.remark else []
         size = self._compute_min_train_size(estimate)
-        lead, trains = self.min_lead_seconds, 0
+        lag, trains = 0.0, 0
         verified_seconds: list[float] = []
         unverified_seconds: list[float] = []
         self._rest_until_recovered()
         self._warm_up_device(checked, size, rule)
         begun = self.backend.now()
         while True:
-            seconds, reading = self._run_train(checked, size, lead)
+            seconds, reading = self._run_train(checked, size, lag)
             now = self.backend.now()
             # Ask is_budget_over before the sensors: on several devices (ranks), all ranks must call it, but their
             # sensors differ, and a rank that calls it alone would wait for the other ranks forever.
@@ -152,8 +152,7 @@ class Burst(Regime):
                 return samples
             period = median + self._flush_seconds
             size = self._compute_train_size(period, len(samples.seconds))
-            # Put the host as far ahead as it falls behind in the whole train.
-            lead = self.min_lead_seconds + size * max(0.0, self._host_seconds - period)
+            lag = max(0.0, self._host_seconds - period)
             self._rest_until_recovered()
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
@@ -212,7 +211,7 @@ class Burst(Regime):
         trains = 0
         while not rule.is_budget_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
             self.require_clock_advances(trains)
-            self._run_train(checked, size, self.min_lead_seconds)
+            self._run_train(checked, size, lag=0.0)
             self._rest_until_recovered()
             trains += 1
         self._is_cold = False
@@ -278,19 +277,23 @@ class Burst(Regime):
         if not self.flush:
             launch()
 
-    def _run_train(self, checked: CheckedKernel, size: int, lead: float) -> tuple[list[float], Reading | None]:
-        """Launch a train of ``size`` launches behind flushes that put the host ``lead`` seconds ahead, and verify the
-        output of the last launch. Return the device seconds of each launch, and the sensor reading.
+    def _run_train(self, checked: CheckedKernel, size: int, lag: float) -> tuple[list[float], Reading | None]:
+        """Launch a train of ``size`` launches behind flushes that put the host ahead, and verify the output of the last
+        launch. Return the device seconds of each launch, and the sensor reading.
+
+        ``lag``: seconds by which the host falls behind the device with each launch, as far as mamf knows it.
         """
         backend, launch = self.backend, checked.launches[0]
         with disable_garbage_collection():
-            self._queue_lead_and_warm_cache(launch, lead)
+            self._queue_lead_and_warm_cache(launch, self.min_lead_seconds + size * lag)
             begun = backend.now()
             marks = [self._flush_and_queue_launch(launch) for _ in range(size - 1)]
             paused = backend.now()
             # From here on, only the last launch can leave the output that mamf verifies.
             checked.change_operands_and_poison()
-            self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds)
+            # The host may have used up its lead, so give the last launch a separate lead. Otherwise this launch alone
+            # would wait for the host, as if the others had skipped work.
+            self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds + 2 * lag)
             if not self.flush:
                 checked.poison()  # Poison the output again, because the launch that filled the cache has written it.
             resumed = backend.now()

@@ -189,6 +189,9 @@ class Meter:
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._find_peak_and_ceiling(self._resolve_dtype(name))
 
+    def __repr__(self) -> str:
+        return f"<Meter: {self.dtype}, {self._step_number} steps>"
+
     def begin(self) -> None:
         """Mark that the data of the next step are ready. The time since the end of the last step counts as waiting."""
         with self._lock:

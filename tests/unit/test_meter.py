@@ -180,6 +180,12 @@ def test_ranks_that_share_a_batch_share_the_flop_of_its_model(card):
     assert last.tflops == pytest.approx(1000 * flops.per_token(4096) / 4 / STEP / 1e12, rel=1e-3)
 
 
+def test_a_meter_shows_its_dtype_and_steps(card):
+    meter = meter_of(card)
+    train(card, meter, steps=3)
+    assert repr(meter) == "<Meter: bfloat16, 3 steps>"
+
+
 def test_another_thread_may_read_the_mean_while_steps_are_metered(card):
     meter, seen, is_done = meter_of(card), [], threading.Event()
 

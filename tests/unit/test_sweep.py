@@ -42,7 +42,7 @@ def test_the_order_is_shuffled_by_the_seed_and_repeats():
         ("wrong_result", "wrong_result", "relative error"),
         (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED\nlong trace"), "failed", "CUBLAS_STATUS_EXECUTION_FAILED"),
         (UnsupportedError("needs K to be a multiple of 16"), "unsupported", "multiple of 16"),
-        (MemoryError("workspace"), "out_of_memory", "workspace"),
+        (MemoryError("workspace"), "failed", "workspace"),
     ],
 )
 def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, status, reason):

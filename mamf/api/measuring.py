@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
@@ -50,6 +50,7 @@ from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
 from mamf.report.document import format_count
 
 _Value = TypeVar("_Value")
+_Parameters = ParamSpec("_Parameters")
 #: The type of an argument that takes one value or several.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
 #: A function that a call of this API calls with each row as soon as it is measured.
@@ -74,12 +75,26 @@ class Rows(Iterator[Measurement]):
         return f"<{self._what}: iterate over this object to measure them>"
 
 
+def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
+    """Wrap a function so that its error for an unknown keyword suggests the nearest known one."""
+    known = inspect.signature(call).parameters
+
+    @functools.wraps(call)
+    def checked(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
+        for name in keywords.keys() - known.keys():
+            raise _make_unknown_keyword_error(call.__name__, name, known)
+        return call(*arguments, **keywords)
+
+    return checked
+
+
 def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
     close = difflib.get_close_matches(name, known, n=1)
     nearest = f"; did you mean {close[0]!r}?" if close else f"; {call}() takes {', '.join(known)}"
     return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
 
 
+@_suggest_nearest_keyword
 def find(
     dtype: str | None = None,
     *,
@@ -125,6 +140,7 @@ def find(
     return running.ceiling
 
 
+@_suggest_nearest_keyword
 def search(
     dtype: str | None = None,
     *,

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from mamf.ceilings.roof import Roofs
 from mamf.cli.terminal import warn
 from mamf.errors import LOG_TOO_LONG, MAX_LOG_BYTES, RunLogError
-from mamf.logs.compare import build_log_roofs
-from mamf.logs.run_log import OnRead, RunLog
-from mamf.logs.shared_runs import read_run
-from mamf.machine.environment import disable_garbage_collection
+
+if TYPE_CHECKING:
+    from mamf.ceilings.roof import Roofs
+    from mamf.logs.run_log import OnRead, RunLog
 
 _READ_TIMEOUT_SECONDS = 30.0
 
@@ -24,6 +24,8 @@ def read_log(*paths: Path) -> RunLog:
     """Read a log, or all logs and folders of a run on several devices as one log. Raises RunLogError, which names the
     line.
     """
+    from mamf.logs.shared_runs import read_run
+
     log = read_run(*paths)
     if log.is_truncated:
         warn(f"mamf ignores the last line of {log.path}, because the line is incomplete")
@@ -36,6 +38,8 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """
+    from mamf.logs.compare import build_log_roofs
+
     return build_log_roofs([*map(read_log, options.ceiling)]) if options.ceiling else None
 
 
@@ -46,6 +50,8 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
     Yields the function to call with the number of bytes of each read.
     """
     from tqdm import tqdm  # import it only here, so that --help stays fast
+
+    from mamf.machine.environment import disable_garbage_collection
 
     total = sum(path.stat().st_size for path in paths if path.is_file())
     bar = tqdm(

@@ -12,22 +12,21 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.terminal import warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
-from mamf.engine.runner import get_crashes
 from mamf.errors import LogMismatchError, UsageError
-from mamf.kinds.driver import ResumedLog
-from mamf.kinds.registry import get_kind, make_run_title
-from mamf.logs.records import make_measurement_record
-from mamf.logs.run_log import RunLog
-from mamf.logs.writer import RunLogWriter, encode_record
 from mamf.measurement import Measurement
-from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import is_class_path, open_backend
+
+if TYPE_CHECKING:
+    from mamf.kinds.driver import ResumedLog
+    from mamf.logs.run_log import RunLog
+    from mamf.logs.writer import RunLogWriter
 
 #: Options that other code compares with the log.
 _COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
@@ -67,6 +66,9 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
     ``measure`` gets the handler of signals and the resumed log, or None for a new run. If Ctrl-C arrives before the
     first measurement, print one line. Raises UsageError if another process writes the log.
     """
+    from mamf.kinds.driver import ResumedLog
+    from mamf.logs.writer import RunLogWriter
+
     if options.resume and options.output and not options.restart:
         raise UsageError(
             "--resume cannot be combined with --output, because --resume appends to the log that it continues"
@@ -100,6 +102,8 @@ def report_run_to_watcher(
 
     ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
     """
+    from mamf.engine.runner import get_crashes
+
     watch, crashes = watching.CRASH_STATE, get_crashes(backend)
     crashes.fatal_rows = [row for row in logged_rows if row.is_fatal]
     if watch:
@@ -116,12 +120,17 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
     The watching process then logs the row and starts a new process for the remaining rows.
     """
+    from mamf.engine.runner import get_crashes
+
     if watching.CRASH_STATE:
         get_crashes(backend).set_pending_row(row)
         os._exit(1)
 
 
 def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
+    from mamf.logs.records import make_measurement_record
+    from mamf.logs.writer import encode_record
+
     return encode_record("measurement", make_measurement_record(row)).decode().rstrip(), f"{row.kernel} at {row.shape}"
 
 
@@ -131,6 +140,8 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
 
     ``kind``, ``operation``: the kind of run and the operation that the plan must have.
     """
+    from mamf.kinds.registry import make_run_title
+
     plan, is_counted = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not is_counted):
         return plan
@@ -140,6 +151,8 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
 
 def get_resume_command(log: RunLog) -> str:
     """Return the command, such as ``sweep``, that resumes a log."""
+    from mamf.kinds.registry import get_kind
+
     if log.counter_records:
         return _COUNTERS_COMMAND
     return " ".join(map(shlex.quote, get_kind(log.plan).format_command(log.plan).split()))
@@ -164,6 +177,8 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
 
 def _collect_option_values(plan: Plan) -> dict[str, object]:
     """Return the values of a plan that the command line can set, by the name of the option."""
+    from mamf.operations.unknown import get_operation
+
     found: dict[str, object] = {}
     for name in sorted(vars(plan).keys() - _NOT_COMPARED_FIELDS):
         value = getattr(plan, name)

@@ -10,10 +10,9 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Advice, Backend, describe_sharing
-from mamf.ceilings.roof import Roofs
 from mamf.cli.planning import make_plan, make_request
 from mamf.cli.resuming import (
     compute_remaining_budget,
@@ -28,18 +27,17 @@ from mamf.cli.resuming import (
 )
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
-from mamf.engine.runner import NamedKernel, Setup, Strategy
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.kinds.driver import ResumedLog, Run
-from mamf.kinds.kind import ReportOptions
-from mamf.kinds.registry import get_kind
-from mamf.logs.recording import apply_logged_traits, describe_timer_shift
-from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import format_advice, quote_command_line, select_warnings
 from mamf.operation import Operation, Request
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
-from mamf.report.document import Document, format_count
+
+if TYPE_CHECKING:
+    from mamf.ceilings.roof import Roofs
+    from mamf.engine.runner import NamedKernel, Setup, Strategy
+    from mamf.kinds.driver import ResumedLog
+    from mamf.logs.run_log import RunLog
+    from mamf.report.document import Document
 
 
 def run_session(options: argparse.Namespace, make_session: Callable[..., Session], *arguments: Any) -> int:
@@ -97,6 +95,9 @@ class Session:
     ) -> None:
         from mamf.engine.isolation import get_isolation
         from mamf.engine.traits import replace_assumed_traits
+        from mamf.kinds.driver import Run
+        from mamf.logs.recording import apply_logged_traits
+        from mamf.machine.environment import quote_command_line
 
         self.request, self.operation, self.command = request, request.operation, str(options.command)
         self.options, self.interruption = options, interruption
@@ -202,6 +203,8 @@ class Session:
 
     def make_strategy(self, setup: Setup) -> Strategy:
         """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
+        from mamf.kinds.registry import get_kind
+
         return get_kind(self.plan).make_strategy(setup)
 
     def print_plan(self) -> None:
@@ -224,6 +227,9 @@ class Session:
 
     def make_document(self, log: RunLog) -> Document:
         """Make the report of a log, ready to be printed in any format."""
+        from mamf.kinds.kind import ReportOptions
+        from mamf.kinds.registry import get_kind
+
         return get_kind(log.plan).make_document(log, ReportOptions(self.options.top, self.roofs, self.baseline_kernel))
 
     def choose_exit_code(self, run_exit_code: int) -> int:
@@ -236,6 +242,9 @@ class Session:
 
     def run(self) -> int:
         """Measure, print the report, and return the exit code of the command."""
+        from mamf.logs.recording import describe_timer_shift
+        from mamf.logs.run_log import read_run_log
+
         if self.options.dry_run:
             self.print_plan()
             return 0
@@ -261,6 +270,7 @@ class Session:
     def _measure_rows(self) -> int:
         """Measure rows until the run is finished or ends early. Return 0 if any row was measured, else another code."""
         from mamf.cli.progress import Progress
+        from mamf.machine.environment import format_advice, select_warnings
 
         run = self.measured_run
         run.on_phase = lambda text: progress.show_phase(text)
@@ -292,6 +302,8 @@ class Session:
         """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was
         printed.
         """
+        from mamf.machine.environment import format_advice, select_warnings
+
         code = 0
         try:
             print_document(self.options, self.make_document(log))
@@ -319,6 +331,7 @@ def print_plan(
     ``remaining_steps``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log yet.
     """
     from mamf.engine.estimate import compute_max_sampling_seconds
+    from mamf.report.document import format_count
 
     print_line(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     print_line(f"kernels: {', '.join(plan.kernels)}")

@@ -166,6 +166,7 @@ def test_importing_and_reading_load_no_torch(machine):
 @pytest.mark.parametrize(
     ("call", "told"),
     [
+        (lambda: mamf.find(budget="1s"), "did you mean 'budget_seconds'?"),
         (lambda: mamf.attention(seqlens=[4]), "did you mean 'seq_lens'?"),
         (lambda: mamf.sweep(num_iterations=5), "sweep() takes backend, budget_seconds, "),
     ],

@@ -6,18 +6,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mamf.ceilings.ceiling import Ceiling, Ceilings
-from mamf.ceilings.roof import READ_BANDWIDTH, get_ceiling_name, make_ceiling_key
-from mamf.cli.ceilings import (
-    add_ceiling_searches,
-    limit_search_budgets,
-    list_needed_ceilings,
-    read_given_ceilings,
-    require_same_ceilings,
-    warn_of_short_budgets,
-)
 from mamf.cli.parser import Parser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
 from mamf.cli.session import Session, print_plan, run_kernel_session
@@ -29,7 +19,6 @@ from mamf.cli.terminal import (
     add_shared_options,
     warn,
 )
-from mamf.engine.runner import Setup, Strategy
 from mamf.errors import UnknownNameError, require_known
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
@@ -37,6 +26,10 @@ from mamf.operation import Request
 from mamf.operations.attention.operation import Attention
 from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
+
+if TYPE_CHECKING:
+    from mamf.ceilings.ceiling import Ceiling, Ceilings
+    from mamf.engine.runner import Setup, Strategy
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -113,6 +106,9 @@ class _AttentionSession(Session):
     """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+        from mamf.ceilings.roof import make_ceiling_key
+        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
+
         super().__init__(request, options, *interruption_and_log)
         logged_ceilings = (
             [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
@@ -135,6 +131,8 @@ class _AttentionSession(Session):
         self.baseline_kernel = options.baseline
 
     def make_plan(self) -> Plan:
+        from mamf.cli.ceilings import add_ceiling_searches
+
         plan, options = super().make_plan(), self.options
         return (
             plan
@@ -143,6 +141,9 @@ class _AttentionSession(Session):
         )
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
+        from mamf.ceilings.roof import get_ceiling_name
+        from mamf.cli.ceilings import limit_search_budgets, list_needed_ceilings
+
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
         return limit_search_budgets(
             self.plan.budget_seconds, [search for search in self.plan.searches if get_ceiling_name(search) in names]
@@ -152,6 +153,7 @@ class _AttentionSession(Session):
         """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
         function that receives warnings as text.
         """
+        from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels
 
         return get_ceiling_kernels(
@@ -161,6 +163,7 @@ class _AttentionSession(Session):
         )
 
     def make_strategy(self, setup: Setup) -> Strategy:
+        from mamf.cli.ceilings import warn_of_short_budgets
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import run_command
@@ -18,11 +19,11 @@ from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_file_atomically
-from mamf.logs.run_log import read_run_log
 from mamf.plans import BURST, SUSTAINED
-from mamf.report.document import Answer, Block, Document, Lines, Table, describe_machine
-from mamf.report.formats import drop_columns_to_fit, format_markdown
 from mamf.text import Markup, escape_markdown
+
+if TYPE_CHECKING:
+    from mamf.report.document import Block, Document
 
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
@@ -183,6 +184,8 @@ class AutoprofileCommands:
         """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
         missing or has no ceiling of ``regime`` (burst or sustained).
         """
+        from mamf.logs.run_log import read_run_log
+
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
@@ -190,6 +193,7 @@ class AutoprofileCommands:
         """Return the arguments for ``mamf counters``: the fastest attention kernels on the measured shape with the most
         FLOP, and this shape. If the counters cannot be read here, return no arguments and add to ``skip_reasons``.
         """
+        from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
 
         try:
@@ -240,6 +244,9 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     ``skip_reasons``: for each log that is missing, its file name and the reason why it was not measured.
     """
     from mamf.cli.commands.show import make_log_document
+    from mamf.logs.run_log import read_run_log
+    from mamf.report.document import Document, Lines, describe_machine
+    from mamf.report.formats import format_markdown
 
     run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
@@ -267,6 +274,9 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then
     the report's conclusion.
     """
+    from mamf.report.document import Answer, Table
+    from mamf.report.formats import drop_columns_to_fit
+
     for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:
         yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))
     yield from (each for each in report.visible_blocks if isinstance(each, Answer))

@@ -14,7 +14,6 @@ from mamf.cli.reading import read_log, yield_local_file
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.cli.watching import REGRESSION_EXIT_CODE
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError, parse_share
-from mamf.logs.legacy import read_legacy_or_none
 
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
@@ -53,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.compare import compare
+    from mamf.logs.legacy import read_legacy_or_none
     from mamf.report.comparison import make_comparison_document
     from mamf.report.imported import convert_log, make_side_by_side_document
 

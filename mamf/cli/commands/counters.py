@@ -5,20 +5,21 @@ counters in separate launches under NVIDIA's profiler ncu.
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
 from mamf.cli.watching import FAILURE_EXIT_CODE
-from mamf.engine.runner import Setup
 from mamf.errors import UnavailableError, UsageError
-from mamf.logs.run_log import RunLog, read_run_log
 from mamf.operation import Request
-from mamf.profiling.counters.counting import CountingStrategy, find_uncounted_rows
-from mamf.profiling.counters.ncu import Ncu, find_ncu, read_counts
-from mamf.report.document import Document
+
+if TYPE_CHECKING:
+    from mamf.engine.runner import Setup
+    from mamf.logs.run_log import RunLog
+    from mamf.profiling.counters.counting import CountingStrategy
+    from mamf.report.document import Document
 
 EXAMPLES = """examples:
   mamf counters torch.mm --shape 4096x4096x4096
@@ -51,11 +52,14 @@ def add_options(parser: Parser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.profiling.counters.ncu import find_ncu
+
     options.ncu = find_ncu(options.ncu)
     return run_kernel_session(options, CountersSession, _choose_operation(options))
 
 
 def _choose_operation(options: argparse.Namespace) -> AnyOperation:
+    from mamf.logs.run_log import read_run_log
     from mamf.plugins.discovery import find_operation_of_kernel, make_operation
 
     options.kernel = options.kernel or None
@@ -76,6 +80,8 @@ class CountersSession(Session):
     """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+        from mamf.profiling.counters.ncu import Ncu, read_counts
+
         super().__init__(request, options, *interruption_and_log)
         if reason := self.backend.without_counters():
             raise UnavailableError(str(reason))
@@ -84,6 +90,8 @@ class CountersSession(Session):
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
     def make_strategy(self, setup: Setup) -> CountingStrategy:
+        from mamf.profiling.counters.counting import CountingStrategy
+
         return CountingStrategy(setup, self.counted_steps, self.ncu)
 
     def print_plan(self) -> None:
@@ -92,6 +100,8 @@ class CountersSession(Session):
             print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_run_complete(self) -> bool:
+        from mamf.profiling.counters.counting import find_uncounted_rows
+
         return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
 
     def choose_exit_code(self, code: int) -> int:

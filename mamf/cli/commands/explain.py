@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, require_usable_ceiling
 from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
@@ -28,11 +27,13 @@ from mamf.cli.terminal import (
 )
 from mamf.errors import UsageError
 from mamf.kernel import DATA
-from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import Request, make_operation_plan
 from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
-from mamf.report.charts.picture import check_image_path, draw_figure, save_figure
+
+if TYPE_CHECKING:
+    from mamf.ceilings.ceiling import Ceiling
+    from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         the best shape of that find
@@ -60,6 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.report.charts.picture import check_image_path
+
     if options.picture:
         check_image_path(options.picture, options.overwrite)
     if options.ceiling and options.shape:
@@ -122,6 +125,7 @@ class ExplainSession(Session):
 
     def print_report(self, log: RunLog) -> int:
         from mamf.kinds.registry import get_kind
+        from mamf.report.charts.picture import draw_figure, save_figure
 
         code = super().print_report(log)
         if self.options.picture and log.measurements:
@@ -135,6 +139,9 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
 
     Raises UsageError if the log has no burst ceiling, or none of this dtype.
     """
+    from mamf.ceilings.ceiling import require_usable_ceiling
+    from mamf.logs.run_log import read_run_log
+
     ceilings = read_run_log(path).all_ceilings
     dtypes = [name for name, regime in ceilings if regime == BURST]
     wanted_dtype = dtype or next(iter(dtypes), "")

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
@@ -27,14 +27,16 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
-from mamf.engine.runner import NamedKernel
 from mamf.errors import UsageError
-from mamf.kinds.driver import ResumedLog
-from mamf.logs.run_log import RunLog
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, Plan, choose_regimes
 from mamf.plugins.discovery import open_backend
+
+if TYPE_CHECKING:
+    from mamf.engine.runner import NamedKernel
+    from mamf.kinds.driver import ResumedLog
+    from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator

@@ -10,7 +10,7 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
@@ -23,24 +23,17 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE
-from mamf.engine.runner import Setup
-from mamf.engine.strategies.studies import GuardStrategy
 from mamf.errors import IncomparableError, UsageError, parse_share, require_known, require_values, require_whole_number
 from mamf.files import write_file_atomically
-from mamf.logs.judging import (
-    COMPARE_CYCLES,
-    COMPARED_FIGURES,
-    GuardKeys,
-    GuardResult,
-    find_noisy_rows,
-    judge_guard,
-    list_guarded_rows,
-)
-from mamf.logs.run_log import RunLog
 from mamf.operation import Request
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
-from mamf.report.comparison import describe_guard_verdict, format_junit_xml, format_share, make_guard_document
-from mamf.report.document import Document
+
+if TYPE_CHECKING:
+    from mamf.engine.runner import Setup
+    from mamf.engine.strategies.studies import GuardStrategy
+    from mamf.logs.judging import GuardResult
+    from mamf.logs.run_log import RunLog
+    from mamf.report.document import Document
 
 EXAMPLES = """examples:
   mamf guard kernels.toml --update                      measure the baseline of the file
@@ -94,6 +87,7 @@ def read_guard_file(path: Path) -> dict[str, Any]:
 
     Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.
     """
+    from mamf.logs.judging import COMPARED_FIGURES, GuardKeys
     from mamf.logs.records import read_record
 
     if sys.version_info >= (3, 11):
@@ -175,6 +169,9 @@ class _GuardSession(Session):
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
     def make_strategy(self, setup: Setup) -> GuardStrategy:
+        from mamf.engine.strategies.studies import GuardStrategy
+        from mamf.logs.judging import list_guarded_rows
+
         log, figure = self.baseline_log, self.options.compared_figure
         baseline = None if log is None else {entry.key: entry for entry in list_guarded_rows(log, figure)}
         return GuardStrategy(setup, baseline, self.options.tolerance)
@@ -183,6 +180,7 @@ class _GuardSession(Session):
         """Raise IncomparableError if ``baseline`` is from another card or has no row that this run measures too."""
         from mamf.logs.compare import find_blocking_differences
         from mamf.logs.compared_rows import make_pairing_fields
+        from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         obstacles = find_blocking_differences(baseline.header, header)
@@ -216,9 +214,13 @@ class _GuardSession(Session):
         return REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else FAILURE_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
+        from mamf.report.comparison import make_guard_document
+
         return super().make_document(log) if self.result is None else make_guard_document(self.result)
 
     def print_report(self, log: RunLog) -> int:
+        from mamf.logs.judging import judge_guard
+        from mamf.report.comparison import describe_guard_verdict, format_junit_xml, make_guard_document
         from mamf.report.formats import TERMINAL_FORMATS, format_markdown
 
         if self.baseline_log:
@@ -237,6 +239,9 @@ class _GuardSession(Session):
         return code
 
     def _write_baseline(self, log: RunLog) -> None:
+        from mamf.logs.judging import find_noisy_rows
+        from mamf.report.comparison import format_share
+
         baseline = self.options.baseline
         if log.tier != "complete":
             warn(

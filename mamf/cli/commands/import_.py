@@ -10,12 +10,15 @@ import argparse
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add_shared_options, print_line
 from mamf.cli.watching import Interruption
 from mamf.errors import UsageError
 from mamf.files import yield_numbered_paths
-from mamf.logs.legacy import FinderRun, write_legacy_log
+
+if TYPE_CHECKING:
+    from mamf.logs.legacy import FinderRun
 
 EXAMPLES = """examples:
   mamf import out.txt                                   writes out.jsonl here
@@ -34,6 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import show_reading_progress
     from mamf.logs.finder import read_finder_logs
+    from mamf.logs.legacy import write_legacy_log
 
     if not options.output_folder.is_dir():
         raise UsageError(f"there is no folder {options.output_folder}: create it, or choose another --output-folder")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli.planning import AnyOperation
@@ -19,7 +20,9 @@ from mamf.plugins.discovery import (
     make_operation,
     open_backend,
 )
-from mamf.report.document import Block, Document, Lines, make_text_table
+
+if TYPE_CHECKING:
+    from mamf.report.document import Block
 
 EXAMPLES = """examples:
   mamf kernels                          all kernels by operation: available here, or why not
@@ -35,6 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.report.document import Document, Lines
+
     if options.operation:
         make_operation(options.operation)  # Report an unknown operation before mamf opens a device.
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -58,6 +63,8 @@ def make_kernel_table(operation_name: str, backend: Backend) -> Block:
     """Return a table of the kernels of the operation called ``operation_name``, and of whether each can run on the
     device of ``backend``. If the operation cannot be imported, return a line with the reason.
     """
+    from mamf.report.document import Lines, make_text_table
+
     try:
         operation = make_operation(operation_name)
         table_rows = [

@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
 from mamf.cli.planning import add_operation_options, make_request
 from mamf.cli.resuming import has_plan_options, make_contradiction_error
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_session_options, add_shared_options, print_needed_memory, warn
-from mamf.engine.runner import Setup
-from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import MamfError, UsageError
-from mamf.logs.records import make_known_ceiling_record
 from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
+
+if TYPE_CHECKING:
+    from mamf.engine.runner import Setup
+    from mamf.engine.strategies.rows import RowsStrategy
 
 EXAMPLES = """examples:
   mamf model --size small --phase forward forward-backward step
@@ -118,7 +118,9 @@ class ModelSession(Session):
 
     def __init__(self, *arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_from_option
+        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.engine.estimate import measure_matmul_flops
+        from mamf.logs.records import make_known_ceiling_record
         from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
 
         super().__init__(*arguments)
@@ -152,7 +154,10 @@ class ModelSession(Session):
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
     def make_strategy(self, setup: Setup) -> RowsStrategy:
+        from mamf.cli.ceilings import list_needed_ceilings
+        from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import LogRecord
+        from mamf.logs.records import make_known_ceiling_record
 
         missing_keys = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
         self.known_ceilings |= find_known_ceilings(self.backend, missing_keys)

@@ -8,15 +8,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.cli import run_command
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
-from mamf.node.logs import make_contributed_baseline, read_baseline, read_node_folders
-from mamf.node.verdict import Baseline, NodeDevice, judge_devices
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
+
+if TYPE_CHECKING:
+    from mamf.node.verdict import Baseline, NodeDevice
 
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
@@ -85,6 +87,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 def _measure_and_judge_devices(options: argparse.Namespace) -> int:
 
+    from mamf.node.logs import read_baseline, read_node_folders
+
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
@@ -130,7 +134,9 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
 def _print_verdict(
     options: argparse.Namespace, why_not_together: str, devices: Sequence[NodeDevice], baseline: Baseline | None
 ) -> int:
+    from mamf.node.logs import make_contributed_baseline
     from mamf.node.report import make_node_document
+    from mamf.node.verdict import judge_devices
     from mamf.report.formats import SINGLE_TABLE_FORMATS
 
     verdict = judge_devices(

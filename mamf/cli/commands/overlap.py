@@ -21,14 +21,14 @@ from mamf.cli.terminal import (
     get_report_stream,
     parse_index,
 )
-from mamf.engine.strategies.studies import OverlapStrategy
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.strategies.studies import OverlapStrategy
+    from mamf.logs.run_log import RunLog
     from mamf.node.group import RankPlace
     from mamf.report.document import Document
 
@@ -91,6 +91,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.engine.strategies.studies import OverlapStrategy
+    from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES
     from mamf.operations.overlap import COUNTED_WORKS, Pair

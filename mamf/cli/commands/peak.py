@@ -7,21 +7,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.cli.terminal import add_device_options, add_shared_options, print_document
 from mamf.errors import PEAK_SOURCES, UsageError
 from mamf.measurement import TERA, Rate
-from mamf.report.document import (
-    UNKNOWN_INTERVAL_REASON,
-    Answer,
-    Column,
-    Document,
-    Table,
-    format_interval,
-    format_rate,
-    format_significant,
-)
+
+if TYPE_CHECKING:
+    from mamf.report.document import Column, Document
 
 EXAMPLES = """examples:
   mamf peak                                     sustained, first accelerator, bfloat16
@@ -59,6 +52,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _make_peak_document(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import find_peaks_by_name, peak
     from mamf.plugins.discovery import open_backend
+    from mamf.report.document import Answer, Column, Document, Table, format_interval, format_significant
 
     if options.name is not None:
         rates = find_peaks_by_name(options.name, options.dtype, options.regime, options.source)
@@ -95,6 +89,8 @@ def _make_json_record(rate: Rate) -> dict[str, Any]:
 
 
 def _format_rate_sentence(rate: Rate) -> str:
+    from mamf.report.document import UNKNOWN_INTERVAL_REASON, format_rate, format_significant
+
     rate_kind = rate.regime or ("theoretical" if rate.source == "datasheet" else rate.source)
     sentence = f"{rate.device}, {rate.dtype}, {rate_kind}: {format_rate(rate.tflops, 'TFLOPS')}"
     if rate.interval is None:

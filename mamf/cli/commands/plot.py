@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.plans import REGIME_NAMES
-from mamf.report.charts.picture import Picture, check_image_path, draw_figure, save_figure
+
+if TYPE_CHECKING:
+    from mamf.report.charts.picture import Picture
 
 EXAMPLES = """examples:
   mamf plot attention.jsonl                                 attention.png: TFLOPS against sequence length
@@ -47,6 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.report.charts.picture import check_image_path, draw_figure, save_figure
+
     path = options.output or Path(f"{options.logs[0].stem}.png")
     check_image_path(path, options.overwrite)
     save_figure(draw_figure(_make_picture(options)), path, options.overwrite)

@@ -23,15 +23,13 @@ from mamf.cli.terminal import (
     print_line,
     warn,
 )
-from mamf.contribution.known_ceilings import find_measured_peak, resolve_backend
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError, parse_size
 from mamf.files import make_folder
 from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
-from mamf.profiling.log import get_rank, get_rank_log_path, make_profile_document, write_profile
-from mamf.profiling.profile import FindCeiling, Profile, make_profile
 
 if TYPE_CHECKING:
+    from mamf.profiling.profile import FindCeiling, Profile
     from mamf.profiling.running import Program
 
 EXAMPLES = """examples:
@@ -120,6 +118,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
     from mamf.machine.environment import quote_command_line
+    from mamf.profiling.log import get_rank
 
     options.command_line = quote_command_line()  # Save it now, because the script gets its own sys.argv.
     if options.source is not None:
@@ -155,6 +154,8 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
     if the file exists already or its folder does not.
     """
+    from mamf.profiling.log import get_rank, get_rank_log_path
+
     output_path: Path | None = getattr(options, option_name)
     if output_path is not None and option_name == "output" and options.ranks == "all":
         make_folder(output_path, "; choose another folder for --output")
@@ -169,6 +170,7 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
 
 
 def _report_existing_trace(options: argparse.Namespace) -> int:
+    from mamf.profiling.profile import make_profile
     from mamf.profiling.traces import read_trace
 
     for option_name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
@@ -184,7 +186,10 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
 
 
 def _profile_script(options: argparse.Namespace, program: Program, temporary_folder: Path) -> int:
+    from mamf.contribution.known_ceilings import resolve_backend
     from mamf.profiling import running
+    from mamf.profiling.log import get_rank
+    from mamf.profiling.profile import make_profile
     from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, make_range_provider
 
     memory_watch = None if options.memory is None else MemoryWatch(options.memory)
@@ -243,6 +248,8 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
     """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
     process, also print its report. ``program_name``: the file name of the script or trace.
     """
+    from mamf.profiling.log import get_rank, make_profile_document, write_profile
+
     if options.output:
         path = write_profile(options.output, options.command_line, program_name, profile)
         if path != options.output:
@@ -282,6 +289,8 @@ def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
     """Return the sustained ceiling of a dtype on ``device``: measured on this machine, or contributed by other users
     for this model of device. Return None if only the peak of a datasheet is known, or nothing.
     """
+    from mamf.contribution.known_ceilings import find_measured_peak
+
     try:
         return find_measured_peak(device, dtype, SUSTAINED)
     except MamfError:

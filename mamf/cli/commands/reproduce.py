@@ -8,6 +8,7 @@ import argparse
 import re
 from contextlib import suppress
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
@@ -15,9 +16,6 @@ from mamf.cli.terminal import add_device_options, add_run_options, add_shared_op
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten
 from mamf.kernel import AnyKernel
-from mamf.kinds.driver import ResumedLog
-from mamf.logs.judging import NOT_MEASURED, judge_claims, make_claims
-from mamf.logs.run_log import RunLog
 from mamf.operation import Request, get_parameters, make_operation_plan
 from mamf.plans import (
     BURST,
@@ -40,6 +38,10 @@ from mamf.plugins.discovery import (
     make_operation,
 )
 from mamf.statistics import Interval
+
+if TYPE_CHECKING:
+    from mamf.kinds.driver import ResumedLog
+    from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
@@ -99,6 +101,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
     from mamf.cli.reading import read_log, yield_local_file
+    from mamf.logs.judging import make_claims
 
     if options.claim:
         claims = [_parse_claim(text) for text in options.claim]
@@ -254,6 +257,8 @@ class ReproduceSession(Session):
         return replace(before, options=replace(before.options, tolerance=tolerance))
 
     def print_plan(self) -> None:
+        from mamf.logs.judging import judge_claims
+
         print_plan(
             self.plan,
             [
@@ -265,6 +270,8 @@ class ReproduceSession(Session):
         )
 
     def choose_exit_code(self, code: int) -> int:
+        from mamf.logs.judging import NOT_MEASURED, judge_claims
+
         judged = judge_claims(self.plan.options, self.measured_run.rows)
         if code not in (0, FAILURE_EXIT_CODE) or not any(each.is_slower for each in judged):
             return code or any(each.verdict == NOT_MEASURED for each in judged)

@@ -7,23 +7,18 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.cli.parser import Parser
 from mamf.cli.reading import show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE
-from mamf.contribution.review import (
-    Review,
-    find_free_place,
-    format_findings,
-    make_reviews_document,
-    review_log,
-    review_results,
-    review_stray_files,
-)
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 from mamf.peaks import CONTRIBUTED_FILE
+
+if TYPE_CHECKING:
+    from mamf.contribution.review import Review
 
 EXAMPLES = """examples:
   mamf results check run.jsonl                          one line per finding; exit code 1 if the log is rejected
@@ -83,6 +78,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def check_logs(options: argparse.Namespace) -> int:
+    from mamf.contribution.review import make_reviews_document
+
     reviews: list[Review] = []
     for path in dict.fromkeys(options.paths):
         reviews += _review_folder(path) if path.is_dir() else [_review_file(path)]
@@ -94,6 +91,8 @@ def _review_folder(folder: Path) -> list[Review]:
     """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
     results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not belong there.
     """
+    from mamf.contribution.review import review_log, review_results, review_stray_files
+
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
@@ -108,6 +107,8 @@ def _review_file(path: Path) -> Review:
     """Check the run log at ``path`` against the rules for contributed logs. Raises UsageError if it is not a regular
     file.
     """
+    from mamf.contribution.review import review_log
+
     if not path.is_file():
         raise UsageError(f"{path} does not exist or is not a regular file: save the log to a file first")
     with show_reading_progress([path]) as seen:
@@ -124,6 +125,8 @@ def submit_logs(options: argparse.Namespace) -> int:
 
 
 def _submit_log(options: argparse.Namespace, path: Path) -> int:
+    from mamf.contribution.review import find_free_place, format_findings
+
     root, review = options.results, _review_file(path)
     for line in format_findings(review):
         print_line(line)
@@ -156,6 +159,7 @@ and open a pull request
 
 def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.collection import read_collection
+    from mamf.contribution.review import format_findings, review_results
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_results_folder(options.results)

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.backend import MIB, Backend
-from mamf.ceilings.roof import RoofPoint
 from mamf.cli import run_command
 from mamf.cli.reading import read_log
 from mamf.cli.terminal import (
@@ -29,6 +29,9 @@ from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import ROOF_EXPORT_FORMATS, UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
+
+if TYPE_CHECKING:
+    from mamf.ceilings.roof import RoofPoint
 
 EXAMPLES = """examples:
   mamf roofline                                             measure the roofs and balance points of the device

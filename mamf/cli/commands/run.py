@@ -7,16 +7,17 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_launch_options, make_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
-from mamf.engine.launching import ProfiledLaunches, launch_in_profiler_window, time_kernel_parts
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA
-from mamf.report.document import format_rate, format_significant
+
+if TYPE_CHECKING:
+    from mamf.engine.launching import ProfiledLaunches
 
 EXAMPLES = """examples:
   mamf run torch.mm --shape 256x256x256                             launch once and verify; works with any kernel
@@ -60,6 +61,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.engine.launching import launch_in_profiler_window, time_kernel_parts
     from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
 
     operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
@@ -101,6 +103,8 @@ def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> A
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
+    from mamf.report.document import format_significant
+
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (flop, seconds) in parts.items():
@@ -111,6 +115,8 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
 
 
 def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
+    from mamf.report.document import format_rate, format_significant
+
     if launched.verdict is None:
         yield "the result was not verified"
     else:

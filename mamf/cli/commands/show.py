@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mamf.cli.reading import read_log, read_roofs, show_reading_progress, yield_local_file
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.errors import UsageError
-from mamf.logs.run_log import RunLog
 from mamf.plans import SWEEP
-from mamf.profiling.log import (
-    find_rank_logs,
-    make_profile_document,
-    make_ranks_document,
-    read_profile_or_none,
-    read_rank_logs,
-)
-from mamf.report.document import Document
+
+if TYPE_CHECKING:
+    from mamf.logs.run_log import RunLog
+    from mamf.report.document import Document
 
 EXAMPLES = """examples:
   mamf show LOG                         the report that the run printed
@@ -57,6 +53,7 @@ def _make_folder_document(folder: Path) -> Document:
     from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
     from mamf.node.report import make_node_document
     from mamf.node.verdict import judge_devices
+    from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
@@ -70,6 +67,7 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     other file.
     """
     from mamf.logs.legacy import read_legacy_or_none
+    from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import make_finder_document
 
     with show_reading_progress([path]) as seen:

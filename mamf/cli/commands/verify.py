@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
@@ -18,10 +19,11 @@ from mamf.cli.terminal import (
     print_line,
 )
 from mamf.cli.watching import REGRESSION_EXIT_CODE
-from mamf.engine.runner import NamedKernel
-from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify_plan
 from mamf.operation import Request
 from mamf.plans import CHECKING_REGIMES, VERIFY, VERIFY_BUDGET_SECONDS, Plan, choose_regimes
+
+if TYPE_CHECKING:
+    from mamf.engine.runner import NamedKernel
 
 EXAMPLES = """examples:
   mamf verify                                 all devices, all kernels, one minute; exit code 3 if a result is wrong
@@ -75,6 +77,7 @@ class _VerifySession(Session):
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.cli.resuming import require_same_kernels
+        from mamf.engine.strategies.studies import choose_kernels_to_verify
 
         requested_names, before = self.options.kernel, self.resumed_plan
         if before and requested_names:
@@ -82,6 +85,8 @@ class _VerifySession(Session):
         return list(choose_kernels_to_verify(self.backend, before.kernels if before else requested_names).items())
 
     def make_new_plan(self) -> Plan:
+        from mamf.engine.strategies.studies import make_verify_plan
+
         options, regimes = self.options, choose_regimes(self.options.regime, CHECKING_REGIMES)
         return make_verify_plan(
             self.backend,

@@ -129,6 +129,18 @@ def test_it_says_how_8_bit_floats_are_summed(fast, told):
     assert make_matmul_kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
 
 
+@pytest.mark.parametrize("schedule", ["", "/persistent"])
+@pytest.mark.parametrize(
+    ("shape", "ran"),
+    [((1024, 512, 64), "32 programs on at most 32 of 132 units"), ((2048, 2048, 64), None)],
+)
+def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
+    text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
+    assert device.info.compute_units == 132
+    configured = make_matmul_kernel(text).configure_for_shape(device, MatmulProblem(), shape)
+    assert configured.details(MatmulProblem(), shape).get("ran") == ran
+
+
 @needs_triton
 def test_what_does_not_fit_or_compile_is_unsupported():
     from triton.runtime.errors import OutOfResources

@@ -56,6 +56,14 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
         )
 
 
+def describe_busy_units(programs: int, units: int | None) -> dict[str, str]:
+    """Return a detail that says how many of the device's compute units are busy, if a launch cannot use all of them.
+
+    ``programs``: the number of Triton programs of the launch. ``units``: the number of compute units, if known.
+    """
+    return {"ran": f"{programs} programs on at most {programs} of {units} units"} if programs < (units or 0) else {}
+
+
 class TorchMm(TorchMatmul):
     name = "torch.mm"
     is_default = True

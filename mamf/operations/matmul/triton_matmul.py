@@ -22,7 +22,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import check_triton_backend, get_architecture_major
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
 #: The way in which programs share the tiles of C. ``tile``: one program per tile. ``persistent``: as many programs as
 #: the device runs at once, and each computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
@@ -65,6 +65,10 @@ class TritonConfiguration:
                 f"{text!r}: blocks must be powers of 2 of at least 16, warps a power of 2, stages at least 1"
             )
         return cls(block_m, block_n, block_k, warps, stages, cast("TileSchedule", schedule))
+
+    def count_tiles(self, m: int, n: int) -> int:
+        """Return the number of tiles of C with ``m`` rows and ``n`` columns."""
+        return -(-m // self.block_m) * -(-n // self.block_n)
 
     def __str__(self) -> str:
         suffix = "" if self.schedule == "tile" else f"/{self.schedule}"
@@ -203,16 +207,19 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return the configuration, and for 8-bit floats how the kernel sums them.
+        """Return the configuration, the number of busy compute units if it is not all, and for 8-bit floats how the
+        kernel sums them.
 
         Hopper keeps sums of 8-bit floats in 14 bits, unless a kernel adds them to float32 regularly.
         """
         assert self.configuration is not None, "a prepared kernel has a configuration"
+        idle = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
+        details = {"configuration": str(self.configuration), **idle}
         if problem.dtype not in _FLOAT8_DTYPES:
-            return {"configuration": str(self.configuration)}
+            return details
         precise = f"in float32 after every {self.configuration.block_k} terms of K"
         accumulation = "fast" if problem.fast_accumulation else precise
-        return {"configuration": str(self.configuration), "accumulation": accumulation}
+        return {**details, "accumulation": accumulation}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
         return TritonMatmul(str(self.variants(backend, problem, shape)[0].configuration), backend.info.compute_units)
@@ -226,7 +233,7 @@ class TritonMatmul(TorchMatmul):
         assert configuration is not None, "a prepared kernel has a configuration"
         (m, k), n = a.shape, b.shape[1]
         # Without a schedule that shares tiles among programs, each tile of C has its own program.
-        program_count = -(-m // configuration.block_m) * -(-n // configuration.block_n)
+        program_count = configuration.count_tiles(m, n)
         if configuration.schedule != "tile":
             program_count = min(
                 program_count,
@@ -359,7 +366,8 @@ class Gluon(TorchMatmul):
         return None
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        return {"configuration": self.text}
+        tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
+        return {"configuration": self.text, **describe_busy_units(tiles, self.program_count)}
 
     def bind(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

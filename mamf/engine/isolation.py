@@ -47,15 +47,19 @@ class Isolation:
             self._answers_by_kernel_and_shape[key] = self._check_in_process(row, kernel, backend)
         answer = self._answers_by_kernel_and_shape[key]
         if answer.get("wrong"):
-            return replace(row, status="wrong_result", reason=f"in a fresh process: {answer['wrong']}", summary=None)
+            return replace(
+                row, status="wrong_result", reason=f"a check in a fresh process failed: {answer['wrong']}", summary=None
+            )
         if answer.get("unknown"):
-            return replace(row, remarks=(*row.remarks, f"not checked by a fresh process: {answer['unknown']}"))
+            return replace(
+                row, remarks=(*row.remarks, f"a fresh process could not check this kernel: {answer['unknown']}")
+            )
         return row
 
     def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
-            return {"unknown": f"launches of {of.name} return no tensors that it could check"}
+            return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start_process(), False
         assert process.stdin and process.stdout

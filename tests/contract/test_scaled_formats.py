@@ -169,7 +169,7 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     [
         (MatmulProblem("mxfp8", layout="nn"), "--layout nt"),
         (MatmulProblem("mxfp8", "int32"), "writes bfloat16"),
-        (MatmulProblem("mxfp8", fast_accumulation=True), "no fast accumulation"),
+        (MatmulProblem("mxfp8", fast_accumulation=True), "not support fast accumulation"),
     ],
 )
 def test_what_a_format_cannot_is_said(backend, problem, told):

@@ -181,7 +181,7 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
         (
             "other processes",
             {"processes": [OWN, OTHER]},
-            "1 on this device",
+            "1 running on this device",
             "nvidia-smi ",
         ),
     ],

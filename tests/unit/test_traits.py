@@ -105,7 +105,7 @@ def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
     replace_assumed_traits(backend)
     for each in (backend.burst_traits, backend.sustained_traits):
         assert each.remark.startswith(
-            "mamf assumes how long to rest between launches, because measuring it failed: ZeroDivisionError"
+            "mamf uses default rest times between launches, because measuring them failed: ZeroDivisionError"
         )
     assert backend.burst_traits == replace(BurstTraits(), remark=backend.burst_traits.remark)
 

@@ -307,8 +307,8 @@ class Regime(ABC):
         before, self._last_clock = self._last_clock, self.backend.now()
         if rounds and before == self._last_clock:
             raise PluginError(
-                f"backend {self.backend.name} is broken: its clock stood still for {_ROUNDS_PER_CLOCK_CHECK} rounds of "
-                "launches"
+                f"backend {self.backend.name} is broken: its clock did not advance during "
+                f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
@@ -356,7 +356,8 @@ def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]
     ratio = min(checked) / max(statistics.median(unchecked), 1e-9)
     if ratio > _MAX_CHECKED_RATIO:
         reason = (
-            f"launches take {ratio:.3g} times as long after their operands change: the other launches skip the work"
+            f"launches take {ratio:.3g} times as long if their operands have changed: the kernel "
+            "skips work if they have not"
         )
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 

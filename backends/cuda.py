@@ -120,8 +120,8 @@ class CudaBackend(StreamedBackend):
         }
 
     def _read_vboost_of_card(self) -> dict[str, str]:
-        """Return the card's vboost setting as a dictionary of one entry; empty without sensors, because the card's
-        index in nvidia-smi is then unknown.
+        """Return a dictionary with the card's vboost setting, or an empty one if the setting is unknown. Without
+        sensors it is unknown, because only they can find the card's index in nvidia-smi.
         """
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}

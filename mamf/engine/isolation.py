@@ -35,9 +35,11 @@ class Isolation:
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """Let a fresh process check the row's kernel at the row's shape, at most once for each kernel, problem and
-        shape. Return the row: with the status ``wrong_result`` if the kernel gave a wrong result in that check or was
-        slower than in the row, with a remark if that process could not check the kernel, else unchanged.
+        """Let a fresh process check the row's kernel at the row's shape, unless it has already checked the same kernel,
+        problem and shape. Return the row.
+
+        If the kernel gave a wrong result, or was slower than in the row, the returned row has the status
+        ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.
         """
         wanted = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
         if not (row.ok and wanted and backend.has_tensors):

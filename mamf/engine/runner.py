@@ -157,7 +157,7 @@ class Runner:
 
     @property
     def is_replaying(self) -> bool:
-        """True while rows of an interrupted run are left, which answer the next steps."""
+        """True until all rows of an interrupted run have answered their steps."""
         return bool(self._unused_rows)
 
     def is_budget_over(self) -> bool:

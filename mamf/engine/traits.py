@@ -337,9 +337,11 @@ class _TraitProbe:
         return ends[1:], each
 
     def measure_recovery(self, first_launch_seconds: float, reaction: float) -> float | None:
-        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is again as fast as at first
-        (``first_launch_seconds``), for nearly the ``reaction`` seconds after which its power controller reacts to load.
+        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is again as fast as at first.
         Return None if even the longest of these rests is too short.
+
+        After the rest, the device must stay as fast for nearly ``reaction`` seconds, the time after which its power
+        controller reacts to load. ``first_launch_seconds``: the seconds of a launch at first.
         """
         for rest in _RECOVERY_REST_SECONDS:
             self._load_and_time_blocks(max(0.2, 3 * reaction))

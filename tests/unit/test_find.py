@@ -445,7 +445,9 @@ def test_a_candidate_that_begins_to_fail_is_not_confirmed(backend):
 
 def test_a_device_that_fails_before_the_first_shape_is_said(backend, monkeypatch):
     monkeypatch.setattr(backend, "flush_cache", lambda size=None: 1 / 0)
-    with pytest.raises(DeviceError, match="before the first shape in burst: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        DeviceError, match="before the first shape in the regime burst: ZeroDivisionError: division by zero"
+    ):
         found(find_of(backend))
 
 

@@ -285,7 +285,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
     preset_parameter: ClassVar[Parameter] = Parameter(
-        "preset", str, "predefined shapes; other options override their sizes"
+        "preset", str, "predefined set of shapes to measure; other options replace its sizes"
     )
     #: The reference that verification compares outputs with, as the report of ``mamf verify`` names it.
     reference: ClassVar[str] = "the kernel's own check"

@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name",
         metavar="DEVICE",
-        help="device to look up, by torch's name or a common one; it need not be installed here",
+        help="device to look up, such as 'h100 sxm' or the name that torch reports; it need not be in this machine",
     )
     add_shared_options(parser, "--dtype", nargs=None)
     add_shared_options(parser, "--regime", nargs=None, default="sustained", default_text="sustained")

@@ -104,7 +104,7 @@ class BandwidthProblem(DeclaredProblem):
     pattern: str = field(
         default="copy",
         metadata=describe(
-            "what a pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
+            "what each pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
             choices=PATTERNS,
         ),
     )

@@ -236,7 +236,7 @@ def parse_field_texts(
         name, equals, values = text.partition("=")
         require_known((f"field of {operation.name}", name, known))
         if not equals or name in found:
-            raise UsageError(f"--set {text}: " + ("this field is set twice" if equals else f"write {name}=VALUE"))
+            raise UsageError(f"--set {text}: " + (f"{name} is set twice" if equals else f"write {name}=VALUE"))
         try:
             found[name] = [known[name].parse(value) for value in values.split(",")]
         except UsageError as error:

@@ -112,7 +112,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
-    "data": {"help": "random distribution or pattern of the operands' values", "choices": DATA, "is_rare": True},
+    "data": {"help": "distribution of the operands' random values, or zeros", "choices": DATA, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",
@@ -285,7 +285,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
     preset_parameter: ClassVar[Parameter] = Parameter(
-        "preset", str, "predefined shapes; other options override their sizes"
+        "preset", str, "predefined set of shapes to measure; other options replace its sizes"
     )
     #: The reference that verification compares outputs with, as the report of ``mamf verify`` names it.
     reference: ClassVar[str] = "the kernel's own check"

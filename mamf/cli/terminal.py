@@ -183,10 +183,11 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         "use figures even if they are from another device or other settings; the report says so", "", _SWITCH_KEYWORDS
     ),
     "--backend": SharedOption(
-        "backend name from 'mamf backends', or package.module:Class", "auto, the first accelerator"
+        "backend to use: a name that 'mamf backends' lists, or a class as package.module:Class",
+        "auto, the first accelerator",
     ),
     "--budget": SharedOption(
-        "time limit, such as 90s or 5m; the first measurement always completes",
+        "time limit of the run, such as 90s or 5m; the first measurement always completes",
         "none",
         {"type": parse_duration, "metavar": "TIME"},
     ),
@@ -197,7 +198,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--device": SharedOption("index of the device to use", "0", {"type": parse_index, "metavar": "N"}),
     "--devices": SharedOption(
-        "devices to use: indices, 'all', or 'ranks' (one device for each process that torchrun or srun starts)",
+        "devices to use: their indices, 'all', or 'ranks' (one device for each process that torchrun or srun starts)",
         "only --device",
         {"type": lambda text: _DEVICES_BY_WORD.get(text) or parse_index(text), "nargs": "+", "metavar": "N"},
     ),
@@ -209,14 +210,16 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"nargs": "+"},
     ),
     "--format": SharedOption("format of the report", "table", {"choices": FORMATS, "default": "table"}),
-    "--from": SharedOption("do not measure; report on the logs in these folders", "", _FOLDER_KEYWORDS),
+    "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
         "only for kernels given as package.module:Class",
         {"action": argparse.BooleanOptionalAction, "default": None},
     ),
     "--kernel": SharedOption(
-        "kernel name from 'mamf kernels', or package.module:Class", "all available kernels", {"nargs": "+"}
+        "kernel to use: a name that 'mamf kernels' lists, or a class as package.module:Class",
+        "all available kernels",
+        {"nargs": "+"},
     ),
     "--dtypes": SharedOption(
         "also report the dtypes of parameters, outputs, logits, loss and gradients", "", _SWITCH_KEYWORDS
@@ -225,15 +228,19 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--notes": SharedOption(
         "free text to store in the log, such as how the device is cooled", "none", {"type": str, "default": ""}
     ),
-    "--operation": SharedOption("name of the operation; 'mamf kernels' lists them", "", {"metavar": "NAME"}),
+    "--operation": SharedOption(
+        "operation to use, such as matmul or attention; 'mamf kernels' lists all operations", "", {"metavar": "NAME"}
+    ),
     "--memory": SharedOption(
-        "save a CUDA memory snapshot to FILE, and report what the memory contains at its peak", "", _FILE_KEYWORDS
+        "save a CUDA memory snapshot to FILE, and report what occupies the memory at its peak", "", _FILE_KEYWORDS
     ),
     "--nvtx": SharedOption(
         "mark the forward pass of each module as a range that nsys and rocprofv3 show", "", _SWITCH_KEYWORDS
     ),
     "--output": SharedOption(
-        "run log to write; a folder if several devices share the run", "a name with the date", _FILE_KEYWORDS
+        "run log to write, or a folder for the logs if several devices share the run",
+        "a name with the date",
+        _FILE_KEYWORDS,
     ),
     "--output-folder": SharedOption("folder to write to", "", _FOLDER_KEYWORDS),
     "--overwrite": SharedOption("overwrite existing files instead of stopping with an error", "", _SWITCH_KEYWORDS),
@@ -244,7 +251,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--picture": SharedOption("picture file to write, .png or .svg", "none", _FILE_KEYWORDS),
     "--precision": SharedOption(
-        "measure each row until the half-width of its 95%% interval is this share of the figure or less",
+        "measure each row until the half-width of its 95%% confidence interval is at most this share of its result",
         "0.3%%",
         {"type": parse_share, "metavar": "SHARE"},
     ),
@@ -254,25 +261,29 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
     "--requeue": SharedOption(
-        "like --resume, but start a new run if FILE does not exist or has no complete header; for jobs that a queue "
-        "may restart",
+        "like --resume, but start a new run if FILE does not exist or its header (first record) is incomplete; for "
+        "batch "
+        "jobs that the scheduler may restart",
         "",
         _FILE_KEYWORDS,
     ),
     "--resume": SharedOption(
-        "run log to continue, or folder with the logs of several devices; mamf measures only what is missing",
+        "log of an unfinished run to continue, or folder with its logs of several devices; mamf measures only what is "
+        "missing",
         "",
         _FILE_KEYWORDS,
     ),
     "--set": SharedOption(
-        "set fields of the problem; FIELD=A,B measures both values", "", {"nargs": "+", "metavar": "FIELD=VALUE"}
+        "set parameters of the problem by their names in the log, such as seed=1; FIELD=A,B measures both values",
+        "",
+        {"nargs": "+", "metavar": "FIELD=VALUE"},
     ),
     "--shape": SharedOption("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
     "--shapes": SharedOption(
         "complete shapes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}
     ),
     "--time-limit": SharedOption(
-        "maximum time to measure a row; after this time mamf stops as soon as it has 3 launches",
+        "maximum time to measure one row; after this time mamf stops as soon as it has timed 3 launches",
         "1s in burst, 6s in sustained",
         {"type": parse_duration, "metavar": "TIME", "dest": "seconds"},
     ),
@@ -347,14 +358,13 @@ def add_measuring_options(
         dest="flush",
         action="store_false",
         default=None,
-        help="do not flush the cache before each launch (in the regime burst only)",
+        help="do not flush the device's cache before each launch (applies only to the regime burst)",
     )
     group.add_argument(
         "--clock",
         choices=CLOCKS,
-        help="rows for which mamf measures the clock during launches and the share of cycles used "
-        "(default: the best row of "
-        "each shape or problem)",
+        help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles used "
+        "(default: best, the best row of each shape or problem)",
     )
     return group
 

@@ -96,7 +96,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
         ),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),
-        (["--phase", "step", "--set", "phase=step"], "this field is set twice"),
+        (["--phase", "step", "--set", "phase=step"], "phase is set twice"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(run, given, told):

@@ -128,7 +128,7 @@ def test_a_resumed_log_that_is_deleted_before_the_first_row_outlives_ctrl_c(swee
         raise KeyboardInterrupt
 
     monkeypatch.setattr("mamf.engine.traits.replace_assumed_traits", interrupted)
-    monkeypatch.setattr("mamf.cli.session.apply_logged_traits", interrupted)
+    monkeypatch.setattr("mamf.logs.recording.apply_logged_traits", interrupted)
     code, _, err = sweep("--resume", str(LOG))
     assert (code, "changed by another program" in err) == (130, True)
     assert LOG.read_bytes() == whole

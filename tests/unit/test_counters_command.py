@@ -107,7 +107,7 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
         launched.append(asked)
         return launch_in_profiler_window(kernel, *asked)
 
-    monkeypatch.setattr("mamf.cli.commands.run.launch_in_profiler_window", launch)
+    monkeypatch.setattr("mamf.engine.launching.launch_in_profiler_window", launch)
     assert main(command[command.index("run") :]) == 0
     assert launched[0][:2] == (problem, shape)
     assert launched[0][3] == 2

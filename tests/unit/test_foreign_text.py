@@ -121,8 +121,8 @@ def test_logs_are_checked_submitted_and_refused(kind, logs, run, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
     charts = []
-    monkeypatch.setattr("mamf.cli.commands.plot.draw_figure", charts.append)
-    monkeypatch.setattr("mamf.cli.commands.plot.save_figure", lambda *arguments: None)
+    monkeypatch.setattr("mamf.report.charts.picture.draw_figure", charts.append)
+    monkeypatch.setattr("mamf.report.charts.picture.save_figure", lambda *arguments: None)
     code, out, err = run("plot", str(logs[kind]), "--output", "x\x1b.png")
     assert code == (0 if charts else 2)
     assert bool(charts) == (kind not in ("legacy", "failed"))

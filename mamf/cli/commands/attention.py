@@ -54,25 +54,28 @@ def add_options(parser: Parser) -> None:
     add_shared_options(group, "--kernel")
     group = add_measuring_options(parser)
     exclusive_group = group.add_mutually_exclusive_group()
-    add_shared_options(exclusive_group, "--ceiling", default_text="find the ceilings first")
+    add_shared_options(exclusive_group, "--ceiling", default_text="none; mamf measures the ceilings first")
     exclusive_group.add_argument(
         "--no-ceiling",
         action="store_true",
         default=None,
-        help="measure only the kernels, and show no shares of a ceiling",
+        help="do not measure ceilings; the report then shows no share of a ceiling",
     )
     group.add_argument(
         "--ceiling-kernel",
         nargs="+",
         default=(),
         metavar="CLASS",
-        help="kernel that measured the ceiling, as package.module:Class; needed only if it comes from no "
-        "installed plugin",
+        help="class of the kernel that measured the ceiling, as package.module:Class; needed only if 'mamf kernels' "
+        "does not "
+        "list this kernel",
     )
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
-        help="kernel relative to which speedups are shown (default: eager, or the slowest kernel without eager)",
+        help="kernel that the report compares the speed of others with (default: eager, or the slowest kernel if "
+        "eager is not "
+        "measured)",
     )
     add_device_options(parser)
     add_devices_options(parser)

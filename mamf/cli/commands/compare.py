@@ -29,24 +29,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="A B",
-        help="two logs of any kind, or folders of --devices; ratios are B/A",
+        help="two logs of any kind, or two folders that runs with --devices wrote; ratios are B/A",
     )
     parser.add_argument(
         "--against",
         type=Path,
         nargs="+",
         metavar="B",
-        help="repeated runs of side B; the logs before this option are repeated runs of side A",
+        help="logs of repeated runs of side B; the logs before this option are then repeated runs of side A",
     )
     parser.add_argument(
         "--tolerance",
         type=parse_share,
         default=DEFAULT_REGRESSION_TOLERANCE,
         metavar="SHARE",
-        help="exit with code 3 if a row is slower by more than this share, or all rows together are slower by more "
-        "than a quarter of it (default: 1%%)",
+        help="exit with code 3 if a row of B is slower than in A by more than this share, or all rows together by more "
+        "than a quarter of this share (default: 1%%)",
     )
-    add_shared_options(parser, "--top", default=0, default_text="the rows that changed or are undecided")
+    add_shared_options(parser, "--top", default=0, default_text="only rows that changed or are undecided")
     add_shared_options(parser, "--anyway", "--format", "--wide")
 
 

@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
         "kernel",
         nargs="*",
         metavar="KERNEL",
-        help="kernels whose counters to read; the report shows cycles relative to the first kernel",
+        help="kernels whose counters to read; the report shows the cycles of each relative to the first kernel",
     )
     kernel.alternatives = ("--requeue", "--resume")  # type: ignore[attr-defined]
     add_launch_options(parser, "--shapes")
@@ -42,9 +42,9 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--ncu",
         metavar="PATH",
-        help="path of the executable of NVIDIA Nsight Compute, ncu (default: the first on PATH)",
+        help="path of ncu, the executable of NVIDIA Nsight Compute (default: the first ncu on PATH)",
     )
-    add_shared_options(group, "--time-limit")
+    add_shared_options(group, "--time-limit", default_text="1s")
     add_device_options(parser)
     add_run_options(parser)
     add_shared_options(parser, "--format", "--wide")
@@ -68,7 +68,7 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation_of_kernel(options.kernel[0])
     if options.resume is None:
-        raise UsageError("there is nothing to count: name a KERNEL ('mamf kernels' lists them)")
+        raise UsageError("no kernel is named: name at least one KERNEL ('mamf kernels' lists them)")
     return make_operation(read_run_log(options.resume).plan.operation)
 
 

@@ -48,11 +48,27 @@ MatmulToExplain = tuple[Any, Any, str]
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     product = parser.add_argument_group("matmul to explain")
-    add_shared_options(product, "--ceiling", nargs=None, default_text="the last 'mamf find' on this device")
-    add_shared_options(product, "--shape", default_text="the best shape of that 'mamf find'")
+    add_shared_options(
+        product,
+        "--ceiling",
+        nargs=None,
+        help="log of 'mamf find' whose burst ceiling to explain; cannot be combined with --shape (default: the log of "
+        "the "
+        "last 'mamf find' on this device)",
+    )
+    add_shared_options(
+        product,
+        "--shape",
+        help="shape of the matmul to explain, such as 4096x4096x4096 (default: the shape of the burst ceiling, see "
+        "--ceiling)",
+    )
     add_shared_options(product, "--dtype", nargs=None)
     add_shared_options(
-        product, "--kernel", nargs=1, default_text="the kernel of that 'mamf find', or the default kernel with --shape"
+        product,
+        "--kernel",
+        nargs=1,
+        default_text="the kernel of the burst ceiling; with --shape: torch.mm, scaled_mm or int_mm, depending on the "
+        "dtype",
     )
     add_run_options(parser, budget_default="30s")
     add_device_options(parser)

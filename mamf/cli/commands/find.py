@@ -59,13 +59,13 @@ def add_options(parser: Parser) -> None:
         takes_several_values=not operation.is_compute_roof,
     )
     group = parser.add_argument_group("what")
-    add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
+    add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if not operation.is_compute_roof:
         add_shared_options(group, "--kernel")
         add_session_options(parser, budget_default=_BUDGET_HELP, regimes_default="both")
         return
     add_shared_options(group, "--dtype")
-    add_shared_options(group, "--kernel", default_text="all except those that compile for minutes")
+    add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
     search = parser.add_argument_group("search")
     add_shared_options(search, "--regime", default_text="both")
     search.add_argument(

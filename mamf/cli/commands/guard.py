@@ -55,11 +55,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         type=Path,
         metavar="LOG",
-        help="run log with this device's baseline (default: the one that FILE names)",
+        help="run log to compare this device's rows with (default: the baseline that FILE names)",
     )
-    parser.add_argument("--update", action="store_true", help="measure a new baseline and replace the old one")
     parser.add_argument(
-        "--strict", action="store_true", help="exit with code 3 instead of 1 if it is undecided whether a row is slower"
+        "--update", action="store_true", help="measure a new baseline, and replace the log of the old one"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit with code 3, not 1, if mamf cannot decide whether a row is slower",
     )
     parser.add_argument(
         "--junit", type=Path, metavar="FILE", help="JUnit XML report to write, with one test per row (default: none)"
@@ -71,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="markdown report to write, for a pull request comment (default: none)",
     )
     add_device_options(parser)
-    add_run_options(parser, budget_default="none; an unfinished run exits with 1, or with 3 if a row is slower")
+    add_run_options(parser, budget_default="none; the exit code of an unfinished run is 1, or 3 if a row is slower")
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--attention",
         nargs="+",
         metavar="KERNEL",
-        help="attention kernels to use, by their names in 'mamf kernels' (default: sdpa)",
+        help="attention kernels to use in the model; 'mamf kernels' lists their names (default: sdpa)",
     )
     group.add_argument(
         "--compile", action="store_true", default=None, help="also measure each model with torch.compile (default: no)"
@@ -52,10 +52,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help=f"take less time: by default one sequence of 256 tokens, 0.5 s per row and {_QUICK_SECONDS:.0f} s in all",
+        help="take less time: change the defaults to one sequence of 256 tokens, 0.5 s per row and "
+        f"{_QUICK_SECONDS:.0f} s in all",
     )
-    add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' knows")
-    group = parser.add_argument_group("profile launches of one row instead of measuring, as 'mamf profile' does")
+    add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' prints")
+    group = parser.add_argument_group("profile launches of one row, as 'mamf profile' does, instead of measuring")
     add_shared_options(group, "--nvtx", "--dtypes", "--memory")
     add_session_options(parser, regimes_default="sustained")
 

@@ -37,7 +37,7 @@ def add_options(parser: Parser) -> None:
     add_shared_options(
         group,
         "--kernel",
-        default_text="all except those that compile for minutes; mamf looks for fast shapes with the first one",
+        default_text="all available kernels except those that compile for minutes; the first one finds the fast shapes",
     )
     add_shared_options(
         group,
@@ -51,7 +51,7 @@ def add_options(parser: Parser) -> None:
         nargs="?",
         const=VERIFY_BUDGET_SECONDS,
         metavar="TIME",
-        help="also check random problems for TIME, as 'mamf verify' does (TIME defaults to "
+        help="also check results of random problems for TIME, as 'mamf verify' does (TIME defaults to "
         f"{VERIFY_BUDGET_SECONDS:.0f}s)",
     )
     group.add_argument("--overlap", action="store_true", help="also run 'mamf overlap' after the verdict")
@@ -61,8 +61,9 @@ def add_options(parser: Parser) -> None:
         nargs="+",
         type=Path,
         metavar="LOG",
-        help="logs of cards that are known to be good, to compare with (default: the ceilings of this "
-        "model in results/)",
+        help="logs of good cards of the same model, to compare the devices with (default: the ceilings of this model "
+        "in "
+        "results/)",
     )
     add_shared_options(judging, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")

@@ -47,13 +47,13 @@ _MAX_WAIT_SECONDS = 120.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "Several values are measured in every combination.")
+    group = parser.add_argument_group("what", "If options have several values, mamf measures every combination.")
     group.add_argument(
         "--beside",
         nargs="+",
         metavar="WORK",
         help="work to run at the same time as matmul: collectives, copies or passes over arrays (default: all_reduce "
-        "all_gather reduce_scatter; on one device to_host to_device copy)",
+        "all_gather reduce_scatter; with one device: to_host to_device copy)",
     )
     add_shared_options(
         group,

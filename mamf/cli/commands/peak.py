@@ -29,12 +29,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name",
         metavar="DEVICE",
-        help="device to look up, by torch's name or a common one; it need not be installed here",
+        help="device to look up, such as 'h100 sxm' or the name that torch reports; it need not be in this machine",
     )
     add_shared_options(parser, "--dtype", nargs=None)
     add_shared_options(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
     parser.add_argument(
-        "--source", choices=PEAK_SOURCES, help="use only figures from this source (default: the best source)"
+        "--source",
+        choices=PEAK_SOURCES,
+        help="use only figures from this source (default: the first of these that has a figure)",
     )
     add_shared_options(parser, "--anyway", "--format", "--wide")
     add_device_options(parser)

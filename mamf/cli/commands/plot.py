@@ -39,13 +39,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shared_options(parser, "--overwrite")
     add_shared_options(
-        parser, "--regime", nargs=None, choices=REGIME_NAMES, default_text="all; for attention the first in the log"
+        parser,
+        "--regime",
+        nargs=None,
+        choices=REGIME_NAMES,
+        help="regime (type of load) of the rows to draw (default: all regimes; of an attention log, only the first)",
     )
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
     )
     parser.add_argument(
-        "--cycles", action="store_true", help="draw the share of clock cycles used against the clock frequency"
+        "--cycles",
+        action="store_true",
+        help="draw the share of clock cycles used (vertical axis) against the clock frequency",
     )
 
 

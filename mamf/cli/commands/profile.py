@@ -50,7 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "script", nargs=argparse.PARSER, metavar="SCRIPT", help="Python file to run, followed by its arguments"
     )
     script.required = False  # With --from, mamf reads a trace and needs no script.
-    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in python -m")
+    parser.add_argument(
+        "-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module, as in python -m"
+    )
     parser.add_argument(
         "--steps",
         type=parse_size,
@@ -64,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_size,
         default=5,
         metavar="N",
-        help="number of steps to skip first (default: 5)",
+        help="number of steps to skip at the start (default: 5)",
     )
     parser.add_argument(
         "--calls",
@@ -90,7 +92,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        default_text="the ceilings that 'mamf peak' knows; may be repeated",
+        help="log of 'mamf find' or 'mamf roofline' to read ceilings from; may be repeated (default: the ceilings that "
+        "'mamf peak' prints)",
     )
     parser.add_argument(
         "--trace",
@@ -104,7 +107,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="report on an existing Chrome trace (.json, .json.gz) or list of launches (.csv)",
+        help="report on an existing Chrome trace (.json, .json.gz) or list of kernel launches (.csv) instead of "
+        "running SCRIPT",
     )
     add_shared_options(
         parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)"

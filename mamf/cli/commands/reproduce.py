@@ -62,11 +62,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="LOG",
-        help="run log with the figures, or its https address",
+        help="run log with the figures to reproduce, or its https URL",
     )
     source.alternatives = ("--claim", "--requeue", "--resume")  # type: ignore[attr-defined]
     parser.add_argument(
-        "--claim", nargs="+", metavar="TEXT", help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS'"
+        "--claim",
+        nargs="+",
+        metavar="TEXT",
+        help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS', such as '800 TFLOPS torch.mm 4096x4096x4096 "
+        "bf16'",
     )
     add_shared_options(
         parser,
@@ -78,9 +82,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=parse_share,
         metavar="SHARE",
-        help="relative difference that still counts as reproduced (default: 2%%)",
+        help="relative difference up to which a figure counts as reproduced (default: 2%%)",
     )
-    add_shared_options(parser, "--kernel", default_text="the installed kernels of the log")
+    add_shared_options(parser, "--kernel", default_text="the kernels of the log that are installed here")
     add_device_options(parser)
     add_run_options(parser, budget_default="57s")
     add_shared_options(parser, "--format", "--wide")

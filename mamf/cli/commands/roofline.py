@@ -58,9 +58,9 @@ _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "rows", type=Path, nargs="*", metavar="LOG", help="run logs whose rows the report compares with the roofline"
+        "rows", type=Path, nargs="*", metavar="LOG", help="run logs whose rows to compare with the roofline"
     )
-    add_shared_options(parser, "--ceiling", default_text="measure them")
+    add_shared_options(parser, "--ceiling", default_text="none; mamf measures the ceilings")
     add_shared_options(parser, "--anyway")
     group = parser.add_argument_group("measuring")
     add_shared_options(group, "--dtype")
@@ -68,7 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
     add_shared_options(group, "--dry-run", "--notes")
     add_shared_options(
-        group, "--output-folder", default_text="roofline-DATE; in an existing folder, unfinished searches continue"
+        group,
+        "--output-folder",
+        help="folder to write to; in an existing folder, mamf continues unfinished searches (default: roofline-DATE)",
     )
     add_device_options(parser)
     group = parser.add_argument_group("files")
@@ -76,7 +78,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--export",
         choices=ROOF_EXPORT_FORMATS,
-        help="also write the measured roofs in this format of another tool (default: none)",
+        help="also write the ceilings in the format of this tool: tracelens, the architecture file of TraceLens "
+        "(default: none)",
     )
     group.add_argument(
         "--export-file", type=Path, metavar="FILE", help="file that --export writes (default: tracelens.json)"

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
     )
-    add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
+    add_shared_options(parser, "--ceiling", default_text="none; rows then show no share of a ceiling")
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

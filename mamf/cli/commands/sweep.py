@@ -45,7 +45,7 @@ def add_options(parser: Parser) -> None:
     parser.set_defaults(of=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
     group = parser.add_argument_group("what")
-    add_shared_options(group, "--operation", default_text="matmul; each operation has its own options")
+    add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if operation.compares_kernels:
         add_shared_options(group, "--kernel")
         add_session_options(parser)
@@ -53,7 +53,7 @@ def add_options(parser: Parser) -> None:
     add_shared_options(
         group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype"
     )
-    group = add_measuring_options(parser, "burst; classic is mamf-finder's protocol", operation.regimes)
+    group = add_measuring_options(parser, "burst; classic: the protocol of mamf-finder", operation.regimes)
     group.add_argument(
         "--num-warmup-iterations",
         dest="warmup_launches",
@@ -75,7 +75,9 @@ def add_options(parser: Parser) -> None:
         "an effect of the shape (default: shuffled)",
     )
     group.add_argument(
-        "--reference", metavar="MxNxK", help="shape to measure repeatedly, to show drift of the device (default: none)"
+        "--reference",
+        metavar="MxNxK",
+        help="shape to measure repeatedly during the run, to show drift of the device (default: none)",
     )
     group.add_argument(
         "--reference-every",
@@ -86,7 +88,7 @@ def add_options(parser: Parser) -> None:
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser)
-    add_shared_options(parser, "--ceiling", default_text="none, so rows show no share of the roof")
+    add_shared_options(parser, "--ceiling", default_text="none; rows then show no share of a ceiling")
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

@@ -49,7 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--largest",
         metavar="SHAPE",
-        help="shape of the matmul with the most FLOP that a problem may have (default: depends on the device)",
+        help="matmul shape, such as 8192x8192x8192, whose FLOP no random problem exceeds (default: depends on the "
+        "device)",
     )
     group.add_argument("--seed", type=parse_index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument(
@@ -57,7 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         default=0,
         metavar="N",
-        help="check only the random problem with this number, repeatedly (default: one problem after another)",
+        help="check only the random problem with this number, which the report of a failure names, again and again "
+        "(default: one problem after another)",
     )
     group = parser.add_argument_group("device")
     add_shared_options(group, "--backend", "--device")

@@ -104,11 +104,12 @@ class AttentionShape:
         )
     )
     head_dim_v: int = field(metadata=DERIVED)
-    causal: bool = field(default=False, metadata=describe("causal mask: a query sees no later keys"))
+    causal: bool = field(default=False, metadata=describe("apply a causal mask: a query attends to no later keys"))
     window: int | None = field(
         default=None,
         metadata=describe(
-            "number of keys that a query sees before its position, and also after it without --causal",
+            "sliding window: number of keys before its position that a query attends to; without --causal, also after "
+            "it",
             default="all",
             read=parse_size,
             metavar="W",
@@ -223,20 +224,28 @@ class AttentionProblem(DeclaredProblem):
     )
     data: str = field(
         default="normal",
-        metadata=describe("random distribution or pattern of the operands' values", choices=ALL_DATA, is_rare=True),
+        metadata=describe(
+            "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
+            choices=ALL_DATA,
+            is_rare=True,
+        ),
     )
     seed: int = 0
     backward_count: str = field(
         default="hardware",
         metadata=describe(
-            "FLOP of a backward pass: 2.5 times those of the forward pass (hardware), or 2 times (model)",
+            "how to count the FLOP of a backward pass: as 2.5 times the forward pass, with recomputation (hardware), "
+            "or as "
+            "2 times (model)",
             choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "fraction of the blocks of keys that do not matter in the inputs, for kernels that skip such blocks",
+            "fraction of key blocks that hardly affect the result, because mamf generates such inputs; for kernels "
+            "that "
+            "skip such blocks",
             default="0",
             read=_read_sparsity,
             metavar="SHARE",

@@ -104,7 +104,7 @@ class BandwidthProblem(DeclaredProblem):
     pattern: str = field(
         default="copy",
         metadata=describe(
-            "what a pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
+            "what each pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
             choices=PATTERNS,
         ),
     )
@@ -114,7 +114,10 @@ class BandwidthProblem(DeclaredProblem):
     warm: int = field(
         default=1,
         metadata=describe(
-            "number of passes over the arrays per launch; several passes measure a cache", read=parse_size, is_rare=True
+            "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
+            "cache",
+            read=parse_size,
+            is_rare=True,
         ),
     )
 

@@ -107,13 +107,17 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     compares_kernels = False
     is_compute_roof = True
     regimes = (*COMMON_REGIMES, CLASSIC)
-    preset_parameter = Parameter("preset", str, "linear layers of known models; --m is the number of tokens")
+    preset_parameter = Parameter(
+        "preset",
+        str,
+        "model whose linear layers to measure; --m sets the number of tokens (default: 8192; 1 to 512 for decode)",
+    )
     preset_parameters = (
         Parameter(
             "product",
             str,
-            "matmul of each layer to measure: forward pass, gradient of the input or of the weight; "
-            "also sets the layout",
+            "matmul to measure of each layer in --preset (forward pass, gradient of the input or gradient of the "
+            "weight); also sets the layout",
             "forward",
             tuple(LAYOUT_BY_LAYER_PASS),
             is_rare=True,

@@ -224,13 +224,14 @@ class BaseMatmulProblem(DeclaredProblem):
     out_dtype: str = field(
         default="",
         metadata=describe(
-            "dtype of C", default="the dtype of A; bfloat16 for 8-bit floats, int32 for int8", is_rare=True
+            "dtype of the result C", default="the dtype of A; bfloat16 for 8-bit floats, int32 for int8", is_rare=True
         ),
     )
     layout: str = field(
         default="nt",
         metadata=describe(
-            "how A and B are stored: n not transposed, t transposed; nt+8 leaves 8 unused elements after each row",
+            "storage of A and B, a letter each: n not transposed, t transposed; nt+8 leaves 8 unused elements after "
+            "each row",
             choices=tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS),
             metavar="LAYOUT",
             is_rare=True,
@@ -238,11 +239,18 @@ class BaseMatmulProblem(DeclaredProblem):
     )
     data: str = field(
         default="normal",
-        metadata=describe("random distribution or pattern of the operands' values", choices=ALL_DATA, is_rare=True),
+        metadata=describe(
+            "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
+            choices=ALL_DATA,
+            is_rare=True,
+        ),
     )
     seed: int = 0
     fast_accumulation: bool = field(
-        default=False, metadata=describe("let matmuls of 8-bit floats keep partial sums with fewer bits", is_rare=True)
+        default=False,
+        metadata=describe(
+            "let matmuls of 8-bit floats accumulate with fewer bits (use_fast_accum of torch)", is_rare=True
+        ),
     )
 
     def __post_init__(self) -> None:

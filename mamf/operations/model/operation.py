@@ -91,8 +91,10 @@ class ModelProblem(DeclaredProblem):
     layers: int = field(default=12, metadata=_describe_rare_field("number of blocks"))
     heads: int = field(default=12, metadata=_describe_rare_field("number of query heads"))
     kv_heads: int = field(default=12, metadata=_describe_rare_field("number of key and value heads"))
-    experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, for style moe"))
-    active_experts: int = field(default=1, metadata=_describe_rare_field("number of experts that each token uses"))
+    experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, if --style is moe"))
+    active_experts: int = field(
+        default=1, metadata=_describe_rare_field("number of experts that each token uses, if --style is moe")
+    )
     vocabulary: int = field(default=50257, metadata=_describe_rare_field("number of tokens in the vocabulary"))
     tied: bool = field(
         default=True, metadata=_describe_rare_field("use the embedding's weights also to compute the logits")
@@ -100,7 +102,8 @@ class ModelProblem(DeclaredProblem):
     phase: Phase = field(
         default="forward",
         metadata=describe(
-            "part of a training step to time: forward pass, forward and backward, or these and the optimizer (step)"
+            "part of a training step to time: forward pass, forward and backward passes, or both and the optimizer "
+            "(step)"
         ),
     )
     autocast: bool = field(
@@ -109,11 +112,15 @@ class ModelProblem(DeclaredProblem):
     checkpointing: bool = field(
         default=False, metadata=_describe_rare_field("recompute the activations of each block in the backward pass")
     )
-    optimizer: Optimizer = field(default="adamw", metadata=_describe_rare_field("optimizer, for the phase step"))
+    optimizer: Optimizer = field(
+        default="adamw", metadata=_describe_rare_field("optimizer of the training step, if --phase is step")
+    )
     dtype: str = "bfloat16"
     data: str = field(
         default="normal",
-        metadata=describe("always normal: tokens are drawn at random", choices=("normal",), is_rare=True),
+        metadata=describe(
+            "has only this value, because the tokens are always random", choices=("normal",), is_rare=True
+        ),
     )
     seed: int = 0
 
@@ -272,7 +279,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     preset_parameter = Parameter(
         "preset",
         str,
-        "model; small to 2.7b are GPT-2, 1b to 8b Llama 3, moe has experts (default: small)",
+        "size of the model: GPT-2 (small to 2.7b), Llama 3 (1b to 8b) or mixture of experts (moe) (default: small)",
         keyword="size",
     )
 

@@ -116,9 +116,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             )
         adapter = cls.find_adapter(cls.find_device_type())
         if adapter is not None:
-            return Unavailable(
-                f"{cls.find_device_type()} devices have a backend of their own", f"use --backend {adapter}"
-            )
+            return Unavailable(f"mamf has a backend for {cls.find_device_type()} devices", f"use --backend {adapter}")
         return None
 
     @classmethod

@@ -55,8 +55,8 @@ class Roofs:
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
         if not compute and not bandwidth:
             raise UsageError(
-                f"no ceiling in the regime {' or '.join(kept)} is known, only in {', '.join(self.regimes)}: name one "
-                "of these regimes"
+                f"no ceiling is known in the regime {' or '.join(kept)}: choose from the regimes with a ceiling, "
+                f"{', '.join(self.regimes)}"
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 

@@ -97,7 +97,8 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
         ("b1h4q9c8d64", "9 new tokens do not fit in a sequence of 8 tokens: --cache-lens includes the new tokens"),
         (
             "b1h4kv2q1c8d576v512l",
-            "--latent needs 1 kv head, and a smaller head dimension for values than for keys: use --kv-heads 1",
+            "--latent needs 1 kv head, and a smaller head dimension for values than for keys: "
+            "use --kv-heads 1 --head-dims 576/512",
         ),
         ("b1h4q1c8d64p0", "page size 0: it must be at least 1"),
     ],

@@ -284,8 +284,8 @@ class Measurement(Tabular):
 
     @property
     def comparable_rate(self) -> float:
-        """The rate that ranks this row, divided by the speed of its device relative to the run's first device if that
-        speed is known. Rows of different devices of a shared run can be compared by it.
+        """The rate used for ranking. If known, device speed differences are divided out, so rows of different devices
+        compare.
         """
         return self.best_rate / (self.device_speed or 1.0)
 

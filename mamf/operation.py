@@ -112,7 +112,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
-    "data": {"help": "random distribution or pattern of the operands' values", "choices": DATA, "is_rare": True},
+    "data": {"help": "distribution of the operands' random values, or zeros", "choices": DATA, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",

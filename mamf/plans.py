@@ -189,7 +189,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True)
 class Plan:
-    """All parameters of a run, as resuming it needs them. Raises UsageError for invalid values.
+    """All parameters of a run, stored in its log so that the run can be resumed. Raises UsageError for invalid values.
 
     - ``kernels``: names as requested; ``package.module:Class`` for a kernel that is not registered.
     - ``precision``: a row is measured until half the width of its interval is at most this share of the figure.

@@ -156,10 +156,9 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
 
 
 def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | None = None) -> int:
-    """Run the command that ``typed_words`` name and return its exit code. Raise the errors of the command.
+    """Run the command in ``typed_words`` and return its exit code. Raise the errors of the command.
 
-    A command may call this function to run another command. ``crashed_run``: the run that ended when its process
-    crashed, if this process continues that run.
+    A command may call this function to run another command. ``crashed_run``: the crashed run to continue, if any.
     """
     if wrong := next((word for word in typed_words if "\0" in word), None):
         raise UsageError(f"{shorten(wrong)} contains a null byte: remove this byte")
@@ -217,7 +216,7 @@ def _explain_new_log(path: Path) -> str:
     is_cut = _HEADER_START.startswith(first_line[: len(_HEADER_START)]) and not first_line.endswith(b"\n")
     if not is_cut:
         return ""
-    return "ends within its header" if first_line else "is empty"
+    return "is cut off within its header" if first_line else "is empty"
 
 
 def _discard_output() -> None:
@@ -232,7 +231,7 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     Yields a byte, shared with forked processes, that becomes 1 after a LogChangedWarning. ``runs_script``: whether the
     command runs a user's script; Python then prints the warnings of packages other than mamf in full.
     """
-    printed: set[str] = set()
+    printed_texts: set[str] = set()
     log_changed = mmap.mmap(-1, 1)
 
     def print_warning(message: Warning | str, category: type[Warning], *place: Any, **keywords: Any) -> None:
@@ -241,8 +240,8 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         text = str(message) if is_ours else f"{category.__name__}: {message}".splitlines()[0]
         if runs_script and not is_ours:
             usual(message, category, *place, **keywords)
-        elif text not in printed:
-            printed.add(text)
+        elif text not in printed_texts:
+            printed_texts.add(text)
             warn(text)
 
     with warnings.catch_warnings():

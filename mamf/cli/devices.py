@@ -95,7 +95,7 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
         options.device = devices[0] if devices else options.device
         return run_command(options)
     if options.dry_run:
-        print_line(f"devices: {_format_indices(devices)}, one process and one log each; the plan of the first:")
+        print_line(f"devices: {_format_indices(devices)}, one process and one log each; the plan of the first device:")
         options.device, options.share = devices[0], [0, len(devices)]
         return run_command(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")

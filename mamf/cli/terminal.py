@@ -358,7 +358,7 @@ def add_measuring_options(
         dest="flush",
         action="store_false",
         default=None,
-        help="do not flush the device's cache before each launch (only the regime burst flushes it)",
+        help="do not flush the device's cache before each launch (applies only to the regime burst)",
     )
     group.add_argument(
         "--clock",

@@ -84,7 +84,7 @@ class ResultRate(Rate):
         return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
     @property
-    def datasheet(self) -> DatasheetRate | None:
+    def datasheet_peak(self) -> DatasheetRate | None:
         """The device's dense peak for the dtype of the row according to its datasheet; None if none is listed."""
         return find_peak(self.device, self.row.problem.dtype, self.header["device"]["compute_units"])
 

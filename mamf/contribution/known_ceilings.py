@@ -126,13 +126,14 @@ def find_peaks_by_name(
         if any(known):
             return _require_one_rate(name, devices, known)
     raise UnavailableError(
-        f"no rate of {devices[0].name} is listed for {dtype or 'any usual dtype'} and {source or 'any'} source"
+        f"mamf knows no {dtype or 'matmul'} rate of {devices[0].name}"
+        + (f" from the source {source}" if source else "")
     )
 
 
 def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
-    """Return the known rates of a device for a dtype, from the best source to the worst. Returns an empty list if no
-    rate is known for this regime and source.
+    """Return the known rates of a device for a dtype, the most trusted source first. The list is empty if no rate for
+    this regime comes from ``source`` (None: any source).
     """
     # Try both fp8 formats, because the name alone does not tell which one the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)

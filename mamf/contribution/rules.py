@@ -288,13 +288,15 @@ def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
         ]
         for name in due:
             if not values_agree(record.get(name), again.get(name)):
-                message = f"{row.shape}: {name} differs from what the row's samples and plan give"
+                message = f"{row.shape}: {name} differs from the value that follows from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
         seen, info = row.conditions, evidence.log.device(row.device)
         if row.ok and seen.cycles_used is not None:
             used = compute_cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
             if not values_agree(seen.cycles_used, used):
-                message = f"{row.shape}: cycles_used differs from what the row's rate and true clock give"
+                message = (
+                    f"{row.shape}: cycles_used differs from the value that follows from the row's rate and true clock"
+                )
                 yield Finding("row-mismatch", message, line)
         # Logs that were converted to this schema rank sustained rows by their median.
         if row.best_by not in (RANKING_STATISTIC_BY_REGIME[row.regime], "median"):

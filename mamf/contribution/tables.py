@@ -210,7 +210,7 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
         Column(
             "",
             "of the dense peak",
-            lambda row: row[0].datasheet and (row[0].rate, row[0].datasheet.rate),
+            lambda row: row[0].datasheet_peak and (row[0].rate, row[0].datasheet_peak.rate),
             lambda rates: f"{100 * rates[0] / rates[1]:.1f} % of {rates[1]:g}",
         ),
         *make_sensor_columns(lambda row: row[0].conditions),

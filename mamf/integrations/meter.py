@@ -1,8 +1,8 @@
 """Measure how close the steps of a training loop come to what the device can do, with ``mamf.Meter``.
 
-The meter never makes the training loop wait. It puts marks (events with a time) in the device's queue and reads them
-one step later, when the next step is already queued. On a backend without reliable events it reads the host's clock
-instead, without synchronizing.
+The meter never makes the training loop wait. It queues timing events on the device and reads them one step later, when
+the next step is already queued. On a backend without reliable events it reads the host's clock instead, without
+synchronizing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_meter_options(options: Mapping[str, Any]) -> None:
     flops = options_given.get("flops_per_step", 1)
     by_dtype = flops if isinstance(flops, Mapping) else {options_given.get("dtype", "bfloat16"): flops}
     if by_dtype is flops and "ceiling" in options_given:
-        raise UsageError("ceiling is for one dtype: leave it out when flops_per_step is given by dtype")
+        raise UsageError("ceiling= is for one dtype: leave ceiling= out when flops_per_step= is given by dtype")
     for dtype, each in by_dtype.items():
         canonicalize_dtype_name(dtype)
         _require_positive_number("flops_per_step", each)

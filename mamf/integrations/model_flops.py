@@ -233,7 +233,7 @@ class _ArchitectureReader:
             ]
         if self.section["windows"]:
             raise UnsupportedError(
-                "the model's configuration has no layer_types, so it is unknown which layers have windows"
+                "the model's configuration has no layer_types, so it is unknown which layers use a sliding window"
             )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._read_config_field("sliding_window"))] if is_used else []

@@ -239,8 +239,8 @@ def _make_claim_label(judged: JudgedClaim) -> str:
 def _yield_claim_remarks(judged: JudgedClaim) -> Iterator[str]:
     if judged.claim.error is None:
         yield (
-            "the claim has no samples: its interval is its rounding error, and mamf assumes that its scatter equals "
-            "that of the measurement here"
+            "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters "
+            "as much as the measurement here"
         )
     if any(judged.cycles):
         yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"

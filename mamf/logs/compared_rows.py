@@ -409,7 +409,7 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
             found[number] = replace(
                 found[number],
                 device=cards.get(row.device, ""),
-                device_speed=row.device_speed / of_own.factor if of_own and row.device_speed else None,
+                device_speed=row.device_speed / of_own.relative_speed if of_own and row.device_speed else None,
                 device_speed_half_width=row.device_speed_half_width,
             )
     return found

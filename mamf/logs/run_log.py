@@ -99,7 +99,7 @@ def parse_record(line: bytes) -> dict[str, Any]:
     except ValueError:
         raise ValueError("not a JSON object") from None
     except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
+        raise ValueError("the values of this line are nested too deeply") from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
         raise ValueError("not a record of a run log: it has no field 'record'")
     return record
@@ -352,24 +352,24 @@ def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | N
 class DeviceSpeed(NamedTuple):
     """The speed of one device relative to the first device of the run.
 
-    - ``factor``: the rate of the device divided by the rate of the first device, both on a reference kernel.
-    - ``half_width``: half the width of the interval of ``factor``, as a share of it.
+    - ``relative_speed``: the rate of the device divided by the rate of the first device, both on a reference kernel.
+    - ``half_width``: half the width of the interval of ``relative_speed``, as a share of it.
     - ``reference_work``: the FLOP or bytes of one launch of the reference kernel.
     """
 
-    factor: float
+    relative_speed: float
     half_width: float
     reference_work: float
 
     def compute_half_width(self, work: float) -> float:
-        """Compute half the width of the interval of ``factor`` for a launch of ``work`` FLOP or bytes, which may be
-        less than the work of the reference kernel.
+        """Compute half the width of the interval of ``relative_speed`` for a launch of ``work`` FLOP or bytes, which
+        may be less than the work of the reference kernel.
 
         The result is larger for less work, because devices may differ less in short launches. Four H200 that differ by
         2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same
         clock.
         """
-        return self.half_width + abs(math.log(self.factor)) * max(0.0, 1 - work / self.reference_work)
+        return self.half_width + abs(math.log(self.relative_speed)) * max(0.0, 1 - work / self.reference_work)
 
 
 #: A regime and a dtype. The speeds of two devices are compared only within one regime and dtype.
@@ -401,7 +401,7 @@ def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, De
     of_first = first.interval.half_width / first.rate
     return {
         device: DeviceSpeed(
-            factor=own.rate / first.rate,
+            relative_speed=own.rate / first.rate,
             half_width=0.0 if own is first else math.hypot(own.interval.half_width / own.rate, of_first),
             reference_work=float(own.problem.work(own.shape).amount),
         )
@@ -458,6 +458,6 @@ def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
         if row.device is not None:
             speed = speeds.get(get_speed_context(row), {}).get(row.device)
             half_width = speed.compute_half_width(row.amount) if speed else row.device_speed_half_width
-            factor = speed.factor if speed else None
-            rows_with_speed[number] = replace(row, device_speed=factor, device_speed_half_width=half_width)
+            relative_speed = speed.relative_speed if speed else None
+            rows_with_speed[number] = replace(row, device_speed=relative_speed, device_speed_half_width=half_width)
     return rows_with_speed

@@ -112,7 +112,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
         raise UsageError(f"the logs are not from one run: their devices are {', '.join(models)}")
     plans = [log.plan for log in logs]
     if any(_get_common_fields(plan) != _get_common_fields(first.plan) for plan in plans):
-        raise UsageError("the logs are not from one run: their plans differ: pass the logs of one run")
+        raise UsageError("the logs are not from one run, because their plans differ: pass the logs of one run")
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):

@@ -111,7 +111,8 @@ class ChildWatch:
         for rank in hanging:
             self.failure_reasons.setdefault(
                 rank,
-                f"it hangs: no message for {self.timeout_seconds:.0f} s (phase: {self.phases.get(rank, 'start')})",
+                f"its process hangs: it sent no message for {self.timeout_seconds:.0f} s "
+                f"(phase: {self.phases.get(rank, 'start')})",
             )
         return hanging
 

@@ -36,7 +36,9 @@ class OverlapShape(Sizes):
     m: int = field(metadata=describe("rows of A and C"))
     n: int = field(metadata=describe("columns of B and C"))
     k: int = field(metadata=describe("size of the reduction: columns of A and rows of B"))
-    nbytes: int = field(metadata=describe("bytes of the other work, as its operation counts them"))
+    nbytes: int = field(
+        metadata=describe("bytes of the other work: of the larger buffer of a collective, of a copy, or of each array")
+    )
 
     def __str__(self) -> str:
         return f"{self.product}+{BandwidthShape(self.nbytes)}"

@@ -277,8 +277,8 @@ def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
 
 
 def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
-    """Return the comparison of two logs, one or both of mamf-finder, or nothing if they share no row."""
-    with suppress(UsageError):  # raised if the logs have no row in common
+    """Compare two logs, at least one of mamf-finder. Return an empty list if they have no shape in common."""
+    with suppress(UsageError):  # raised if the logs have no shape in common
         shown = [convert_log(source.name, source.log) for source in sources if source.log]
         if len(shown) == 2:
             return make_side_by_side_document(*shown).visible_blocks
@@ -372,7 +372,7 @@ def make_log_source(log: RunLog) -> LogSource:
         header["command"],
         log,
         [
-            Fact(f"share that {name} keeps of its rate alone", kept, "%")
+            Fact(f"rate of {name} while both run, as a share of its rate alone", kept, "%")
             for name, kept in compute_kept_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP

@@ -92,7 +92,9 @@ def _list_own_files(output: Path) -> set[str]:
     present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
     if foreign:
-        raise UsageError(f"{output} has files that no build wrote, such as {foreign[0]}: choose an empty folder")
+        raise UsageError(
+            f"{output} has files that 'mamf results site' did not write, such as {foreign[0]}: choose an empty folder"
+        )
     return present
 
 

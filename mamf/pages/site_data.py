@@ -189,7 +189,7 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
         place=best.place,
         vendor=best.header["device"]["vendor"] or UNKNOWN,
         software=list_software_versions(best.header),
-        peak=best.datasheet,
+        peak=best.datasheet_peak,
         entry=best,
         cards=[each[0] for each in cards.values()],
     )

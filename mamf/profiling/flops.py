@@ -90,10 +90,11 @@ def _parse_numbers(text: str, count: int) -> list[int]:
 
 
 def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-    """Return the FLOP of ``aten::convolution_backward``: as many as the forward pass for each gradient it computes.
+    """Count the FLOP of ``aten::convolution_backward``. The gradients of input and weight each take the FLOP of the
+    forward pass.
 
-    Its first arguments are the gradient of the output (N, O, ...), input and weight. Its last argument says whether it
-    computes the gradients of input, weight and bias. The gradient of the bias counts no FLOP.
+    The first arguments are the gradient of the output (N, O, ...), the input and the weight. The last argument says
+    which gradients the operation computes: of input, weight and bias. The gradient of the bias counts no FLOP.
     """
     gradient, size, weight = shapes[:3]
     flop_per_gradient = 2 * math.prod(size if argument_values[7] == "True" else gradient) * math.prod(weight[1:])

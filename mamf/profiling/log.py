@@ -208,12 +208,12 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
     if profile.unprofiled_step_seconds is not None:
         slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
-            f"{format_milliseconds(profile.unprofiled_step_seconds)} ms without it, in the steps right before: "
-            f"the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
+            f"{format_milliseconds(profile.unprofiled_step_seconds)} ms without the profiler, in the steps right "
+            f"before: the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
-        time = "" if profile.unprofiled_step_seconds is None else " in the time without the profiler"
+        time = "" if profile.unprofiled_step_seconds is None else ", from the step time without the profiler"
         yield (
             f"a step needs {format_rate(profile.flop / profile.steps / 1e12, 'TFLOP')}: "
             f"{format_rate(profile.tflops, 'TFLOPS')}{share}{time}"
@@ -287,19 +287,19 @@ def describe_largest_classes(profile: Profile) -> str:
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
         for row in sorted(profile.classes, key=lambda row: -row.visible)[:3]
     ]
-    return f"most of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
+    return f"largest parts of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
 
 
 def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
     hidden = (
-        "; in hidden time another class ran too, and the time counts for that class"
+        "; hidden time counts for another class that ran at the same time"
         if any(row.hidden > _ROUNDING_SECONDS for row in profile.classes)
         else ""
     )
-    yield f"{per}each instant counts for one class{hidden}"
+    yield f"{per}time in which several classes run counts only once, for one of them{hidden}"
     if not profile.is_of_device:
-        yield "no device was used: these are operations of the CPU, each without the operations that it calls"
+        yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_idle(profile)
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:
@@ -316,10 +316,10 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
         if row.name == UNCLASSIFIED:
             yield (
                 f"{row.visible / profile.whole_seconds:.1%} of the time is unclassified: "
-                "no rule names its operation or its kernel"
+                "no rule matches the names of its operations or kernels"
             )
     if any(row.name.startswith("in ") for row in profile.memory):
-        yield "memory in a module was allocated by its forward pass in these steps, and not yet freed at the peak"
+        yield "'in MODULE': memory that its forward pass allocated in these steps, and that was not freed at the peak"
     if profile.modules:
         yield (
             "the time of a module includes its backward pass and its inner modules; "
@@ -332,16 +332,16 @@ def _explain_idle(profile: Profile) -> str:
     """Return one line that says which duration the shares are shares of, and how certain the idle time is."""
     took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if took is None:
-        return "mamf timed no step without the profiler: idle is an upper bound, all other shares are lower bounds"
-    work = f"{format_milliseconds(busy)} ms of work in the trace"
+        return "mamf timed no step without the profiler: idle time is an upper bound, all other shares are lower bounds"
+    work = f"the device was busy for {format_milliseconds(busy)} ms of a step in the trace"
     if busy > took + _ROUNDING_SECONDS:
         return (
-            f"{work}, which the profiler slowed, are longer than a step without the profiler: "
-            "shares are of this work, and idle time is unknown"
+            f"{work}, longer than a step without the profiler ({format_milliseconds(took)} ms), because the profiler "
+            "slows kernels: shares are relative to the busy time, and idle time is unknown"
         )
     return (
-        f"shares are of the {format_milliseconds(took)} ms of a step without the profiler; "
-        f"idle is this time minus {work}"
+        f"shares are relative to the step time without the profiler ({format_milliseconds(took)} ms); "
+        f"idle is this time minus the busy time in the trace ({format_milliseconds(busy)} ms)"
     )
 
 
@@ -360,7 +360,12 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
     unexposed = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {format_count(len(ranks), 'rank')}: {names}"]),
-        Lines([f"no profile of rank {rank}: is the folder shared by all machines?" for rank in missing]),
+        Lines(
+            [
+                f"the profile of rank {rank} is missing: check that all machines write to the same folder"
+                for rank in missing
+            ]
+        ),
         Table(
             _make_rank_columns(min(unexposed.values())),
             [(rank, profile) for rank, (_, profile) in ranks.items()],
@@ -368,8 +373,8 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
         ),
         Lines(
             [
-                "ms are per step; exposed communication is the time, with waiting, in which only communication runs; "
-                "own is the step without exposed communication",
+                "times are in ms per step; exposed communication: time in which only communication runs, with waiting; "
+                "own: step time minus exposed communication",
                 "to see the profile of one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),

@@ -252,13 +252,13 @@ def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]
 
 def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindCeiling) -> list[ClassRow]:
     """Make the rows of modules, longest first. The list is empty if the trace has no ranges of modules."""
-    by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
+    intervals_by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
     for each in busy_intervals:
         names = [fold_module_name(name) for name in _list_module_names(each.event)] or [OUTSIDE_MODULES]
         for name in dict.fromkeys(names):
-            by_module[names[0], name].append(each)
-    roots, rows = {root for root, name in by_module if root != name}, []
-    for (root, name), work_intervals in by_module.items():
+            intervals_by_module[names[0], name].append(each)
+    roots, rows = {root for root, name in intervals_by_module if root != name}, []
+    for (root, name), work_intervals in intervals_by_module.items():
         rows.append(
             _make_class_row(
                 # With several models, put the model's name first, because modules of two models may have one name.
@@ -270,7 +270,11 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Find
                 find_ceiling,
             )
         )
-    return sorted(rows, key=lambda row: -row.visible) if {root for root, _ in by_module} - {OUTSIDE_MODULES} else []
+    return (
+        sorted(rows, key=lambda row: -row.visible)
+        if {root for root, _ in intervals_by_module} - {OUTSIDE_MODULES}
+        else []
+    )
 
 
 # The modules that an event ran in are listed from the outermost to the innermost. An event of the backward pass has no

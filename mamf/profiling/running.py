@@ -73,7 +73,7 @@ class Program:
             sys.argv, sys.path[:] = argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run the program, by a function from ``make_decorated_run`` if given, and return the program's exit code."""
+        """Run the program and return its exit code. ``run_decorated``: a result of ``make_decorated_run``."""
         try:
             if run_decorated:
                 run_decorated()
@@ -266,7 +266,8 @@ class StepProfiler:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled_steps:
             self._remark = (
-                f"{self._profiled_steps} of {self._steps} steps, because the script started a profiler{advice}"
+                f"mamf profiled only {self._profiled_steps} of {self._steps} steps, "
+                f"because the script started a profiler{advice}"
             )
             self._finish_and_report()
         else:

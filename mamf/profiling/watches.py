@@ -242,7 +242,7 @@ class ModuleRanges:
         with self._end_ranges_on_error():
             self._backend = backend = self._open_backend()
             if backend.profiler_range("a module") is None:
-                raise UnavailableError(f"{backend.info.name} ({backend.name}) has no profiler that reads ranges")
+                raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) shows ranges")
             self._cleanup.enter_context(backend.profiler_window("steps"))
             for each in _list_eager_modules():
                 self._cleanup.callback(each.register_forward_pre_hook(self._open_range, prepend=True).remove)

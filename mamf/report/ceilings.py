@@ -90,7 +90,7 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
         if gain and abs(gain) >= _MIN_SHOWN_GAIN
         else "",
         _describe_default_kernel(ceiling, rows),
-        f"peak: {peak.tflops:g}, dense {peak.dtype} of {peak.origin}" if peak else "",
+        f"datasheet: {peak.tflops:g} TFLOPS, dense {peak.dtype}, of {peak.origin}" if peak else "",
         describe_clock(conditions) if conditions.true_clock_hz else "",
         _describe_temperature(ceiling),
         f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",
@@ -109,8 +109,8 @@ def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     counts = (format_count(count, _PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
-    ties = [f"{ceiling.regime}: too close to tell apart: {shown}"] if tied else []
-    return [*ties, f"{ceiling.regime}: found with {', '.join(counts)}"]
+    ties = [f"{ceiling.regime}: as fast as the best within the accuracy of this run: {shown}"] if tied else []
+    return [*ties, f"{ceiling.regime}: the search measured {', '.join(counts)}"]
 
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
@@ -123,7 +123,7 @@ def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> s
     if default == ceiling.kernel or not rates:
         return ""
     best = max(rates, key=rates.__getitem__)
-    return f"the default kernel, {default}, reaches {format_rate(rates[best], ceiling.unit)} at best, @ {best}"
+    return f"the default kernel, {default}, reaches at most {format_rate(rates[best], ceiling.unit)} @ {best}"
 
 
 def _describe_temperature(ceiling: Ceiling) -> str:

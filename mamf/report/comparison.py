@@ -140,7 +140,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
-        yield f"there are few samples, so the interval covers at least {100 * pair.interval.coverage:.0f} %"
+        yield f"there are few samples, so the interval's confidence may be only {100 * pair.interval.coverage:.0f} %"
     if not pair.is_same_device:
         yield "two devices measured A and B: mamf corrected A by the reference shape that both devices measured"
 
@@ -157,7 +157,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
     ]
     shared += [] if "shape" in first.fields else ["the ceilings of two runs of 'mamf find'"]
     figures = (
-        "shares of the compute units' cycles in percent, which depend on the kernel, because the cards differ"
+        "shares of the compute units' cycles in percent instead of rates, because the cards differ"
         if first.a.unit == CYCLES_UNIT
         else f"medians in {choose_rate_unit(comparison.pairs)[0]}"
     )

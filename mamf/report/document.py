@@ -424,8 +424,8 @@ def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Colum
 def make_rate_column(
     name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
 ) -> Column[RowT]:
-    """Return a column of rates. CSV and JSON have them in ``unit`` (TFLOPS or TB/s); people see a unit that suits the
-    largest rate of ``rows``.
+    """Return a column of rates. CSV and JSON show them in ``unit`` (TFLOPS or TB/s). Printed tables choose the prefix
+    (GFLOPS, PFLOPS) by the largest rate of ``rows``.
     """
     title, factor = choose_unit(unit, [rate for row in rows if (rate := read(row))])
     return Column(name, title, read, lambda rate: format_significant(rate * factor), importance)

@@ -162,16 +162,16 @@ def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) 
     """
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
-        return "figures of mamf-finder have no samples, and mamf-finder confirms ceilings in another way than mamf"
+        return "figures of mamf-finder have no samples, and mamf-finder does not confirm ceilings as mamf does"
     difference = (
-        "" if {CLASSIC}.issuperset(regimes) else ", and its loop loads the device in another way than mamf does"
+        "" if {CLASSIC}.issuperset(regimes) else ", and its measuring loop does not load the device as mamf does"
     )
     return f"figures of mamf-finder have no samples{difference}"
 
 
 def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
-    """Draw a line for each run against M if all shapes have the same N and K, or points against the FLOP of each shape
-    otherwise. Raises UsageError if no run has a figure of a known shape.
+    """Draw the rates of each run as a line. The horizontal axis is M if all shapes have the same N and K, otherwise the
+    FLOP of the shape. Raises UsageError if no run has a figure of a known shape.
     """
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
     if not shapes:

@@ -22,9 +22,9 @@ from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 from mamf.errors import UnavailableError
 from mamf.report.charts.picture import (
     COLORS,
-    HINTS,
     NO_MATH_TEXT,
     PANEL_WIDTH_INCHES,
+    TOOLTIPS,
     DrawnPanel,
     Picture,
     escape_invisible_texts,
@@ -259,9 +259,9 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
 
 def _assign_hint_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
     """Give an id to each drawn bar and line that has hints (texts for the pointer), and yield the id with the hints."""
-    for number, artist in enumerate(figure.findobj(HINTS.__contains__)):
+    for number, artist in enumerate(figure.findobj(TOOLTIPS.__contains__)):
         artist.set_gid(f"hinted-{number}")
-        yield f"hinted-{number}", HINTS[artist]
+        yield f"hinted-{number}", TOOLTIPS[artist]
 
 
 def _restyle_element(element: Element) -> None:

@@ -26,9 +26,9 @@ from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
     FILE_WIDTH,
-    HINTS,
     SMALL_POINTS,
     TEXT_POINTS,
+    TOOLTIPS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -270,7 +270,9 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
     x_limits = min(shown, default=1.0) / _LEFT_FACTOR, max(shown, default=1.0) * _RIGHT_FACTOR
-    note = "thick: burst ceilings; thin: sustained ones. Bytes: each operand read and each result written once."
+    note = (
+        "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
+    )
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
         describe_machine_briefly(header),
@@ -333,7 +335,7 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
             "zorder": 4,
         }
         (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **marker_style)
-        HINTS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
+        TOOLTIPS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
     _draw_labels(axes, chart)
 
 

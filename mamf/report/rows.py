@@ -345,7 +345,8 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
     for (regime, dtype), speeds in compute_device_speeds(rows).items():
         first = min(speeds)
         others = [
-            f"device {each} {100 * (speed.factor - 1):+.2f} +-{100 * speed.factor * speed.half_width:.2f} %"
+            f"device {each} {100 * (speed.relative_speed - 1):+.2f} "
+            f"+-{100 * speed.relative_speed * speed.half_width:.2f} %"
             for each, speed in sorted(speeds.items())
             if each != first
         ]

@@ -235,7 +235,7 @@ class Shares:
         """
         regimes = {row.regime for row in rows}
         measured = [
-            f"MAMFU: of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
+            f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
             f"({each.shape}, {each.kernel})"
             for (dtype, regime), each in self.ceilings.items()
             if regime in regimes
@@ -244,11 +244,12 @@ class Shares:
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [
-            f"MAMFU: accurate to {' to '.join(bounds)} % of each share because of the timer, least for short launches"
+            f"MAMFU: the error of the timer is up to {' to '.join(bounds)} % of a share, and largest for short launches"
         ]
         has_mbu = any(self.compute_row_mbu(row) for row in rows)
         measured += [
-            f"MBU: of {format_rate(each.rate, each.unit)}, the {regime} read bandwidth ({each.shape}, {each.kernel})"
+            f"MBU: share of {format_rate(each.rate, each.unit)}, the {regime} read bandwidth "
+            f"({each.shape}, {each.kernel})"
             for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
             if level == MEMORY
         ]
@@ -269,6 +270,7 @@ class Shares:
 def describe_known_ceilings(known: Iterable[Rate]) -> list[str]:
     """Return a line for each given or contributed ceiling that MAMFU refers to."""
     return [
-        f"MAMFU: of {format_rate(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: {each.description}"
+        f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: "
+        f"{each.description}"
         for each in known
     ]

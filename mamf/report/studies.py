@@ -175,7 +175,7 @@ def _describe_timer_accuracy(row: Measurement | None) -> str:
     """Return the accuracy of the timer as a suffix of a cause, because this step is compared with a figure of the
     datasheet. Return an empty text if it is unknown.
     """
-    return f"; accurate to {100 * row.accuracy:.1f} % (timer)" if row is not None and row.ok and row.accuracy else ""
+    return f"; timer error up to {100 * row.accuracy:.1f} %" if row is not None and row.ok and row.accuracy else ""
 
 
 def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -> str:
@@ -293,7 +293,7 @@ def make_waterfall_chart(
         )
         for row in rank_bursts(rows)
     ]
-    panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by what the operands hold", tuple(others))]
+    panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by values of the operands", tuple(others))]
     return StackedChart(
         f"Where the FLOPS went: {rows[0].problem.dtype}, {rows[0].shape} by {rows[0].kernel}",
         describe_machine_briefly(header),
@@ -332,7 +332,7 @@ class OverlapPair:
         return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
 
     def compute_relative_half_width(self, timed: str) -> float:
-        """Return half the width of the interval of the kept share, as a share of the kept share."""
+        """Return the relative half-width of the interval of ``compute_kept_share``: 0.01 means +-1 %."""
         return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
 
     def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
@@ -408,7 +408,7 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
         )
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_significant(seconds * 1e3)} ms "
-            f"(+-{doubt} %) with overlap, at best as {best.matmul_row.shape}"
+            f"(+-{doubt} %) with overlap, at the rates of {best.matmul_row.shape}"
             f"{f' with {blocks} blocks' if blocks else ''}, and {format_significant(apart * 1e3)} ms without overlap"
         )
 
@@ -450,11 +450,11 @@ def make_overlap_document(
     """
     pairs = find_complete_pairs(rows)
     return Document(
-        f"matmul beside other work on {header['device']['name']}",
+        f"matmul together with other work on {header['device']['name']}",
         [
             Lines(
                 [
-                    f"matmul beside other work on {describe_machine(header)}",
+                    f"matmul together with other work on {describe_machine(header)}",
                     describe_counted_work(row.work for row in rows if not row.problem.alone),
                 ]
             ),
@@ -483,7 +483,7 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
         describe_machine_briefly(header),
         "% of the rate alone",
         tuple(row for pair in pairs for row in _yield_chart_rows(pair)),
-        is_bars=True,
+        has_bars=True,
         notes=("lines: 95 % intervals", *describe_row_failures(rows, {row.kernel for row in rows})),
     )
 

@@ -93,7 +93,7 @@ def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
         (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),
-        (["--phase", "step", "--set", "phase=step"], "this field is set twice"),
+        (["--phase", "step", "--set", "phase=step"], "phase is set twice"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(run, given, told):

@@ -108,4 +108,4 @@ def test_set_replaces_the_default_of_a_command_but_not_an_option(run):
     code, out, err = run(*asked)
     assert (code, "shapes: 1, 1 row in burst" in out) == (0, True), err
     code, _, err = run(*asked, "--pattern", "copy")
-    assert (code, "this field is set twice" in err) == (2, True)
+    assert (code, "pattern is set twice" in err) == (2, True)

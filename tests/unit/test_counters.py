@@ -120,12 +120,12 @@ def test_a_launch_of_several_kernels_is_their_sum():
         (
             FLASH,
             "latency",
-            "at 37.7 %; active warps 11.5 %, possible 12.5 %, limited by its registers and shared memory",
+            "at 37.7 %; occupancy: 11.5 % achieved, 12.5 % possible, limited by its registers and shared memory",
         ),
-        (CUDNN, "latency", "the busiest is tensor pipe at 52.2 %; active warps 14.1 %, possible 18.8 %"),
-        (SMALL, "launch", "too little work: 0.06 waves, 8 blocks; no part of the device is busy; the busiest is L2 at"),
+        (CUDNN, "latency", "the busiest is tensor pipe at 52.2 %; occupancy: 14.1 % achieved, 18.8 % possible"),
+        (SMALL, "launch", "too little work: 0.06 waves, 8 blocks; no part of the device is near its peak; the busiest"),
         (BACKWARD[0], "other pipes", "61.9 % of its peak"),
-        (BACKWARD[1], "latency", "the busiest is other pipes at 59.6 %; active warps 87.4 %, possible 100 %"),
+        (BACKWARD[1], "latency", "the busiest is other pipes at 59.6 %; occupancy: 87.4 % achieved, 100 % possible"),
         (BACKWARD[2], "L2", "82.8 % of its peak"),
         (BACKWARD[3], "latency", "the busiest is L1 and shared at 54.3 %"),
     ],
@@ -145,6 +145,6 @@ def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     waiting = find_launch_bound(backward, burst_seconds=2e-3)
     assert (waiting.by, waiting.why) == (
         "launch",
-        "its 5 kernels run for 40% of the 2000 us that a launch takes",
+        "its 5 kernels run for only 40% of the 2000 us from one launch to the next",
     )
     assert find_launch_bound(counts(MM)).why == "90.3 % of its peak"

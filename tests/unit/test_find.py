@@ -398,7 +398,7 @@ def test_the_report_says_what_the_default_gives():
     header = {"device": {"name": "card", "compute_units": None}}
     told = describe_certainty(ceiling, [*scouts, *default, *fast], header)
     assert any("triton[x] gains +31.7 % over the default kernel" in line for line in told)
-    assert f"    the default kernel, {KERNEL}, reaches 650.0 TFLOPS at best, @ {B}" in told
+    assert f"    the default kernel, {KERNEL}, reaches at most 650.0 TFLOPS @ {B}" in told
     own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in describe_certainty(own, [*scouts, *default], header))
 

@@ -39,7 +39,7 @@ def test_mamfu_is_of_what_is_known_and_the_log_says_of_what(steps, run, monkeypa
     known(monkeypatch)
     code, out, err = steps()
     assert code == 0, err
-    assert "MAMFU: of 500.0 TFLOPS, the bfloat16 sustained ceiling: from somewhere" in out
+    assert "MAMFU: share of 500.0 TFLOPS, the bfloat16 sustained ceiling: from somewhere" in out
     assert {"MFU", "MAMFU"} < set(out.split())
     assert "% of peak" not in out
     ceiling = read_run_log(tmp_path / "run.jsonl").known_ceilings["bfloat16", "sustained"]

@@ -175,7 +175,7 @@ def ends(rank, code=0, words="", later=1.0):
 def test_who_is_silent_hangs_and_is_killed_but_not_who_waits_for_it():
     script = [says(0, WAITING_PHASE), says(1, "find scout"), says(2, WAITING_PHASE), (61.0, None), ends(0), ends(2)]
     watch, killed, went_on = watch_of(script)
-    assert watch.failure_reasons == {1: "it hangs: no message for 60 s (phase: find scout)"}
+    assert watch.failure_reasons == {1: "its process hangs: it sent no message for 60 s (phase: find scout)"}
     assert (killed, went_on) == ([1], 1)
 
 

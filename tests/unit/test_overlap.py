@@ -198,7 +198,7 @@ def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
     assert rows[0].points[0].value == pytest.approx(100 * pair["products_kept"])
     code, resumed, err = run("overlap", "--backend", asked[1], "--resume", "log.jsonl", *step)
     assert code == 0, err
-    assert " with overlap, at best as " in resumed
+    assert " %) with overlap, at the rates of " in resumed
     assert " ms without overlap" in resumed
 
 

@@ -365,7 +365,7 @@ def test_log_trace_and_report_are_there_before_the_script_goes_on(script, tmp_pa
     assert main(arguments) == 0
     report, last = capsys.readouterr().out.rstrip().rsplit("\n", 1)
     assert last == "records: summary True True"
-    assert "most of a step:" in report
+    assert "largest parts of a step:" in report
     assert "Profile" not in last
 
 

@@ -58,7 +58,7 @@ def test_a_rank_without_a_profile_is_named(tmp_path):
     get_rank_log_path(folder, 1).write_text('{"record": "header"}\n')
     (folder / "rank-x.jsonl").write_text("nonsense")
     text = FORMATS["table"](make_ranks_document(read_rank_logs(folder), 5), None)
-    assert [rank for rank in range(5) if f"no profile of rank {rank}: is the folder shared" in text] == [1, 3, 4]
+    assert [rank for rank in range(5) if f"the profile of rank {rank} is missing: check that" in text] == [1, 3, 4]
 
 
 def test_a_folder_of_ranks_is_shown_and_reported(tmp_path, capsys):

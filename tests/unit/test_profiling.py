@@ -301,11 +301,11 @@ def test_a_log_that_is_damaged_names_the_line(tmp_path, profile):
 def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 step of 0.4000 ms with the profiler" in text
-    assert "0.3200 ms without it, in the steps right before: the profiler makes a step 25% longer" in text
+    assert "0.3200 ms without the profiler, in the steps right before: the profiler makes a step 25% longer" in text
     # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
-    assert "a step needs 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU in the time without the profiler" in text
+    assert "a step needs 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU, from the step time without the profiler" in text
     found = json.loads(render_profile("json", "train.py", profile))
-    assert "MAMFU: of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
+    assert "MAMFU: share of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
     lines = list(map(str.split, text.splitlines()))
     # 100 of 320 us; 170 us of gaps in the trace less the 80 that the profiler adds.
@@ -313,8 +313,8 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     assert [IDLE, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
     assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines
     told = (
-        "shares are of the 0.3200 ms of a step without the profiler; idle is "
-        "this time minus 0.2300 ms of work in the trace"
+        "shares are relative to the step time without the profiler (0.3200 ms); idle is "
+        "this time minus the busy time in the trace (0.2300 ms)"
     )
     assert told in text
     assert "replayed from graphs" in text
@@ -325,9 +325,9 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     [
         (
             2e-4,
-            "0.2300 ms of work in the trace, which the profiler slowed, are longer than a step without the profiler",
+            "the device was busy for 0.2300 ms of a step in the trace, longer than a step without the profiler",
         ),
-        (None, "mamf timed no step without the profiler: idle is an upper bound"),
+        (None, "mamf timed no step without the profiler: idle time is an upper bound"),
     ],
 )
 def test_how_certain_idle_is(tmp_path, took, said):

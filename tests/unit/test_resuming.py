@@ -172,8 +172,8 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
     [
         (None, "does not exist"),
         ("", "is empty"),
-        ('{"rec', "ends within its header"),
-        ('{"record": "header", "schema": 5, "to', "ends within its header"),
+        ('{"rec', "is cut off within its header"),
+        ('{"record": "header", "schema": 5, "to', "is cut off within its header"),
     ],
 )
 def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_path, left, reason, is_link):

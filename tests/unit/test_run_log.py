@@ -157,7 +157,7 @@ def test_a_broken_line_is_named(tmp_path, line, complaint):
 def test_a_record_nested_deeply_is_refused(tmp_path, depth, begin):
     end = "]" if begin == "[" else "}"
     (tmp_path / "deep").write_text(f'{{"record": "header", "a": {begin * depth}1{end * depth}}}\n')
-    with pytest.raises(RunLogError, match="line 1: its values are nested too deeply"):
+    with pytest.raises(RunLogError, match="line 1: the values of this line are nested too deeply"):
         read_run_log(tmp_path / "deep")
 
 

@@ -154,7 +154,7 @@ def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run
     log = read_run(run.folder / "out")
     assert (code, len(own(log)), [device.index for device in log.devices]) == (1, 4, [0])
     assert "mamf: device 1 failed: the device cannot be opened\n" in err
-    assert "mamf: device 2 failed: it hangs: no message for 2 s (phase: start)\n" in err
+    assert "mamf: device 2 failed: its process hangs: it sent no message for 2 s (phase: start)\n" in err
     assert "best burst" in out
 
 
@@ -412,7 +412,7 @@ def test_what_no_device_can_measure_is_one_line_and_no_folder(run, monkeypatch):
 def test_a_dry_run_says_who_shares_it(run):
     code, out, _ = run(*SWEEP, *GRID, "--dry-run")
     assert code == 0
-    assert "devices: 0 1 2 3, one process and one log each; the plan of the first:" in out
+    assert "devices: 0 1 2 3, one process and one log each; the plan of the first device:" in out
     assert "rows left to measure: 3" in out
     assert not (run.folder / "out").exists()
 

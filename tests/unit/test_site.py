@@ -225,7 +225,7 @@ def test_a_folder_with_other_files_is_refused_and_nothing_is_written(root):
     output = root.parent / "mine"
     output.mkdir()
     (output / "index.html").write_text("mine")
-    with pytest.raises(UsageError, match=r"that no build wrote, such as index\.html"):
+    with pytest.raises(UsageError, match=r"that 'mamf results site' did not write, such as index\.html"):
         build_site(root, output)
     assert [path.name for path in output.iterdir()] == ["index.html"]
     with pytest.raises(UsageError, match="is inside"):

@@ -204,7 +204,7 @@ class AutoprofileCommands:
             rows = [row for row in log.measurements if row.ok and row.operation == log.plan.operation and not row.phase]
             if not rows:
                 raise UnavailableError(
-                    "mamf could not measure any attention kernel, so there is none whose counters it could read"
+                    "mamf cannot read counters of attention kernels, because it could not measure any"
                 )
         except MamfError as error:
             self.skip_reasons["counters.jsonl"] = str(error)

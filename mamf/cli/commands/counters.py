@@ -68,7 +68,7 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation_of_kernel(options.kernel[0])
     if options.resume is None:
-        raise UsageError("there is nothing to count: name a KERNEL ('mamf kernels' lists them)")
+        raise UsageError("no kernel is named: name at least one KERNEL ('mamf kernels' lists them)")
     return make_operation(read_run_log(options.resume).plan.operation)
 
 

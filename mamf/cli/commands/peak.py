@@ -34,7 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--dtype", nargs=None)
     add_shared_options(parser, "--regime", nargs=None, default="sustained", default_text="sustained")
     parser.add_argument(
-        "--source", choices=PEAK_SOURCES, help="use only figures from this source (default: the best source)"
+        "--source",
+        choices=PEAK_SOURCES,
+        help="use only figures from this source (default: the first of these that has a figure)",
     )
     add_shared_options(parser, "--anyway", "--format", "--wide")
     add_device_options(parser)

@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FOLDER",
-        help="folder to write to; it must be new, empty, or from an earlier build",
+        help="folder to write to; it must be new, empty, or from an earlier 'mamf results site'",
     )
     site.add_argument("--logs", metavar="URL", help="URL where the logs are published (default: relative links)")
     for action in (submit, table, site):

@@ -33,7 +33,7 @@ _DETERMINISM_LAUNCHES = 10
 _DETERMINISM_RESULTS = {
     True: f"{_DETERMINISM_LAUNCHES} more launches gave bitwise equal results",
     False: f"{_DETERMINISM_LAUNCHES} more launches did not all give bitwise equal results",
-    None: "determinism is unknown: the launches return nothing to compare",
+    None: "determinism is unknown, because the kernel returns no result to compare",
 }
 
 

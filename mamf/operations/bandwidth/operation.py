@@ -114,7 +114,10 @@ class BandwidthProblem(DeclaredProblem):
     warm: int = field(
         default=1,
         metadata=describe(
-            "number of passes over the arrays per launch; several passes measure a cache", read=parse_size, is_rare=True
+            "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
+            "cache",
+            read=parse_size,
+            is_rare=True,
         ),
     )
 

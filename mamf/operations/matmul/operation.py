@@ -116,9 +116,8 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         Parameter(
             "product",
             str,
-            "matmul to measure for each layer of --preset: forward pass, gradient of the input or gradient of the "
-            "weight; "
-            "also sets the layout",
+            "matmul to measure of each layer in --preset (forward pass, gradient of the input or gradient of the "
+            "weight); also sets the layout",
             "forward",
             tuple(LAYOUT_BY_LAYER_PASS),
             is_rare=True,

@@ -266,7 +266,9 @@ def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) 
     if burst_seconds and total.seconds and total.seconds < _MIN_RUNNING_SHARE * burst_seconds:
         busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
-        return Bound("launch", f"{what} for {busy:.0%} of the {burst_seconds * 1e6:.4g} us that a launch takes")
+        return Bound(
+            "launch", f"{what} for only {busy:.0%} of the {burst_seconds * 1e6:.4g} us from one launch to the next"
+        )
     bound = find_kernel_bound(longest)
     share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
     if share >= _WHOLE_LAUNCH_SHARE:
@@ -287,17 +289,22 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     busiest = max(known, key=lambda name: known[name])
     if known[busiest] >= BUSY_PERCENT:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
-    text, metrics = f"no part of the device is busy; the busiest is {busiest} at {known[busiest]:.3g} %", kernel.metrics
+    text, metrics = (
+        f"no part of the device is near its peak; the busiest is {busiest} at {known[busiest]:.3g} %",
+        kernel.metrics,
+    )
     waves, blocks, seconds = metrics.get(WAVES_PER_COMPUTE_UNIT), metrics.get(BLOCK_COUNT), kernel.seconds
     if waves is not None and waves < _MIN_WAVES:
         size = "" if blocks is None else f", {blocks:.0f} blocks"
         return Bound("launch", f"too little work: {waves:.2g} waves{size}; {text}")
     if seconds is not None and seconds < _MIN_KERNEL_SECONDS:
-        return Bound("launch", f"too little work: it takes {seconds * 1e6:.3g} us, about as long as a launch; {text}")
+        return Bound(
+            "launch", f"too little work: the kernel takes {seconds * 1e6:.3g} us, about as long as launching it; {text}"
+        )
     active, possible = metrics.get(ACTIVE_WARPS_PERCENT), metrics.get(POSSIBLE_WARPS_PERCENT)
     if active is not None and possible is not None:
         by = f", limited by its {' and '.join(kernel.occupancy_limiters)}" if possible < 100 else ""
-        text += f"; active warps {active:.3g} %, possible {possible:.3g} %{by}"
+        text += f"; occupancy: {active:.3g} % achieved, {possible:.3g} % possible{by}"
     return Bound("latency", text)
 
 

@@ -209,7 +209,7 @@ def make_decode_chart(
         shape, of = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
         parts = [
-            f"{shape.heads} heads on {shape.kv_heads}, batch {shape.batch}",
+            f"{shape.heads} query heads, {shape.kv_heads} KV heads, batch {shape.batch}",
             "" if by_queries else queries,
             "contiguous" if shape.page_size is None else f"pages of {shape.page_size}",
             "" if shape.lengths == "equal" else f"{shape.lengths} lengths",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
-    HINTS,
     PANEL_WIDTH_INCHES,
     PEAK_LINE_STYLE,
     SMALL_POINTS,
     TEXT_POINTS,
+    TOOLTIPS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -135,7 +135,7 @@ def _draw_bar(axes: Axes, place: int, bar: StackedBar, chart: StackedChart, top:
         look = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
         (drawn,) = axes.bar(place, height, bottom=bottom, **look)  # type: ignore[arg-type]
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
-        HINTS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
+        TOOLTIPS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
         is_said_above = len(bar.parts) == 1 and not bar.note
         if height > _MIN_FIGURE_SHARE * top and not is_said_above:
             middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
@@ -191,12 +191,12 @@ class RangeChart(Picture):
     """A chart with one row of points for each name.
 
     - ``unit``: the unit of all values.
-    - ``is_bars``: whether each value is a bar that begins at 0, with its figure at the end.
+    - ``has_bars``: whether each value is a bar that begins at 0, with its figure at the end.
     """
 
     unit: str
     rows: tuple[RangeRow, ...]
-    is_bars: bool = False
+    has_bars: bool = False
 
     @property
     def inches(self) -> float:
@@ -210,7 +210,7 @@ class RangeChart(Picture):
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(row.style_key for row in self.rows)
         names = dict.fromkeys(row.style_key for row in self.rows)
-        square = {"marker": "s"} if self.is_bars else {}
+        square = {"marker": "s"} if self.has_bars else {}
         return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name]), **square}) for name in names]
 
 
@@ -238,20 +238,20 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     axes.locator_params(axis="x", nbins=7)
     axes.set_xlabel(chart.unit, fontsize=TEXT_POINTS)
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
-    if chart.is_bars or min(ends) < max(ends) / 2:
-        axes.set_xlim(0, _HEADROOM_FACTOR * max(ends) if chart.is_bars else None)
+    if chart.has_bars or min(ends) < max(ends) / 2:
+        axes.set_xlim(0, _HEADROOM_FACTOR * max(ends) if chart.has_bars else None)
 
 
 def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style: dict[str, str]) -> None:
     values, ys = [point.value for point in row.points], [y] * len(row.points)
-    lines_color = "black" if chart.is_bars else style["color"]
+    lines_color = "black" if chart.has_bars else style["color"]
     axes.hlines(ys, [point.low for point in row.points], [point.high for point in row.points], lines_color)
-    if chart.is_bars:
+    if chart.has_bars:
         axes.barh(ys, values, 0.8, color=style["color"])
         for point in row.points:
             axes.annotate(f"{point.value:.1f}", (point.high, y), (5, 0), textcoords="offset points", va="center")
-    marker_style: dict[str, Any] = style | {"marker": "none"} if chart.is_bars else style
+    marker_style: dict[str, Any] = style | {"marker": "none"} if chart.has_bars else style
     (drawn,) = axes.plot(values, ys, **marker_style, linestyle="none", markersize=7, markeredgecolor="white")
-    HINTS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
+    TOOLTIPS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
     if row.peak is not None:
         axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK_LINE_STYLE)

@@ -15,9 +15,9 @@ from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
-    HINTS,
     SMALL_POINTS,
     TEXT_POINTS,
+    TOOLTIPS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -86,7 +86,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     )
     first = marks[0]
     return ClockChart(
-        f"Cycles used and the clock that they leave, {dtypes.pop()}",
+        f"Cycles used and clock, {dtypes.pop()}",
         describe_machine_briefly(log.header),
         marks,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
@@ -136,7 +136,7 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
             "zorder": 4,
         }
         (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **marker_style)
-        HINTS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
+        TOOLTIPS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
         axes.annotate(
             mark.label,
             (mark.clock_mhz, mark.cycles_percent),

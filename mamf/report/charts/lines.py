@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
-    HINTS,
     PEAK_LINE_STYLE,
     SMALL_POINTS,
     TEXT_POINTS,
+    TOOLTIPS,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -290,7 +290,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         markeredgecolor="white",
         markeredgewidth=0.7 if is_few else 0,
     )
-    HINTS[drawn] = [_format_hint(line, point, panel, chart.axis) for point in line.points]
+    TOOLTIPS[drawn] = [_format_hint(line, point, panel, chart.axis) for point in line.points]
     lows, highs = [point.low for point in line.points], [point.high for point in line.points]
     if chart.has_intervals:
         axes.vlines(x, lows, highs, style.color)

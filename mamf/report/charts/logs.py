@@ -338,6 +338,6 @@ def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Ite
     """Yield a note for each dtype and regime: the ceiling that MAMFU refers to, or that no ceiling is known."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known, *key):
-            yield f"MAMFU: of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
+            yield f"MAMFU: share of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
         else:
             yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so shares of it (MAMFU) are unknown"

@@ -42,8 +42,8 @@ _TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 1
 _MAX_LEGEND_COLUMNS = 8
 #: Entries of a legend: the name, and the keyword arguments of the matplotlib line next to it.
 LegendEntries = list[tuple[str, dict[str, Any]]]
-#: Texts that web pages show while the pointer is on a bar or a point, by the drawn bar or line, one for each point.
-HINTS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
+#: Tooltips of web pages, by the drawn bar or line. A line has one text for each point.
+TOOLTIPS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
 #: Settings with which matplotlib does not take dollar signs in names for the start of a formula.
 NO_MATH_TEXT: dict[Any, Any] = {"text.parse_math": False}
 

@@ -307,7 +307,6 @@ def check_numa_balancing() -> Advice:
 def check_tunable_op() -> Advice:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
-    cost = (
-        "rocBLAS and hipBLASLt use their default algorithms, often not the fastest (but on an MI355X they were faster)"
-    )
+    cost = "rocBLAS and hipBLASLt use default algorithms, which are often slower than tuned ones (but on an "
+    "MI355X they were faster)"
     return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

@@ -370,7 +370,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def axis(self, shape: ShapeT) -> float:
         """Return the position of a shape on a chart's axis. Raises NotImplementedError if the operation has no axis."""
-        raise NotImplementedError(f"{self.name} has no axis for a chart")
+        raise NotImplementedError(f"operation {self.name} defines no axis for a chart")
 
     # -- log records -------------------------------------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ def _check_host_load() -> Advice:
         "host load",
         "ok" if busy < _MIN_BUSY_HOST_PERCENT else "warning",
         f"the host's CPU is {busy:.0f} % busy",
-        cost="launches may be late, so the figures of small shapes are noisy",
+        cost="the host may queue launches late, so rates of small shapes are noisy",
         command="top -o %CPU   # shows what runs",
     )
 

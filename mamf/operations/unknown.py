@@ -77,11 +77,11 @@ class UnknownOperation(Operation[Any, Any]):
     def parse_shape(self, text: str) -> UnknownShape:
         """Return the shape that a ceiling of this operation states. Its work is unknown, so it counts as 0."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
-        return UnknownShape((("shape", text),), Work(0.0, 0, "as its log says", unit))
+        return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 
     def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._row_record
-        work = Work(float(row["flop"]), int(row["bytes"]), "as its log says", str(row["unit"]))
+        work = Work(float(row["flop"]), int(row["bytes"]), "as the log of the row counts it", str(row["unit"]))
         return UnknownShape(freeze_record(record), work)
 
     def shape_record(self, shape: UnknownShape) -> dict[str, Any]:

@@ -246,7 +246,7 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
     ("name", "other", "said"),
     [
         ("flash-attn-2", "flash_attn_4", "the installed module flash_attn contains only FlashAttention 4"),
-        ("flash-attn-4", "flash_attn_2", "the package flash-attn-4 is missing"),
+        ("flash-attn-4", "flash_attn_2", "the package flash-attn-4 is not installed"),
         ("sage-1", "sage_2", "the installed sageattention has version 2.2.0"),
         ("sage-2", "sage_1", "the installed sageattention has version 1.0.6"),
     ],

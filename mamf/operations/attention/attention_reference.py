@@ -356,7 +356,7 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return the number of axes, of _STRUCTURE_AXES, whose keys a query attends to."""
+    """Return the number of axes that a query attends to, of _STRUCTURE_AXES."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 

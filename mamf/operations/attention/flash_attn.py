@@ -104,5 +104,5 @@ class FlashAttention4(_FlashAttentionKernel):
         # flash-attn 2.8 includes an early copy of flash_attn.cute, which needs other packages. The module's __version__
         # does not tell whether it is this copy, so ask for the installed package.
         if get_package_version(self.distribution_name) is None:
-            raise ModuleNotFoundError(f"the package {self.distribution_name} is missing", name=self.module_name)
+            raise ModuleNotFoundError(f"the package {self.distribution_name} is not installed", name=self.module_name)
         return super().import_library()

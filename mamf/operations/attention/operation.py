@@ -262,7 +262,9 @@ class AttentionProblem(DeclaredProblem):
         return self.direction != "fwd"
 
     def work(self, shape: AttentionShape) -> Work:
-        counted = f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times" if self.has_backward else ""
+        counted = (
+            f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times the forward" if self.has_backward else ""
+        )
         convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
         return Work(self.flop(shape), self.traffic(shape), convention)
 

@@ -93,7 +93,7 @@ def describe_sharing(device_name: str) -> str:
     """
     ways = ", ".join(parse_sharing(device_name))
     return (
-        f"the card is shared ({ways}), so these figures are not those of a whole card, and mamf knows no peak for it"
+        f"the card is shared ({ways}), so these figures do not describe a whole card, and mamf knows no peak for them"
         if ways
         else ""
     )

@@ -260,7 +260,7 @@ def require_values(label: str, values: object, kind: type) -> None:
     if isinstance(values, str) or not isinstance(values, Collection):
         raise UsageError(f"{label} {shorten(values)}: it must be a list")
     if not values:
-        raise UsageError(f"the list of {label} is empty: name at least one")
+        raise UsageError(f"no {label} are given: name at least one")
     text = ", or its text form" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
@@ -272,7 +272,7 @@ def require_steps(*counts: int) -> None:
     steps = math.prod(counts)
     if steps > MAX_STEPS:
         raise UsageError(
-            f"the run has {shorten(steps)} rows, but at most {MAX_STEPS} are allowed: choose fewer sizes or a larger STEP"
+            f"the run has {shorten(steps)} rows, but at most {MAX_STEPS} can run: choose fewer sizes or a larger STEP"
         )
 
 

@@ -39,7 +39,9 @@ from mamf.text import wrap_line
 _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
 _HEADER_START = b'{"record": "header"'
-_DESCRIPTION = "Find the maximum achievable matmul FLOPS of an accelerator. Every rate is labeled with its regime, the type of load."
+_DESCRIPTION = (
+    "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the type of load."
+)
 COMMAND_GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),

@@ -23,7 +23,7 @@ _VGPU_MODE = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed throu
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _MODES_OF_WHOLE_CARDS = ("", "SPX", "UNKNOWN")
 _OTHER_PROCESSES = "other processes"
-_SHARING_COST = "figures are lower and cannot be compared with a peak or with figures of whole cards"
+_SHARING_COST = "measured rates are lower, and cannot be compared with datasheet peaks or with rates of whole cards"
 
 
 def find_mig_slice(name: str) -> str | None:
@@ -90,7 +90,9 @@ def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
     findings = [_check_other_processes(sensors)]
     if part := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
-        findings.append(Advice("whole card", "warning", f"the device is a slice, {part}", _SHARING_COST, command))
+        findings.append(
+            Advice("whole card", "warning", f"the device is a slice of a card: {part}", _SHARING_COST, command)
+        )
     if _detect_vgpu(sensors):
         findings.append(
             Advice(
@@ -106,7 +108,7 @@ def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
             Advice(
                 "MPS",
                 "warning",
-                "running, so other processes may share the card",
+                "the MPS daemon is running, so other processes may share the card",
                 _SHARING_COST,
                 "echo quit | nvidia-cuda-mps-control",
             )
@@ -119,10 +121,10 @@ def _check_other_processes(sensors: Any) -> Advice:
     if count is None:
         return Advice(_OTHER_PROCESSES, "unknown", "NVML does not report which processes use the card")
     if not count:
-        return Advice(_OTHER_PROCESSES, "ok", "none on this device")
-    cost = f"they use time, power and memory: {_SHARING_COST}"
+        return Advice(_OTHER_PROCESSES, "ok", "no other process uses this device")
+    cost = f"other processes use compute time, power and memory of the device: {_SHARING_COST}"
     return Advice(
-        _OTHER_PROCESSES, "warning", f"{count} on this device", cost, "nvidia-smi   # lists them; then end them"
+        _OTHER_PROCESSES, "warning", f"{count} running on this device", cost, "nvidia-smi   # lists them; then end them"
     )
 
 
@@ -156,4 +158,7 @@ def make_partition_advice(ways: Iterable[str]) -> list[Advice]:
     """Return a warning for each way in which an AMD card is shared."""
     whole = "sudo amd-smi set --gpu all --compute-partition SPX"
     commands = {_OTHER_PROCESSES: "amd-smi process   # lists them; then end them"}
-    return [Advice("whole card", "warning", f"shared: {way}", _SHARING_COST, commands.get(way, whole)) for way in ways]
+    return [
+        Advice("whole card", "warning", f"the card is shared: {way}", _SHARING_COST, commands.get(way, whole))
+        for way in ways
+    ]

@@ -100,14 +100,16 @@ class CudaStamps:
     @staticmethod
     def _require(status: int) -> None:
         if status:
-            raise OSError(f"the NVIDIA driver refused the kernel of clock stamps with error {status}")
+            raise OSError(f"the NVIDIA driver failed with error {status} on the kernel that reads the cycle counters")
 
 
 def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
     """Open the clock stamps of a device, or return why it has none."""
     if driver is None:
-        return Unavailable("no clock stamps: the NVIDIA driver's library was not found", "install the NVIDIA driver")
+        return Unavailable(
+            "mamf cannot read cycle counters: the NVIDIA driver was not found", "install the NVIDIA driver"
+        )
     try:
         return CudaStamps(driver, index, torch.cuda.get_device_properties(index).multi_processor_count)
     except Exception as error:  # any error of torch or the driver: rates can be measured without stamps
-        return Unavailable(f"no clock stamps: {error}", "update the NVIDIA driver")
+        return Unavailable(f"mamf cannot read cycle counters: {error}", "update the NVIDIA driver")

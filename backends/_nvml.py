@@ -142,11 +142,11 @@ def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
         return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
     major, minor = thousands // 1000, thousands % 1000 // 10
     if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
-        return Advice("driver", "ok", f"supports CUDA {major}.{minor}; torch is built for {torch_cuda}")
+        return Advice("driver", "ok", f"the driver supports CUDA {major}.{minor}; torch is built for {torch_cuda}")
     return Advice(
         "driver",
         "warning",
-        f"supports CUDA {major}.{minor}, but torch is built for {torch_cuda}",
+        f"the driver supports CUDA {major}.{minor}, but torch is built for {torch_cuda}",
         "libraries run in compatibility mode, without their newest kernels",
         "install a newer driver, or a torch built for this one",
     )
@@ -164,7 +164,7 @@ def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
         "power limit",
         "warning",
         f"{limit:.0f} W, below the default of {default:.0f} W",
-        "sustained figures are lower",
+        "rates under sustained load are lower",
         f"sudo nvidia-smi -i {index} -pl {default:.0f}",
     )
 
@@ -182,7 +182,7 @@ def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
         "application clock",
         "warning",
         f"{application_mhz} MHz, below the maximum of {max_hz / 1e6:.0f} MHz",
-        "if the card obeys this limit, burst figures are lower in proportion",
+        "if the card applies this limit, rates in short bursts are lower in proportion",
         f"sudo nvidia-smi -i {index} -ac {memory},{max_hz / 1e6:.0f}",
     )
 
@@ -199,7 +199,7 @@ def _check_throttling(sensors: NvmlSensors) -> Advice:
         "throttling",
         "warning",
         f"throttled while idle: {names}",
-        "every figure is too low",
+        "all measured rates are too low",
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
     )
 
@@ -214,7 +214,7 @@ def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
         "persistence mode",
         "warning",
         "off",
-        "each process waits a second or more for the driver",
+        "each new process waits a second or more until the driver is ready",
         f"sudo nvidia-smi -i {index} -pm 1",
     )
 
@@ -227,7 +227,11 @@ def _check_ecc(sensors: NvmlSensors) -> Advice:
     if current == pending:
         return Advice("ECC", "ok", "on" if current else "off")
     return Advice(
-        "ECC", "warning", "changes at the next reset", "figures before and after the reset differ", "sudo nvidia-smi -r"
+        "ECC",
+        "warning",
+        "ECC changes at the next reset",
+        "rates before and after the reset differ",
+        "sudo nvidia-smi -r",
     )
 
 
@@ -243,11 +247,11 @@ def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
         rates = sibling.call_or_none(nvml.nvmlDeviceGetUtilizationRates)
         busy += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != uuid and rates and rates.gpu > 5)
     if not busy:
-        return Advice("sibling devices", "ok", "none is busy")
+        return Advice("sibling devices", "ok", "no other device of this machine is busy")
     return Advice(
         "sibling devices",
         "warning",
-        f"{busy} busy",
-        "they share power and cooling: sustained figures are a few percent lower",
+        f"other devices of this machine that are busy: {busy}",
+        "the devices share power and cooling, so rates under sustained load are a few percent lower",
         "nvidia-smi   # wait until they are idle",
     )

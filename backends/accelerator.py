@@ -116,7 +116,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             )
         adapter = cls.find_adapter(cls.find_device_type())
         if adapter is not None:
-            return Unavailable(f"{cls.find_device_type()} devices have a backend", f"use --backend {adapter}")
+            return Unavailable(f"mamf has a backend for {cls.find_device_type()} devices", f"use --backend {adapter}")
         return None
 
     @classmethod
@@ -206,7 +206,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             return f"events of the device do not work: {describe_error(error)}"
         if abs(elapsed - seconds) <= _MAX_TIMER_ERROR * seconds:
             return ""
-        return f"events measure {elapsed * 1e3:.3g} ms for a load that takes {seconds * 1e3:.3g} ms"
+        return f"device events measure {elapsed * 1e3:.3g} ms for work that takes {seconds * 1e3:.3g} ms"
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -282,11 +282,17 @@ class AnyAcceleratorBackend(StreamedBackend):
 
     def advice(self) -> list[Advice]:
         if not self.reason_without_events:
-            return [Advice("timer", "ok", "events agree with the host clock")]
+            return [Advice("timer", "ok", "device events agree with the host clock")]
         cost, remedy = (
             "times of launches below 1 ms include host time",
             "measure launches of several milliseconds",
         )
         return [
-            Advice("timer", "warning", f"{self.reason_without_events}: the host clock times launches", cost, remedy)
+            Advice(
+                "timer",
+                "warning",
+                f"{self.reason_without_events}, so mamf times launches with the host clock",
+                cost,
+                remedy,
+            )
         ]

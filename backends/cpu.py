@@ -116,7 +116,7 @@ class CpuBackend(HostTimedBackend):
     def without_compiler(self) -> Unavailable | None:
         if any(map(shutil.which, _CPP_COMPILERS)):
             return None
-        return Unavailable("Inductor needs a C++ compiler", "sudo apt install g++")
+        return Unavailable("torch.compile needs a C++ compiler", "sudo apt install g++")
 
     def describe(self) -> DeviceInfo:
         frequency = read_cpu_frequency()
@@ -180,7 +180,7 @@ class CpuBackend(HostTimedBackend):
                 "cpu load",
                 "warning",
                 f"the CPU is {busy:.0f} % busy with other work",
-                "every figure is lower, because other work uses cores and cache",
+                "all measured rates are lower, because other work uses cores and cache",
                 "top -o %CPU   # shows what runs",
             )
         ]

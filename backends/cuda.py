@@ -65,7 +65,9 @@ class CudaBackend(StreamedBackend):
         if not torch.cuda.is_available():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-            return Unavailable(f"torch sees no NVIDIA device{hidden}", "nvidia-smi   # does the driver see one?")
+            return Unavailable(
+                f"torch sees no NVIDIA device{hidden}", "nvidia-smi   # check that the driver sees a device"
+            )
         return None
 
     def open_telemetry(self) -> NvmlSensors | Unavailable:
@@ -99,9 +101,9 @@ class CudaBackend(StreamedBackend):
         if dtype == "float8_e4m3fnuz":
             return "NVIDIA devices have no float8_e4m3fnuz; use float8_e4m3fn"
         if dtype.startswith("float8") and capability < _CAPABILITY_WITH_FP8:
-            return f"{properties.name} has no 8-bit floats: they need compute capability 8.9 or 9.0 and above"
+            return f"{properties.name} has no 8-bit floats: they need compute capability 8.9 or higher"
         if dtype == "tf32" and properties.major < _MAJOR_WITH_TF32:
-            return f"{properties.name} has no tf32: it needs compute capability 8.0 and above"
+            return f"{properties.name} has no tf32: it needs compute capability 8.0 or higher"
         return super().unsupported_dtype(dtype)
 
     def settings(self) -> dict[str, str]:
@@ -118,8 +120,8 @@ class CudaBackend(StreamedBackend):
         }
 
     def _read_vboost_of_card(self) -> dict[str, str]:
-        """Return the card's vboost setting as a dictionary of one entry; empty without sensors, because the card's
-        index in nvidia-smi is then unknown.
+        """Return a dictionary with the card's vboost setting, or an empty one if the setting is unknown. Without
+        sensors it is unknown, because only they can find the card's index in nvidia-smi.
         """
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
@@ -238,7 +240,7 @@ def _check_environment() -> list[Advice]:
             "1",
             "each launch waits until the previous one ends, so times of small shapes include host time",
         ),
-        "NVIDIA_TF32_OVERRIDE": ("0", "matmuls of tf32 are computed as float32, at a fraction of the speed of tf32"),
+        "NVIDIA_TF32_OVERRIDE": ("0", "tf32 matmuls run in float32, at a fraction of the speed of tf32"),
     }
     return [
         Advice(name, "warning", f"is set to {value}", cost, f"unset {name}")

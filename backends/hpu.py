@@ -64,7 +64,7 @@ def open_hlml(index: int) -> HlmlSensors | Unavailable:
             hlml.hlmlInit()
         return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(index))
     except hlml.HLMLError as error:
-        return Unavailable(f"pyhlml does not answer ({error})", "hl-smi   # does the driver run?")
+        return Unavailable(f"pyhlml does not answer ({error})", "hl-smi   # check that the driver runs")
 
 
 class HpuBackend(AcceleratorBackend):
@@ -87,9 +87,14 @@ class HpuBackend(AcceleratorBackend):
         try:
             importlib.import_module(f"{_GAUDI_PACKAGE}.torch")
         except (ImportError, OSError, RuntimeError) as error:
-            return Unavailable(f"habana_frameworks.torch cannot be loaded ({error})", "hl-smi   # does the driver run?")
+            return Unavailable(
+                f"habana_frameworks.torch cannot be loaded ({error})", "hl-smi   # check that the driver runs"
+            )
         if not cls.vendor().is_available():
-            return Unavailable("no Gaudi device is visible", "hl-smi   # does the driver see one? Is it in use?")
+            return Unavailable(
+                "no Gaudi device is visible",
+                "hl-smi   # check that the driver sees a device, and that no other process uses it",
+            )
         return None
 
     def open_device(self) -> torch.device:
@@ -151,7 +156,7 @@ class HpuBackend(AcceleratorBackend):
                 _LAZY_MODE_VARIABLE,
                 "ok" if self.is_lazy else "warning",
                 finding,
-                "figures in the two modes differ",
+                "rates in lazy and eager mode differ",
                 f"export {_LAZY_MODE_VARIABLE}=1",
             )
         ]

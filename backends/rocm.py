@@ -170,7 +170,8 @@ class RocmBackend(StreamedBackend):
             )
         if not torch.cuda.is_available():
             return Unavailable(
-                "torch sees no AMD device", "rocminfo   # does the driver see one? Are you in the render group?"
+                "torch sees no AMD device",
+                "rocminfo   # check that the driver sees a device, and that you are in the render group",
             )
         return None
 
@@ -299,7 +300,7 @@ def check_numa_balancing() -> Advice:
         return Advice("numa_balancing", "unknown", "the Linux kernel does not report NUMA balancing")
     if _NUMA_BALANCING_FILE.read_text().strip() == "0":
         return Advice("numa_balancing", "ok", "off")
-    cost = "Linux moves memory pages while the device waits: figures are lower and noisier"
+    cost = "Linux moves memory pages while the device waits, so measured rates are lower and noisier"
     return Advice("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
 
 

@@ -17,7 +17,7 @@ _UNUSABLE_PACKAGES = {
     "torch_tpu": "the package's events and synchronize wait for copies to the host, not for kernels",
     "torch_xla": "the package merges launches into a graph and has no events",
 }
-_REMEDY = "pip install xprof   # its traces show device times; mamf also needs a barrier that waits for kernels"
+_REMEDY = "pip install xprof   # its traces show device times, but mamf cannot use them"
 
 
 class TpuBackend(HostTimedBackend):
@@ -33,7 +33,9 @@ class TpuBackend(HostTimedBackend):
             f"{name} {version} cannot time a launch: {_UNUSABLE_PACKAGES[name]}" for name, version in installed.items()
         ]
         return Unavailable(
-            "; ".join(reasons) or f"mamf can time launches with neither {' nor '.join(_UNUSABLE_PACKAGES)}", _REMEDY
+            "; ".join(reasons)
+            or f"mamf cannot time launches on a TPU, neither with {' nor with '.join(_UNUSABLE_PACKAGES)}",
+            _REMEDY,
         )
 
     @classmethod

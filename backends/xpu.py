@@ -71,12 +71,12 @@ class XpuBackend(StreamedBackend):
                 f"this torch ({torch.__version__}) is built without XPU",
                 "install an XPU build of torch first (pytorch.org, 'Get started', XPU)",
             )
-        return Unavailable("torch sees no Intel GPU", "sycl-ls   # does the driver see one?")
+        return Unavailable("torch sees no Intel GPU", "sycl-ls   # check that the driver sees a device")
 
     def open_telemetry(self) -> Telemetry | Unavailable:
         sensors = XpuSensors(torch.xpu, self.index)
         if sensors.read() == Reading():
-            return Unavailable("torch.xpu reads no sensors", "pip install pyzes   # with torch 2.13 or newer")
+            return Unavailable("this torch.xpu cannot read sensors", "pip install pyzes   # with torch 2.13 or newer")
         return sensors
 
     def describe(self) -> DeviceInfo:

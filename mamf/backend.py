@@ -93,7 +93,8 @@ def describe_sharing(device_name: str) -> str:
     """
     ways = ", ".join(parse_sharing(device_name))
     return (
-        f"the card is shared ({ways}), so these figures do not describe a whole card, and mamf knows no peak for them"
+        f"the card is shared ({ways}), so these rates are not those of a whole card, and mamf "
+        "knows no datasheet peak for them"
         if ways
         else ""
     )
@@ -304,7 +305,7 @@ class Backend(ABC):
         """Record ``launches`` in one graph. Return a function that replays the graph, and the results of the launches,
         which each replay overwrites. Called only if ``has_graphs``.
         """
-        raise NotImplementedError(f"mamf cannot record launches of {self.name} in a graph")
+        raise NotImplementedError(f"mamf cannot capture launches in a graph on backend {self.name}")
 
     def timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot
@@ -383,7 +384,7 @@ class Backend(ABC):
 
     def unsupported_dtype(self, dtype: str) -> str | None:
         """Return why this device cannot multiply ``dtype``, or None."""
-        return None if dtype in DTYPES else f"{self.name} has no dtype {dtype}"
+        return None if dtype in DTYPES else f"backend {self.name} does not support the dtype {dtype}"
 
     def without_compiler(self) -> Unavailable | None:
         """Return why torch.compile cannot generate kernels for this device, or None."""

@@ -85,7 +85,9 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     }
     period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
     has_period = len(tiles) >= _MIN_TILES_FOR_PERIOD and period > 1
-    rule = f"; every {period}th tile is wrong, counted by {order} from tile {numbers[order][0]}" if has_period else ""
+    rule = (
+        f"; every {period}th tile is wrong, counting along {order} from tile {numbers[order][0]}" if has_period else ""
+    )
     named = ", ".join(f"row {row} column {column} of matmul {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
     more = ", ..." if len(tiles) > _MAX_NAMED_TILES else ""
     return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"

@@ -159,7 +159,7 @@ class DeclaredProblem:
             elif parameter.kind is int:
                 require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
             elif parameter.kind is bool and not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} {shorten(getattr(self, name))}: it must be true or false")
+                raise UsageError(f"{name} must be true or false, not {shorten(getattr(self, name))}")
 
     @property
     def out_dtype(self) -> str:
@@ -186,7 +186,7 @@ def parse_range(start: int, stop: int, step: int) -> range:
         )
     sizes = range(start or step, stop, step)
     if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: STOP is not included, and START 0 begins at {step}")
+        raise UsageError(f"range {start} {stop} {step} is empty: STOP is not included, and START 0 means {step}")
     return sizes
 
 

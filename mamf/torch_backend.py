@@ -127,7 +127,7 @@ class TorchBackend(Backend):
             raise UnavailableError(f"backend {self.name} is not available: {reason}")
         count = self.device_count()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}; it has {count} devices (0 to {count - 1})")
+            raise UnavailableError(f"{self.name} has no device {index}: {count} devices were found (0 to {count - 1})")
         self.index = index
         self.device = self.open_device()
         # Keep one buffer for each flush size, because to slice a single buffer would take the host as long as to queue

@@ -123,11 +123,12 @@ class Ceiling(Tabular, Rate):
             raise UsageError(f"flop is {flop}: it must be a finite number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
-                f"cannot divide a rate of the regime {regime} by a {self.regime} ceiling: measure both in one regime"
+                f"a rate in the regime {regime} cannot be compared with a ceiling in the regime {self.regime}: "
+                "use one regime"
             )
         if not self.interval.is_known:
             raise IncomparableError(
-                "this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'"
+                "this ceiling is too noisy to compare rates with it: measure it again with 'mamf find'"
             )
         return flop / seconds / (self.rate * TERA)
 
@@ -401,7 +402,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
     """
     if not ceiling.interval.is_known:
         raise IncomparableError(
-            f"the {ceiling.regime} ceiling is too noisy to compute shares of it: measure it again with 'mamf find'"
+            f"the {ceiling.regime} ceiling is too noisy to compare rates with it: measure it again with 'mamf find'"
         )
     info = backend.info
     if ceiling.device != info.name or (

@@ -55,8 +55,8 @@ class Roofs:
         bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
         if not compute and not bandwidth:
             raise UsageError(
-                f"no ceiling in the regime {' or '.join(kept)} is known, only in {', '.join(self.regimes)}: name one "
-                "of these regimes"
+                f"no ceiling is known in the regime {' or '.join(kept)}: choose from the regimes with a ceiling, "
+                f"{', '.join(self.regimes)}"
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
@@ -176,7 +176,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
                 bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
     if not compute and not bandwidth:
         raise UsageError(
-            "the logs contain no ceiling that can limit a row: give logs of 'mamf roofline', or of 'mamf find' and "
+            "the logs contain no compute or bandwidth ceiling: give logs of 'mamf roofline', or of 'mamf find' and "
             "'mamf find --operation bandwidth'"
         )
     return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)

@@ -97,11 +97,8 @@ def add_operation_options(
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
         add_shared_options(group, "--shapes", help=f"complete shapes, such as {operation.shape_example}")
         if presets := operation.presets():
-            option, help = (
-                operation.preset_parameter.option,
-                f"{operation.preset_parameter.help}; names: {', '.join(presets)}",
-            )
-            group.add_argument(option, dest="preset", metavar="NAME", help=help)
+            help = f"{operation.preset_parameter.help}; names: {', '.join(presets)}"
+            group.add_argument(operation.preset_parameter.option, dest="preset", metavar="NAME", help=help)
         for further in operation.preset_parameters:
             _add_parameter_option(group, further, "field")
         for action in group._group_actions:
@@ -157,8 +154,7 @@ def _add_parameter_option(
         # Read a bound as a plain number, because START may be 0, which no size is.
         convert_bound = replace(parameter, read=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
-        text = f"sizes of {parameter.name.upper()} from START up to, but not including, STOP; with START 0, the first "
-        "size is STEP"
+        text = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
     for action in added:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)

@@ -73,8 +73,8 @@ def measure_matmul_flops(
                 f"{kernel.name} does not support {problem.dtype} on {backend.name}: {reason}"
             ) from error
         raise DeviceError(
-            f"the first matmul, {size}x{size}x{size} by kernel {kernel.name} on the device of backend {backend.name}, "
-            f"failed: {describe_error(error)}"
+            f"the first matmul failed ({size}x{size}x{size}, kernel {kernel.name}, backend {backend.name}): "
+            f"{describe_error(error)}"
         ) from error
     finally:
         pool.release()

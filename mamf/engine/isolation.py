@@ -35,9 +35,11 @@ class Isolation:
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """Let a fresh process check the row's kernel at the row's shape, at most once for each kernel, problem and
-        shape. Return the row: with the status ``wrong_result`` if the kernel gave a wrong result in that check or was
-        slower than in the row, with a remark if that process could not check the kernel, else unchanged.
+        """Let a fresh process check the row's kernel at the row's shape, unless it has already checked the same kernel,
+        problem and shape. Return the row.
+
+        If the kernel gave a wrong result, or was slower than in the row, the returned row has the status
+        ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.
         """
         wanted = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
         if not (row.ok and wanted and backend.has_tensors):
@@ -47,15 +49,19 @@ class Isolation:
             self._answers_by_kernel_and_shape[key] = self._check_in_process(row, kernel, backend)
         answer = self._answers_by_kernel_and_shape[key]
         if answer.get("wrong"):
-            return replace(row, status="wrong_result", reason=f"in a fresh process: {answer['wrong']}", summary=None)
+            return replace(
+                row, status="wrong_result", reason=f"a check in a fresh process failed: {answer['wrong']}", summary=None
+            )
         if answer.get("unknown"):
-            return replace(row, remarks=(*row.remarks, f"not checked by a fresh process: {answer['unknown']}"))
+            return replace(
+                row, remarks=(*row.remarks, f"a fresh process could not check this kernel: {answer['unknown']}")
+            )
         return row
 
     def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.gives_tensors:
-            return {"unknown": f"launches of {of.name} return no tensors that it could check"}
+            return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start_process(), False
         assert process.stdin and process.stdout

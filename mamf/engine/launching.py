@@ -102,7 +102,9 @@ def time_kernel_parts(
     median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
     """
     if not hasattr(kernel, "parts"):
-        raise UnsupportedError(f"{kernel.name} is a single launch, so its parts cannot be timed: use the kernel eager")
+        raise UnsupportedError(
+            f"kernel {kernel.name} is one launch, so its parts cannot be timed: use the kernel eager"
+        )
     parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():

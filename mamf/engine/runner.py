@@ -157,7 +157,7 @@ class Runner:
 
     @property
     def is_replaying(self) -> bool:
-        """True while rows of an interrupted run are left, which answer the next steps."""
+        """True until all rows of an interrupted run have answered their steps."""
         return bool(self._unused_rows)
 
     def is_budget_over(self) -> bool:
@@ -201,7 +201,7 @@ class Runner:
             regime.start()
         except get_catchable_plugin_errors() as error:
             raise DeviceError(
-                f"the device of backend {self.backend.name} failed before the first shape in {regime.name}: "
+                f"the device of backend {self.backend.name} failed before the first shape in the regime {regime.name}: "
                 f"{describe_error(error)}"
             ) from error
         return regime
@@ -222,7 +222,8 @@ class Runner:
         except get_catchable_plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(
-                    f"the device of backend {self.backend.name} failed while allocating: {describe_error(error)}"
+                    f"the device of backend {self.backend.name} failed while mamf allocated operands: "
+                    f"{describe_error(error)}"
                 ) from error
             pool.release()
         self.backend.release_memory()

@@ -73,14 +73,14 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
     key = (backend.name, backend.index, info.name)
     if key not in _traits_by_device:
         on_start(
-            f"measuring for 8 s how {info.name} wakes up after a rest, slows down under load and settles, because its "
-            "backend only assumes this"
+            f"measuring for 8 s how the speed of {info.name} changes after a rest and under load, because backend "
+            f"{backend.name} does not know it"
         )
         try:
             _traits_by_device[key] = measure_traits(backend)
         except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
             remark = (
-                f"mamf assumes how long to rest between launches, because measuring it failed: {describe_error(error)}"
+                f"mamf uses default rest times between launches, because measuring them failed: {describe_error(error)}"
             )
             burst = replace(backend.burst_traits, remark=remark)
             sustained = replace(backend.sustained_traits, remark=remark)
@@ -120,7 +120,7 @@ def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, r
     if wake.wake_seconds > _WAKE_TRAIN_SECONDS / 2:
         remarks.append(
             f"for at least {wake.wake_seconds:.2g} s after a rest, launches take {wake.slowdown_ratio:.2g} times as "
-            "long as later"
+            "long as later launches"
         )
     if reaction.seconds_until_slower is not None:
         train = min(
@@ -337,9 +337,11 @@ class _TraitProbe:
         return ends[1:], each
 
     def measure_recovery(self, first_launch_seconds: float, reaction: float) -> float | None:
-        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is again as fast as at first
-        (``first_launch_seconds``), for nearly the ``reaction`` seconds after which its power controller reacts to load.
+        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is again as fast as at first.
         Return None if even the longest of these rests is too short.
+
+        After the rest, the device must stay as fast for nearly ``reaction`` seconds, the time after which its power
+        controller reacts to load. ``first_launch_seconds``: the seconds of a launch at first.
         """
         for rest in _RECOVERY_REST_SECONDS:
             self._load_and_time_blocks(max(0.2, 3 * reaction))
@@ -353,7 +355,7 @@ class _TraitProbe:
 def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
     woken = (
         f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
-        "later"
+        "later launches"
         if wake.wake_seconds
         else "launches after a rest take as long as launches before it"
     )
@@ -362,9 +364,11 @@ def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None,
         back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
         slowed = (
             f"after {reaction.seconds_until_slower * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%} "
-            f"longer than at its start; {back}"
+            f"longer than at the start of the load; {back}"
         )
-    size = "the bandwidth of copies shows no cache" if cache is None else f"{cache / MIB:.3g} MiB"
+    size = (
+        "mamf could not find the cache size from the bandwidth of copies" if cache is None else f"{cache / MIB:.3g} MiB"
+    )
     return (
         Advice("wake-up", "ok", woken),
         Advice("reaction to load", "ok" if reaction.settling_seconds is not None else "unknown", slowed),

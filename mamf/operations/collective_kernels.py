@@ -42,7 +42,7 @@ class TorchDistributed(CollectiveKernel):
             return str(reason)
         ranks = torch.distributed.get_world_size()
         if problem.ranks != ranks:
-            return f"this process group has {ranks} ranks, but the collective is for {problem.ranks}"
+            return f"this process group has {ranks} ranks, but the collective needs {problem.ranks}"
         return super().unsupported(backend, problem)
 
     def prepare(
@@ -63,7 +63,7 @@ class TorchDistributed(CollectiveKernel):
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
-            raise error or MemoryError(f"out of memory: another rank got no buffers ({failures[0]})")
+            raise error or MemoryError(f"out of memory: another rank could not allocate its buffers ({failures[0]})")
         collective = CheckedCollective(
             problem,
             problem.count_part_elements(shape),

@@ -60,7 +60,7 @@ class Channel:
             fields = json.loads(self.input_pipe.readline())
             return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise ChannelError("the process that checks results has ended") from None
+            raise ChannelError("the process that checks results ended too early") from None
 
 
 def serve_launches(
@@ -157,7 +157,7 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
             kernel.unavailable(cpu) or kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape)
         ):
             return kernel
-    raise UnsupportedError(f"no kernel of mamf can check {problem.dtype} on a CPU")
+    raise UnsupportedError(f"mamf has no CPU kernel that can check results in {problem.dtype}")
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:

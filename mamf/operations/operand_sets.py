@@ -252,7 +252,7 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
         return ""
     if type(result) is not torch.Tensor or result.layout != torch.strided or result.is_neg():
         kind = f"{type(result).__name__} ({result.layout}{', negated on read' if result.is_neg() else ''})"
-        return f"the launch returned a {kind}: return a plain strided torch.Tensor with computed values"
+        return f"the launch returned a {kind}: it must return a plain strided torch.Tensor with computed values"
     found, wanted = (f"{each.dtype} {tuple(each.shape)} on {each.device}" for each in (result, expected))
     return "" if found == wanted else f"the launch returned a tensor of {found}, not {wanted}"
 
@@ -272,7 +272,7 @@ def verify_special_values(
     everywhere. ``special_values``: names the special values in the reason. ``details``: details of the verdict.
     """
     differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
-    reason = f"{differing} values are wrong with {special_values} among the operands"
+    reason = f"{differing} output values are wrong if the operands contain {special_values}"
     return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
 
 

@@ -156,7 +156,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.second_queue() is not None:
             return None
-        return Unavailable(f"mamf cannot use a second queue on backend {backend.name}", "measure each work alone")
+        return Unavailable(
+            f"mamf cannot use a second queue on backend {backend.name}",
+            "measure the matmul and the other work separately",
+        )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """Return the kernel that runs the work whose rate a row gives. Raises UnavailableError if there is none."""
@@ -168,7 +171,9 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
 
     def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
-            return "only 'mamf overlap' measures both works at once: use it instead, or --alone yes"
+            return (
+                "only 'mamf overlap' can run the matmul and the other work at the same time: use it, or add --alone yes"
+            )
         return self.get_counted_kernel(backend, problem).unsupported(backend, problem.get_counted_work(MIN_SHAPE)[0])
 
     def settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
@@ -216,9 +221,9 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
         timed, beside = problem.work_names
         company = (
-            f"beside {beside}"
+            f"while {beside} runs"
             if not problem.alone
-            else f"alone (to compare with {beside})"
+            else f"alone (baseline for overlap with {beside})"
             if problem.timed == MATMUL_WORK
             else "alone"
         )

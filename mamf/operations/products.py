@@ -154,7 +154,7 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         if problem.out_dtype not in outputs:
             return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
         if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
-            return f"kernel {self.name} has no fast accumulation for {problem.dtype}; only 8-bit floats have it"
+            return f"kernel {self.name} does not support fast accumulation for {problem.dtype}, only for 8-bit floats"
         return None
 
     def settings(self, backend: Backend, problem: MatmulProblemT) -> AbstractContextManager[object]:
@@ -268,7 +268,8 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
             return reason
         if problem.layout != "nt":
             return (
-                f"scaled formats need --layout nt, not {problem.layout}: scales run along K, the last dimension of both"
+                f"scaled formats need --layout nt, not {problem.layout}: scales run along K, which must be "
+                "the last dimension of both operands"
             )
         if problem.out_dtype not in self.out_dtypes:
             return f"kernel {self.name} writes {', '.join(self.out_dtypes)}, not {problem.out_dtype}"
@@ -277,13 +278,17 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the device does not support the problem's format with its accumulation, or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
-            return f"{problem.dtype} has no fast accumulation; only fp8_rowwise and fp8 have it"
+            return f"{problem.dtype} does not support fast accumulation; only fp8_rowwise and fp8 do"
         return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
 
     def unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:
         scaled_format = DTYPES[problem.dtype].scaled_format
         n, k = scaled_format.multiples_of_n_and_k if scaled_format else (1, 1)
-        return f"{problem.dtype} needs N to be a multiple of {n} and K of {k}" if shape.n % n or shape.k % k else None
+        return (
+            f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}"
+            if shape.n % n or shape.k % k
+            else None
+        )
 
     def refuses(self, error: Exception) -> bool:
         # Either the library reports that it has no algorithm, or torch checks this first and raises its own error.

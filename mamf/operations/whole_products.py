@@ -148,7 +148,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             if _compute_residual_statistics(
                 MatmulPart(block.left, block.right, exact), 1.0, torch.int32, chunk_elements
             )[0].item():
-                return Verdict(math.inf, 0.0, reason="the exact matmul with which mamf compares C is itself wrong")
+                return Verdict(math.inf, 0.0, reason="the exact matmul that mamf compares C with is itself wrong")
             found = block.c.float()
             expected = round_like_result(found, exact.float() * scale)
             distance += (found - expected).square().sum().item()

@@ -99,7 +99,9 @@ def find_entry_points_by_name(group: str) -> dict[str, EntryPoint]:
                 f"{point.dist.name if point.dist else 'an unknown distribution'} ({point.value})"
                 for point in (known, entry_point)
             )
-            raise UsageError(f"{group} {entry_point.name!r} is claimed by {claims}: uninstall one of them")
+            raise UsageError(
+                f"entry point {entry_point.name!r} of {group} is defined by {claims}: uninstall one of them"
+            )
     if not points_by_name:
         raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL_ADVICE}")
     return points_by_name
@@ -175,7 +177,7 @@ def make_operation(name: str) -> Operation[Any, Any]:
     with convert_plugin_errors(label, "creating it"):
         operation: Operation[Any, Any] = plugin_class()
     if operation.name != name:  # logs record the name of the class, and readers look it up as an entry point
-        raise PluginError(f"{label} is broken: its class is named {operation.name!r}, its entry point {name!r}")
+        raise PluginError(f"{label} is broken: its class is named {operation.name!r}, but its entry point {name!r}")
     # Contract tests check the operations of mamf, so they are not checked here: that would slow down reading logs,
     # which calls methods of the operation for each row.
     return operation if name in list_builtin_names(OPERATION_GROUP) else enforce_contract(operation, Operation, label)
@@ -251,9 +253,9 @@ def _read_backend_status(name: str) -> BackendStatus:
         device_names = tuple(map(get_guarded_method("device_name"), range(get_guarded_method("device_count")())))
         return BackendStatus(name, device_names, is_accelerator=is_accelerator, is_generic=plugin_class.is_generic)
     except PluginError as error:
-        return BackendStatus(name, unavailable=Unavailable("it is broken", str(error)), load_error=error)
+        return BackendStatus(name, unavailable=Unavailable("the backend is broken", str(error)), load_error=error)
     except MamfError as error:
-        return BackendStatus(name, unavailable=Unavailable("it cannot be opened", str(error)))
+        return BackendStatus(name, unavailable=Unavailable("the backend cannot be opened", str(error)))
 
 
 def find_first_backend() -> str:

@@ -222,9 +222,9 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
     """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
     pictures on the page.
     """
+    figure = new_figure(*panel.size)  # first, because it checks that matplotlib is installed
     from matplotlib import rc_context
 
-    figure = new_figure(*panel.size)
     figure.set_facecolor("none")
     settings = {"svg.fonttype": "none", "svg.hashsalt": id_salt, **NO_MATH_TEXT}
     with rc_context(settings), warnings.catch_warnings():

@@ -164,7 +164,7 @@ def test_a_fault_near_the_rounding_of_bfloat16_seldom_escapes(cpu):
     [
         (lambda c: c.to(torch.float64), "torch.float64 (512, 384) on cpu, not torch.float32"),
         (lambda c: c.mT, "torch.float32 (384, 512) on cpu, not torch.float32 (512, 384)"),
-        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, negated on read): return a plain"),
+        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, negated on read): it must return a plain"),
         (lambda c: c.to_sparse(), "a Tensor (torch.sparse_coo)"),
     ],
 )
@@ -205,7 +205,7 @@ REGIMES = {"burst": Burst, "sustained": lambda backend: Sustained(backend, visit
     [
         (lambda: Remembering(1), "relative error"),
         (lambda: Remembering(2), "relative error"),
-        (Idling, "the other launches skip the work"),
+        (Idling, "the kernel skips work if they have not"),
     ],
     ids=["remembers an answer", "remembers two", "idles"],
 )
@@ -235,7 +235,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
 )
 def test_skipped_work_shows_in_every_checked_launch(checked, others):
     require_no_skipped_work(checked, others)
-    with pytest.raises(WrongResultError, match="launches take 10 times as long after their operands change"):
+    with pytest.raises(WrongResultError, match="launches take 10 times as long if their operands have changed"):
         require_no_skipped_work([1.0] * 4, [0.1] * 20)
 
 

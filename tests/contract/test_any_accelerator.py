@@ -39,8 +39,8 @@ def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
     monkeypatch.setattr(xpu, "device_type", "npu")
     assert status().unavailable is None  # that adapter finds no device
     monkeypatch.setattr(xpu, "unavailable", classmethod(lambda kind: None))
-    assert str(status().unavailable) == "npu devices have a backend; use --backend xpu"
-    with pytest.raises(UnavailableError, match="npu devices have a backend"):
+    assert str(status().unavailable) == "mamf has a backend for npu devices; use --backend xpu"
+    with pytest.raises(UnavailableError, match="mamf has a backend for npu devices"):
         accelerator.kind(0)
 
 
@@ -80,7 +80,7 @@ def lying(event):
     ("change", "reason"),
     [
         (without_timing, "events of the device do not work: RuntimeError: Event elapsed_time is not supported"),
-        (lying, "events measure 16 ms for a load that takes 34 ms"),
+        (lying, "events measure 16 ms for work that takes 34 ms"),
         (None, "events of the device do not work: TypeError"),
         (lambda event: event.without_arguments(), "events of the device do not work: AttributeError"),
     ],

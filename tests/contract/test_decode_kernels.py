@@ -57,17 +57,15 @@ REFUSALS = {
         PAGED: "does not support pages of 16 tokens: use a multiple of 256",
         "b2h16kv1q1c200d576v512l": "does not support a latent",
     },
-    "flash-attn-3-kvcache": {
-        "b2h16kv1q1c200td576v512l": "needs a paged cache for latents of sequences of different lengths"
-    },
+    "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs a paged latent cache if sequences differ in length"},
     "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 new tokens"},
     "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "does not support head dimension 80"},
     "flashinfer-mla": {
-        PAGED: "needs a latent: use --latent",
-        "b2h8kv1q1c200d96v64lp64": "does not support a latent of 96/64",
+        PAGED: "needs a latent cache: use --latent",
+        "b2h8kv1q1c200d96v64lp64": "does not support a latent cache with head dimensions 96/64",
     },
     "aiter-kvcache": {ONE: "needs a paged cache"},
-    "aiter-mla": {PAGED: "needs a latent: use --latent"},
+    "aiter-mla": {PAGED: "needs a latent cache: use --latent"},
     "sdpa-kvcache": {
         FEW: "aligns causal masks to the top left: use --query-lens 1, or as many as --cache-lens",
         PAGED: "needs a contiguous cache: use --page-sizes none",

@@ -270,7 +270,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             OPERATION,
             "returned a dict, not a mapping of names to texts and finite numbers",
         ),
-        (FaultyOperation, "name", "other", OPERATION, "its class is named 'other', its entry point 'faulty'"),
+        (FaultyOperation, "name", "other", OPERATION, "its class is named 'other', but its entry point 'faulty'"),
         (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not str"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_clock_that_stands_still_within_a_visit_ends_it(run, monkeypatch, tmp_
     large = [word.replace("1024", "8192") for word in SWEEP[1:]]
     code, out, err = run("sweep", "--regime", regime, *large)
     log = read_run_log(tmp_path / "run.jsonl")
-    told = "backend faulty is broken: its clock stood still for 20 rounds of launches"
+    told = "backend faulty is broken: its clock did not advance during 20 rounds of launches"
     assert told in out + err + "".join(row.reason for row in log.measurements)
     assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
     assert log.summary is not None
@@ -439,7 +439,7 @@ def test_memory_that_is_gone_at_the_first_product_is_said(run, monkeypatch):
     monkeypatch.setattr(FaultyBackend, "physics", dataclasses.replace(FaultyBackend.physics, memory_bytes=1000))
     code, _, err = run("find", "--backend", "faulty", "--dry-run")
     assert code == 1
-    assert "the first matmul, 1024x1024x1024 by kernel simulated.mm on the device of backend faulty, failed" in err
+    assert "the first matmul failed (1024x1024x1024, kernel simulated.mm, backend faulty)" in err
 
 
 # -- it alone is out ---------------------------------------------------------------------------------------------------
@@ -500,7 +500,7 @@ def test_one_that_is_asked_for_by_name_is_refused(broken, run):
             assert "output" not in err
 
 
-DOES_NOT_WORK = "mamf: the first matmul, 1024x1024x1024 by kernel faulty on the device of backend faulty, failed: "
+DOES_NOT_WORK = "mamf: the first matmul failed (1024x1024x1024, kernel faulty, backend faulty): "
 
 
 @pytest.mark.parametrize(

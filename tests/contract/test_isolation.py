@@ -134,7 +134,7 @@ def by_path(kind, of="matmul"):
 def test_a_kernel_that_replaces_the_check_passes_it_but_not_that_of_another_process(process, kind):
     row = row_of(by_path(kind))
     assert row.status == "wrong_result"
-    assert row.reason.startswith("in a fresh process: relative error ")
+    assert row.reason.startswith("a check in a fresh process failed: relative error ")
     assert row_of(by_path(kind), everything=False).ok
 
 
@@ -185,7 +185,7 @@ def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
     ("error", "status", "said"),
     [
         (RuntimeError("this ended"), "wrong_result", "RuntimeError: this ended"),
-        (MemoryError("no room"), "ok", "not checked by a fresh process: MemoryError: no room"),
+        (MemoryError("no room"), "ok", "a fresh process could not check this kernel: MemoryError: no room"),
     ],
 )
 def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, monkeypatch, error, status, said):
@@ -207,7 +207,7 @@ def test_an_operation_whose_results_stay_on_the_device_says_so(process):
     problem = of.problem_for(cpu, {"pattern": "copy"})
     row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
     assert row.remarks == (
-        "not checked by a fresh process: launches of bandwidth return no tensors that it could check",
+        "a fresh process could not check this kernel: launches of bandwidth return no tensors to check",
     )
     assert not process
 
@@ -254,4 +254,4 @@ def test_a_sweep_of_a_kernel_by_path_starts_a_process_that_finds_it_wrong(tmp_pa
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
     assert ran.returncode == code, ran.stderr
-    assert ("wrong_result: in a fresh process: relative error" in ran.stderr + ran.stdout) == bool(code)
+    assert ("wrong_result: a check in a fresh process failed: relative error" in ran.stderr + ran.stdout) == bool(code)

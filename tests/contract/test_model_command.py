@@ -90,7 +90,10 @@ def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
     [
         (["--size", "huge"], "unknown size of model 'huge'"),
         (["--set", "heads=7"], "d_model 768 must be a multiple of the number of heads (7)"),
-        (["--size", "1b", "--set", "kv_heads=5"], "32 heads cannot share 5 kv heads"),
+        (
+            ["--size", "1b", "--set", "kv_heads=5"],
+            "the number of query heads (32) must be a multiple of the number of kv heads (5)",
+        ),
         (["--attention", "sdpa-flesh"], "unknown attention kernel 'sdpa-flesh'"),
         (["--phase", "backward"], "invalid choice: 'backward'"),
         (["--phase", "step", "--set", "phase=step"], "phase is set twice"),

@@ -169,7 +169,7 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     [
         (MatmulProblem("mxfp8", layout="nn"), "--layout nt"),
         (MatmulProblem("mxfp8", "int32"), "writes bfloat16"),
-        (MatmulProblem("mxfp8", fast_accumulation=True), "no fast accumulation"),
+        (MatmulProblem("mxfp8", fast_accumulation=True), "not support fast accumulation"),
     ],
 )
 def test_what_a_format_cannot_is_said(backend, problem, told):
@@ -181,7 +181,7 @@ def test_what_a_format_cannot_is_said(backend, problem, told):
     ("dtype", "shape", "told"),
     [
         ("fp8_1x128_128x128", "128x64x128", "N to be a multiple of 128"),
-        ("mxfp8", "128x128x48", "K of 32"),
+        ("mxfp8", "128x128x48", "K a multiple of 32"),
         ("fp8_rowwise", "128x8x64", "N to be a multiple of 16"),
     ],
 )

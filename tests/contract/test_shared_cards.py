@@ -97,7 +97,7 @@ def test_processes_that_come_during_a_run_are_seen_after_it(cuda):
     cuda.nvml.cards[0].processes = processes(OWN, STRANGER)
     assert backend.sharing() == ("other processes",)
     assert_named(cuda.kind(0), "other processes")
-    assert advice_of(backend)["other processes"].finding == "1 on this device"
+    assert advice_of(backend)["other processes"].finding == "1 running on this device"
 
 
 @pytest.mark.parametrize(

@@ -177,11 +177,11 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
         ("application clock", {"application": 1410}, "1410 MHz", "sudo nvidia-smi -i 0 -ac 2619,1980"),
         ("throttling", {"reasons": 0x40}, "hardware thermal slowdown", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
         ("persistence mode", {"persistence": 0}, "off", "sudo nvidia-smi -i 0 -pm 1"),
-        ("ECC", {"ecc": [1, 0]}, "changes at the next reset", "sudo nvidia-smi -r"),
+        ("ECC", {"ecc": [1, 0]}, "ECC changes at the next reset", "sudo nvidia-smi -r"),
         (
             "other processes",
             {"processes": [OWN, OTHER]},
-            "1 on this device",
+            "1 running on this device",
             "nvidia-smi ",
         ),
     ],
@@ -210,7 +210,7 @@ def test_the_cards_own_load_is_not_a_siblings(cuda):
     assert advice_of(cuda.kind(0))["sibling devices"].verdict == "ok"
     cuda.nvml.cards[1].utilization.gpu = 97
     found = advice_of(cuda.kind(0))["sibling devices"]
-    assert (found.verdict, found.finding) == ("warning", "1 busy")
+    assert (found.verdict, found.finding) == ("warning", "other devices of this machine that are busy: 1")
     assert found.cost
     assert found.command
 

@@ -96,7 +96,7 @@ def test_descriptors_need_aligned_rows(device):
         ("triton", MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
         ("triton", MatmulProblem("int8", "bfloat16"), "writes int32"),
         ("triton", MatmulProblem("float8_e4m3fn", "float8_e4m3fn"), "not float8_e4m3fn"),
-        ("triton", MatmulProblem(fast_accumulation=True), "no fast accumulation for bfloat16"),
+        ("triton", MatmulProblem(fast_accumulation=True), "not support fast accumulation for bfloat16"),
         *(("gluon", MatmulProblem(layout=layout), f"not {layout}") for layout in MATMUL_LAYOUTS if layout != "nt"),
         ("gluon", MatmulProblem("float32", "float32"), "does not support float32"),
     ],
@@ -132,7 +132,7 @@ def test_it_says_how_8_bit_floats_are_summed(fast, told):
 @pytest.mark.parametrize("schedule", ["", "/persistent"])
 @pytest.mark.parametrize(
     ("shape", "ran"),
-    [((1024, 512, 64), "32 programs on at most 32 of 132 units"), ((2048, 2048, 64), None)],
+    [((1024, 512, 64), "32 programs, so at most 32 of 132 compute units are busy"), ((2048, 2048, 64), None)],
 )
 def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
     text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)

@@ -155,7 +155,7 @@ def test_a_run_ranks_the_kernels_and_its_log_prints_the_same(attention, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kernel", KERNELS[0], "--heads", "6", "--kv-heads", "4"], "cannot share"),
+        (["--kernel", KERNELS[0], "--heads", "6", "--kv-heads", "4"], "must be a multiple of the number of kv heads"),
         (["--preset", "fa3"], "fa3-paper"),
         (["--kernel", KERNELS[0], "--ceiling", "nothing.jsonl"], "nothing.jsonl"),
         (["--head-dims", "192/128/64"], "'128/64' is not a whole number"),

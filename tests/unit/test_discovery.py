@@ -53,7 +53,7 @@ def test_auto_prefers_an_accelerator(distribution):
 
 def test_a_name_that_two_distributions_claim_names_both(distribution):
     distribution("mamf_rival", "cpu", "mamf_rival:Rival")
-    with pytest.raises(UsageError, match=r"'cpu' is claimed by .*mamf.*mamf_rival|mamf_rival.*mamf"):
+    with pytest.raises(UsageError, match=r"'cpu' of mamf.backends is defined by .*mamf.*mamf_rival|mamf_rival.*mamf"):
         find_entry_points_by_name(discovery.BACKEND_GROUP)
 
 

@@ -90,7 +90,9 @@ def test_foreign_text_is_escaped():
 
 
 def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     parts = make_picture_context(LINES)
     assert parts["title"] == "t" and not parts["pictures"]
     assert parts["notes"] == ["drawing needs matplotlib: pip install matplotlib"]

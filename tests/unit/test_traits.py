@@ -105,7 +105,7 @@ def test_traits_that_cannot_be_measured_stay_assumed(monkeypatch):
     replace_assumed_traits(backend)
     for each in (backend.burst_traits, backend.sustained_traits):
         assert each.remark.startswith(
-            "mamf assumes how long to rest between launches, because measuring it failed: ZeroDivisionError"
+            "mamf uses default rest times between launches, because measuring them failed: ZeroDivisionError"
         )
     assert backend.burst_traits == replace(BurstTraits(), remark=backend.burst_traits.remark)
 
@@ -135,7 +135,7 @@ def records(run):
 
 def test_a_run_measures_them_and_a_resumed_run_uses_the_same(run, unknown_device, monkeypatch):
     code, _out, err = run(*COMMAND, "--budget", "1s")
-    assert code == 0 and "measuring for 8 s how Simulated H100 wakes" in err
+    assert code == 0 and "measuring for 8 s how the speed of Simulated H100 changes" in err
     header = records(run)[0]
     assert header["traits"]["burst"]["wake_seconds"] == pytest.approx(0.0045, rel=0.2)
     assert any("after a rest, launches take" in finding for finding in header["findings"])

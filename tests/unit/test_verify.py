@@ -49,7 +49,7 @@ def test_a_faulty_unit_is_located_by_its_tiles():
     rows = verified(Physics(faulty_unit=17), budget=0.3)
     where = [row.details["wrong tiles"] for row in rows if row.status == "wrong_result"]
     assert any(
-        "of 128x256" in each and "every 132th tile is wrong, counted by rows from tile 17" in each for each in where
+        "of 128x256" in each and "every 132th tile is wrong, counting along rows from tile 17" in each for each in where
     )
 
 
@@ -235,8 +235,8 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     [
         ({(0, 3, 2)}, "1 wrong tile of 64x64: row 3 column 2 of matmul 0"),
         ({(0, row, column) for row in (2, 3) for column in (4, 5)}, "1 wrong tile of 128x128: row 1 column 2"),
-        ({(0, 0, 0), (0, 0, 7), (0, 1, 6)}, "every 7th tile is wrong, counted by rows from tile 0"),
-        ({(0, 0, 0), (0, 5, 0), (0, 2, 1)}, "every 5th tile is wrong, counted by columns from tile 0"),
+        ({(0, 0, 0), (0, 0, 7), (0, 1, 6)}, "every 7th tile is wrong, counting along rows from tile 0"),
+        ({(0, 0, 0), (0, 5, 0), (0, 2, 1)}, "every 5th tile is wrong, counting along columns from tile 0"),
     ],
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):

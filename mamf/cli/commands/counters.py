@@ -44,7 +44,7 @@ def add_options(parser: Parser) -> None:
         metavar="PATH",
         help="path of ncu, the executable of NVIDIA Nsight Compute (default: the first ncu on PATH)",
     )
-    add_shared_options(group, "--time-limit", default_text="1s")
+    add_shared_options(group, "--time-limit")
     add_device_options(parser)
     add_run_options(parser)
     add_shared_options(parser, "--format", "--wide")

@@ -251,19 +251,20 @@ class Regime(ABC):
 
     def require_no_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
         """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
-        each, because the kernel works in a queue that its end mark does not wait for.
+        each. In that case the kernel works in a queue that its end mark does not wait for.
 
-        The evidence is the gap: the time from the end mark to a mark that waits for all queues. The median of the gaps
-        counts, because another process delays only some marks. New streams also lengthen the gap (on an H100 it then
-        varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf measures gaps without a
-        launch now, _GAP_MEDIANS groups of them, and compares the gap with the largest median of these groups.
+        mamf compares gaps: the time from an end mark to a mark that waits for all queues. It uses the median gap,
+        because another process may delay a few marks. The gap also becomes longer if the process creates new streams
+        (on an H100 it then varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf now
+        measures _GAP_MEDIANS groups of gaps without a launch, and compares the gap with the largest median of these
+        groups.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gaps or [0.0]),
             max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds),
         )
-        # Return if no gap was measured (a device without idle marks, or one that always reached the end mark before the
-        # host had queued the idle mark), or if the gap is usual.
+        # Return if the gap is as short as usual, or if there is no gap: the device has no idle marks, or it always
+        # reached the end mark before the host had queued the idle mark.
         if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
         flushes = [_FLUSHES_AHEAD] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
@@ -307,8 +308,8 @@ class Regime(ABC):
         before, self._last_clock = self._last_clock, self.backend.now()
         if rounds and before == self._last_clock:
             raise PluginError(
-                f"backend {self.backend.name} is broken: its clock stood still for {_ROUNDS_PER_CLOCK_CHECK} rounds of "
-                "launches"
+                f"backend {self.backend.name} is broken: its clock did not advance during "
+                f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
     def read_sensors(self, energy: bool = False) -> Reading | None:
@@ -356,7 +357,8 @@ def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]
     ratio = min(checked) / max(statistics.median(unchecked), 1e-9)
     if ratio > _MAX_CHECKED_RATIO:
         reason = (
-            f"launches take {ratio:.3g} times as long after their operands change: the other launches skip the work"
+            f"launches take {ratio:.3g} times as long if their operands have changed: the kernel "
+            "skips work if they have not"
         )
         raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 

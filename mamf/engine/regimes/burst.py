@@ -101,7 +101,7 @@ class Burst(Regime):
 
     def explain_too_long(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
-        durations = f"a launch of {seconds * 1e3:.3g} ms is longer than a burst of {longest * 1e3:.3g} ms"
+        durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {longest * 1e3:.3g} ms"
         return f"{durations}: measure it in the sustained regime" if seconds > longest else None
 
     def start(self) -> None:

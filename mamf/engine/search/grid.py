@@ -171,7 +171,7 @@ def plan_search(
         grid, scouts, refinements = MatmulGrid(*((MIN_PROBE_SIZE,),) * 3), 1, 0
     if not grid.accepts(MatmulShape(grid.m[0], grid.n[0], grid.k[0])):
         raise UsageError(
-            f"a budget of {budget_seconds:g} s is too short for {problem.dtype}, in which a matmul reaches "
+            f"a budget of {budget_seconds:g} s is too short, because a {problem.dtype} matmul reaches only "
             f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
     first = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))

@@ -191,9 +191,9 @@ class ConfirmationRounds:
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Return whether the time until the deadline is enough for one more visit in sustained that chooses, for the
-        launches that it leaves queued, and for the visits that confirm. While rows of an interrupted run answer the
-        steps, return True.
+        """Return whether the time until the deadline is enough for one more choosing visit in sustained, for the
+        launches that this visit leaves queued, and for the confirming visits. Return True while rows of an interrupted
+        run answer the steps.
         """
         needed = (
             self._shortest_step_seconds.get(Sustained.name, 0.0)

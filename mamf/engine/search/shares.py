@@ -76,8 +76,8 @@ class SharesStrategy(RowsStrategy):
         for regime in self.plan.regimes:
             if regime not in confirmed:
                 self.on_failure(
-                    f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows have no share "
-                    "of it: continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
+                    f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows show no "
+                    "share of it: continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
                 )
                 continue
             record = make_ceiling_record(confirmed[regime])

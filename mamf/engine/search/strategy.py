@@ -414,8 +414,8 @@ class KernelsFindStrategy(RowsStrategy):
             yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
-        """Return the shape and kernel of the ``count`` fastest rows of a problem, without shapes that cannot be a
-        ceiling.
+        """Return the shape and kernel of the ``count`` fastest rows of a problem, fastest first. Skip rows whose shape
+        may not give a ceiling.
         """
         of, info = get_operation(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]

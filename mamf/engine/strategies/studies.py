@@ -245,8 +245,8 @@ class VerifyStrategy(PlanStrategy):
 AnswerT = TypeVar("AnswerT")
 #: The four rows of a matmul and other work: which of the two is timed, and whether it runs alone.
 PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTHER_WORK, False))
-#: The number of rounds, each of which measures the matmul, the other work, and both at once, so that a drift of the
-#: device affects all three equally; and the default seconds to measure each row, over all rounds.
+#: Each round measures the matmul, the other work, and both at once, so that a drift of the device affects all three
+#: equally. These are the number of rounds, and the default seconds to measure a row in all rounds together.
 _VISIT_ROUNDS, DEFAULT_SECONDS = 3, 3.0
 #: A window is a series of launches that gives one sample. These are the number of blocks of launches in a window, the
 #: number of blocks of the other work that a CPU queues ahead, the seconds of a window, and the maximum number of

@@ -121,7 +121,8 @@ class AttentionShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads"
+                f"the number of query heads ({self.heads}) must be a multiple of the number of "
+                f"kv heads ({self.kv_heads})"
             )
         if self.window is not None:
             object.__setattr__(self, "window", require_whole_number("window", self.window))
@@ -438,10 +439,14 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         return [problem.direction, *filter(None, rest)]
 
     def describe_shape(self, shape: AttentionShape) -> str:
-        kv = "" if shape.heads == shape.kv_heads else f" ({shape.kv_heads} kv)"
-        length = f"{shape.seqlen_k}" if shape.seqlen_q == shape.seqlen_k else f"{shape.seqlen_q} on {shape.seqlen_k}"
+        kv = "" if shape.heads == shape.kv_heads else f" ({shape.kv_heads} kv heads)"
+        length = (
+            f"length {shape.seqlen_k}"
+            if shape.seqlen_q == shape.seqlen_k
+            else f"{shape.seqlen_q} queries and {shape.seqlen_k} keys"
+        )
         head_dims = f"head dimension {shape.head_dims}"
-        return f"batch {shape.batch}, {shape.heads} heads{kv}, length {length}, {head_dims}, {shape.mask}"
+        return f"batch {shape.batch}, {shape.heads} heads{kv}, {length}, {head_dims}, {shape.mask}"
 
     def axis(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)

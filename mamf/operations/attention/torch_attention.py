@@ -129,7 +129,7 @@ class TorchAttention(AttentionKernel):
             (dv not in sizes, f"does not support head dimension {dv} of values: {use_sizes}"),
             (
                 shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
-                "needs as many queries as keys for a causal mask: leave --query-lens out",
+                "needs as many queries as keys for a causal mask: remove --query-lens",
             ),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)

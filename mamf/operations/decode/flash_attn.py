@@ -84,5 +84,5 @@ class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):
-            return f"{self.name} needs a paged cache for latents of sequences of different lengths: use --page-sizes 64"
+            return f"{self.name} needs a paged latent cache if sequences differ in length: use --page-sizes 64"
         return super().unsupported_shape(problem, shape)

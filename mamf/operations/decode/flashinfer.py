@@ -143,7 +143,10 @@ class FlashInferMla(_FlashInferKernel):
 
     def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):
-            return f"{self.name} does not support a latent of {shape.head_dims}: use --head-dims 576/512"
+            return (
+                f"{self.name} does not support a latent cache with head dimensions {shape.head_dims}: "
+                "use --head-dims 576/512"
+            )
         return super().unsupported_shape(problem, shape)
 
     def make_planner(

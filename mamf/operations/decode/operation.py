@@ -126,7 +126,8 @@ class DecodeShape:
         refusals = (
             (
                 self.heads % self.kv_heads,
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: use a multiple of {self.kv_heads} heads",
+                f"the number of query heads ({self.heads}) must be a multiple of the number of "
+                f"kv heads ({self.kv_heads})",
             ),
             (
                 self.queries > self.cache_len,
@@ -136,7 +137,8 @@ class DecodeShape:
             (self.lengths not in known, f"unknown lengths {self.lengths!r}: choose from {', '.join(known)}"),
             (
                 self.is_latent and not fits_latent,
-                "--latent needs values narrower than keys and 1 kv head: use --kv-heads 1 --head-dims 576/512",
+                "--latent needs 1 kv head, and a smaller head dimension for values than for keys: "
+                "use --kv-heads 1 --head-dims 576/512",
             ),
         )
         for is_wrong, text in refusals:
@@ -480,11 +482,11 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
 
     def describe_shape(self, shape: DecodeShape) -> str:
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"
-        kv = "one latent" if shape.is_latent else f"{shape.kv_heads} kv"
-        lengths = "" if shape.lengths == "equal" else f" ({shape.lengths} lengths)"
+        kv = "one latent" if shape.is_latent else f"{shape.kv_heads} kv heads"
+        lengths = "" if shape.lengths == "equal" else f", {shape.lengths} lengths"
         return (
-            f"batch {shape.batch}, {shape.heads} heads ({kv}), {shape.queries} on {shape.cache_len} tokens{lengths}, "
-            f"head dimension {shape.head_dims}, {cache}"
+            f"batch {shape.batch}, {shape.heads} heads ({kv}), {shape.cache_len} cached tokens "
+            f"({shape.queries} new){lengths}, head dimension {shape.head_dims}, {cache}"
         )
 
     def axis(self, shape: DecodeShape) -> float:

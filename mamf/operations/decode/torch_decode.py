@@ -115,16 +115,16 @@ class TorchDecode(DecodeKernel):
             (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: use --lengths equal"),
             (
                 not (shape.has_equal_queries or self.has_ragged_queries),
-                "needs equally many new tokens in all sequences: use --lengths equal",
+                "needs the same number of new tokens in all sequences: use --lengths equal",
             ),
             (
                 most is not None and shape.queries > most,
                 f"supports at most {most} new tokens per sequence: use --query-lens {most}",
             ),
-            (shape.is_latent and not self.has_latent, "does not support a latent: remove --latent"),
+            (shape.is_latent and not self.has_latent, "does not support a latent cache: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,
-                "needs a latent: use --latent --kv-heads 1 --head-dims 576/512",
+                "needs a latent cache: use --latent --kv-heads 1 --head-dims 576/512",
             ),
             (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),
         )
@@ -201,7 +201,7 @@ class PreparedDecode:
         expected = q[..., :1].expand(*q.shape[:-1], self._shape.head_dim_v)
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
-            return Verdict(math.inf, 0.0, reason="the launch returned no tensor of the output's size")
+            return Verdict(math.inf, 0.0, reason="the launch returned no tensor with as many elements as the output")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
         sequence = secrets.choice(list(self._tables.locate_queries()))

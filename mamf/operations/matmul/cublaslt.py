@@ -113,7 +113,8 @@ class _CublasLtMatmul(MatmulKernel):
             found = descriptors.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
             if self.rank >= len(found):
                 raise UnsupportedError(
-                    f"cuBLASLt proposes only {len(found)} algorithms for this shape: there is no number {self.rank}"
+                    f"cuBLASLt proposes {len(found)} algorithms for this shape, numbered from 0: "
+                    f"there is no number {self.rank}"
                 )
             workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
         except BaseException:

@@ -226,7 +226,7 @@ def _find_usable_kernels(
     # Prefer the reason of a kernel that supports the dtype, because it is more specific.
     reasons = [reason for each, reason in found if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
-    raise UnavailableError([*reasons, f"no default matmul kernel runs on {backend.name}: name a kernel"][0])
+    raise UnavailableError([*reasons, f"no default matmul kernel runs on backend {backend.name}: name a kernel"][0])
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:

@@ -108,7 +108,7 @@ class Dequantized(ScaledFormatMatmul):
     is_tried_unasked = False
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        return f"kernel {self.name} has no fast accumulation" if problem.fast_accumulation else None
+        return f"kernel {self.name} does not support fast accumulation" if problem.fast_accumulation else None
 
     def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
         return use_float32_precision("highest")
@@ -129,7 +129,7 @@ class ScaledMm(TorchMatmul):
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
-            return f"kernel {self.name} takes A by rows and B by columns: use --layout nt, not {problem.layout}"
+            return f"kernel {self.name} needs A stored by rows and B by columns: use --layout nt, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

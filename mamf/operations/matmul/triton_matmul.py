@@ -337,7 +337,9 @@ class Gluon(TorchMatmul):
     def unavailable(self, backend: Backend) -> Unavailable | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
             return check_triton_backend(backend, "torch.mm")
-        return Unavailable(f"kernel gluon is for NVIDIA's Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm")
+        return Unavailable(
+            f"kernel gluon runs only on NVIDIA Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm"
+        )
 
     def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
         return (self,) if self.is_named else [Gluon(text) for text in _GLUON_TILES]
@@ -357,7 +359,10 @@ class Gluon(TorchMatmul):
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
-            return f"kernel {self.name} reads A and B by rows of K: use --layout nt, not {problem.layout}"
+            return (
+                f"kernel {self.name} needs A and B stored so that K is contiguous: use --layout nt, not "
+                f"{problem.layout}"
+            )
         return super().unsupported_problem(backend, problem)
 
     def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
@@ -378,7 +383,7 @@ class Gluon(TorchMatmul):
 
             from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
         except (ImportError, AttributeError) as error:
-            raise UnsupportedError(f"this release of Triton lacks the Gluon of Triton 3.6 ({error})") from error
+            raise UnsupportedError(f"this release of Triton lacks the Gluon API of Triton 3.6 ({error})") from error
         (m, k), n, step = a.shape, b.shape[1], _BLOCK_ROW_BYTES // a.element_size()
         described = [
             TensorDescriptor.from_tensor(each, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * each.element_size(), 2))

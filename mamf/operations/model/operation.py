@@ -130,14 +130,17 @@ class ModelProblem(DeclaredProblem):
             raise UsageError(f"d_model {self.d_model} must be a multiple of the number of heads ({self.heads})")
         if self.heads % self.kv_heads:
             raise UsageError(
-                f"{self.heads} heads cannot share {self.kv_heads} kv heads: the first number must be a multiple"
+                f"the number of query heads ({self.heads}) must be a multiple of the number of "
+                f"kv heads ({self.kv_heads})"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"style gpt2 needs {self.heads} kv heads, as many as heads, not {self.kv_heads}")
+            raise UsageError(f"style gpt2 needs as many kv heads as query heads ({self.heads}), not {self.kv_heads}")
         if self.style != "gpt2" and self.head_dim % 2:
             raise UsageError(f"head dimension {self.head_dim} is odd: rotary positions need an even one")
         if self.active_experts > self.experts:
-            raise UsageError(f"active_experts {self.active_experts} is more than the {self.experts} experts")
+            raise UsageError(
+                f"active_experts ({self.active_experts}) must be at most the number of experts ({self.experts})"
+            )
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(
                 f"style {self.style} cannot have {self.experts} experts: moe needs at least 2, other styles exactly 1"
@@ -249,7 +252,9 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         if shape.context % problem.experts:
-            return f"{shape.context} tokens of context must be a multiple of the number of experts ({problem.experts})"
+            return (
+                f"the context length ({shape.context}) must be a multiple of the number of experts ({problem.experts})"
+            )
         return None
 
 

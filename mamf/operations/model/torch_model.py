@@ -54,9 +54,7 @@ class TorchModel(ModelKernel):
 
     def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return (
-                f"a model cannot call kernel {self.attention.name}, which is not a TorchAttention: use another kernel"
-            )
+            return f"a model cannot use kernel {self.attention.name}, because it is no subclass of TorchAttention"
         return super().unsupported(backend, problem) or self.attention.unsupported(
             backend, make_attention_problem(problem)
         )

@@ -260,8 +260,8 @@ def require_values(label: str, values: object, kind: type) -> None:
     if isinstance(values, str) or not isinstance(values, Collection):
         raise UsageError(f"{label} {shorten(values)}: it must be a list")
     if not values:
-        raise UsageError(f"no {label}: name at least one")
-    text = " or the text of one" if hasattr(kind, "parse") else ""
+        raise UsageError(f"no {label} are given: name at least one")
+    text = ", or its text form" if hasattr(kind, "parse") else ""
     for value in values:
         if not isinstance(value, kind) or value == "":
             raise UsageError(f"{label} {shorten(value)}: each must be a {kind.__name__}{text}")
@@ -271,7 +271,9 @@ def require_steps(*counts: int) -> None:
     """Raise UsageError if the product of ``counts`` exceeds MAX_STEPS, the number of rows that one run may measure."""
     steps = math.prod(counts)
     if steps > MAX_STEPS:
-        raise UsageError(f"{shorten(steps)} rows exceed the limit of {MAX_STEPS}: choose fewer sizes or a larger STEP")
+        raise UsageError(
+            f"the run has {shorten(steps)} rows, but at most {MAX_STEPS} can run: choose fewer sizes or a larger STEP"
+        )
 
 
 def count_values(values: Collection[object]) -> int:

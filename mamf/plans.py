@@ -152,8 +152,8 @@ class Claim:
         require_known(("regime", self.step[0], REGIME_NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(
-                f"a claimed rate of {self.rate:g} with an interval from {self.interval.low:g} to "
-                f"{self.interval.high:g}: all three must be above 0, and the lower end of the interval comes first"
+                f"the claim of rate {self.rate:g} with the interval {self.interval.low:g} to {self.interval.high:g} is "
+                "invalid: all three numbers must be above 0, and the interval must begin with its lower end"
             )
         # Only a crafted log has more degrees of freedom, with which computing would take long.
         require_whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)

@@ -40,7 +40,7 @@ _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
 _HEADER_START = b'{"record": "header"'
 _DESCRIPTION = (
-    "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the kind of load."
+    "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the type of load."
 )
 COMMAND_GROUPS = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),

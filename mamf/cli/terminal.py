@@ -139,7 +139,9 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
         f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
     )
     if free and needed_bytes > free:
-        print_line("        this shape will end as out_of_memory; mamf measures smaller shapes")
+        print_line(
+            "        this shape will end as out_of_memory, because it does not fit; mamf still measures smaller shapes"
+        )
 
 
 _SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}

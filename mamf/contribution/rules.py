@@ -360,7 +360,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
     """Check that something was measured and that the summary agrees with the rows. Warn if the run was interrupted."""
     log, plan = evidence.log, evidence.log.plan
     if not any(row.operation == plan.operation for _, row in evidence.valid_rows):
-        yield Finding("missing-row", "nothing was measured")
+        yield Finding("missing-row", "the log has no measured row")
     elif plan.is_search and not log.all_ceilings:
         yield Finding("missing-row", "the search confirmed no ceiling: complete it with 'mamf find --resume LOG'")
     if log.tier == "interrupted":

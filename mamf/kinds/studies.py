@@ -243,7 +243,7 @@ def _yield_claim_remarks(judged: JudgedClaim) -> Iterator[str]:
             "as much as the measurement here"
         )
     if any(judged.cycles):
-        yield "the cards differ, so here/claimed compares shares of cycles used, which depend on the kernel"
+        yield "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates"
     yield (
         f"{judged.measured_here.status}: {judged.measured_here.reason}"
         if judged.measured_here and judged.measured_here.reason

@@ -366,8 +366,8 @@ def describe_slowest(devices: Sequence[NodeDevice]) -> str:
         return f"{figure} {format_figure(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])
     return (
-        f"the slowest is {slowest.label} with {format_figure(figure, slowest.figures[figure])} {figure}: "
-        f"a synchronous job loses {compute_lost_speed_share(devices):.1%} to it"
+        f"the slowest device is {slowest.label} with {format_figure(figure, slowest.figures[figure])} {figure}: "
+        f"it slows a synchronous job on all devices by {compute_lost_speed_share(devices):.1%}"
     )
 
 

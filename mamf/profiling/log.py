@@ -293,11 +293,9 @@ def describe_largest_classes(profile: Profile) -> str:
 def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     per = "calls, ms and TFLOP are per step; " if profile.steps else ""
     hidden = (
-        "; hidden time counts for another class that ran at the same time"
-        if any(row.hidden > _ROUNDING_SECONDS for row in profile.classes)
-        else ""
+        "; for the others it is hidden time" if any(row.hidden > _ROUNDING_SECONDS for row in profile.classes) else ""
     )
-    yield f"{per}time in which several classes run counts only once, for one of them{hidden}"
+    yield f"{per}time in which several classes run counts for only one of them{hidden}"
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_idle(profile)

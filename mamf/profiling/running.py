@@ -261,7 +261,7 @@ class StepProfiler:
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
         warmup = self._step_count - 2 * self._steps
-        advice = f"; with --warmup {warmup} mamf can profile {self._steps}" if warmup > 0 else ""
+        advice = f"; with --warmup {warmup} mamf can profile {self._steps} steps" if warmup > 0 else ""
         if self._is_running:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled_steps:

@@ -194,7 +194,7 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
         found = "faster"
     else:
         smallest = format_share(round(pooled.compute_smallest_loss(tolerance), 4))
-        found = f"these rows show no common change, but a uniform loss below {smallest} would not have been found"
+        found = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
     return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
 

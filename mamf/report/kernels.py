@@ -298,7 +298,7 @@ def make_kernels_document(
         Lines([describe_winners(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
         *make_part_table(rows),
-        Answer([*answers, *([] if answers or in_table else ["nothing was measured"]), describe_end(summary)]),
+        Answer([*answers, *([] if answers or in_table else ["no row was measured"]), describe_end(summary)]),
     ]
     return Document(
         f"{operation} on {header['device']['name']}", blocks, {"header": header, "summary": summary}, "measurements"

@@ -139,7 +139,9 @@ def describe_clock(conditions: Conditions) -> str:
 
 
 #: Text in place of a share that is so far above 1 that the ceiling must be wrong.
-WRONG_CEILING = f"above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
+WRONG_CEILING = (
+    f"the rate is above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
+)
 
 
 @dataclass(frozen=True)

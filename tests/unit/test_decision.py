@@ -195,7 +195,7 @@ def test_the_chance_of_a_false_alarm_is_printed():
 @pytest.mark.parametrize(
     ("slow", "told"),
     [
-        (1.0, "these rows show no common change, but a uniform loss below 0.97 %"),
+        (1.0, "no common change of these rows was found, but a uniform loss below 0.97 %"),
         (1.02, "slower by more than 0.25 %"),
         (0.98, "faster"),
     ],

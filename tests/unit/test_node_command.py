@@ -60,7 +60,7 @@ def healthy(run, monkeypatch):
 def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     code, out, _ = healthy
     assert code == 0, out
-    assert out.startswith("OK: 2 devices, the slowest is device ")
+    assert out.startswith("OK: 2 devices, the slowest device is device ")
     assert "0000:01:00.0" in out
     for log in (run.folder / "logs").iterdir():
         assert "0000:01:00.0" not in log.read_text(), "an address is in no log"

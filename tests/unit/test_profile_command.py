@@ -339,7 +339,7 @@ def test_steps_until_its_own_profiler_begins_are_kept(script, tmp_path, capsys):
     assert read_profile_or_none(log)[1].steps == 1
     assert main(["profile", "--warmup", "2", "--steps", "2", script(own(before="steps(5)"))]) == 0
     assert (
-        "1 of 2 steps, because the script started a profiler; with --warmup 1 mamf can profile 2; "
+        "1 of 2 steps, because the script started a profiler; with --warmup 1 mamf can profile 2 steps; "
         in capsys.readouterr().out
     )
 

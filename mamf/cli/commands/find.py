@@ -224,7 +224,7 @@ class _OperationFindSession(Session):
         shapes = [shape for shape in plan.shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
         if not shapes:
             raise UsageError(
-                "all shapes fit in a cache, so none can be a memory ceiling: name larger ones with --shapes, or "
-                f"measure these with 'mamf sweep --operation {self.operation.name}'"
+                "all shapes fit in a cache, so they cannot measure the memory ceiling: name larger ones with "
+                f"--shapes, or measure these with 'mamf sweep --operation {self.operation.name}'"
             )
         return plan.shapes if self.request.shapes or self.request.sizes else tuple(shapes)

@@ -257,7 +257,8 @@ class _GuardSession(Session):
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
                 f"tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
-                f"(+-{format_share(round(half_width, 4))}); measure on a quiet machine, or raise tolerance"
+                f"(+-{format_share(round(half_width, 4))}); measure while nothing else runs on the "
+                "machine, or raise tolerance"
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())

@@ -165,7 +165,9 @@ def write_tables(options: argparse.Namespace) -> int:
     root = _require_results_folder(options.results)
     logs = sorted(root.glob("*/*.jsonl"))  # Search only one level, in case root is not results/.
     if not logs:
-        raise UsageError(f"{root} has no accelerator's folder with run logs: name the folder results/ of the project")
+        raise UsageError(
+            f"{root} contains no folder of an accelerator with run logs: name the folder results/ of the project"
+        )
     for review in review_results(root, logs):
         if review.is_rejected():
             for line in format_findings(review, with_warnings=False):

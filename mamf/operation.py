@@ -42,10 +42,19 @@ from mamf.plans import BURST, CLASSIC, COMMON_REGIMES, SWEEP, Plan
 
 _METADATA_KEY = "mamf"
 _BOOL_BY_WORD = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+
+
+def _parse_signed_digits(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()):
+        raise ValueError(text)
+    return parse_digits(digits) * (-1 if text.startswith("-") else 1)
+
+
 #: For each type of parameters that users can give as text: what the text must be, and the function that reads it.
 _READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
-    int: ("a whole number", lambda text: -parse_digits(text[1:]) if text.startswith("-") else parse_digits(text)),
+    int: ("a whole number", _parse_signed_digits),
     float: ("a number", float),
     str: ("text", str),
 }

@@ -22,7 +22,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -279,6 +279,8 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             )
         read = read_record(header, HeaderRecord)
         devices = [asdict(each) for each in (read.device, *(read.devices or ()))]
+        if any(isinstance(size, int) and abs(size) > MAX_SIZE for each in devices for size in each.values()):
+            raise ValueError("a number in the device's record has more than 64 bits")
         header["device"] = devices[0]
         if read.devices:
             header["devices"] = devices[1:]
@@ -294,6 +296,11 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
     if kind not in STRUCT_BY_RECORD:
         raise ValueError(f"unknown record {kind!r}")
     if kind == "measurement":
+        plan, operation = log.header["plan"], record.get("operation")
+        searched = [search["operation"] for search in plan["searches"]]
+        expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
+        if isinstance(operation, str) and operation not in expected and not is_compute_roof(operation):
+            raise ValueError(f"a row of {operation} does not belong in a log of {plan['operation']}")
         log.measurements.append(read_measurement_record(record))
         log.summary = None
     elif kind == "ceiling":

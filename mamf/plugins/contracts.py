@@ -266,3 +266,23 @@ def _require_valid_value(value: object, annotation: Any, label: str, name: str, 
     for guarded_type in filter((annotation, *_split_annotation(annotation)[1]).__contains__, _GUARDED_TYPES):
         if isinstance(value, guarded_type):
             enforce_contract(value, guarded_type, f"{label}'s {name}")
+
+
+class CheckedClock:
+    """A replacement for the clock ``now`` of a backend that checks that the time is finite and never goes back."""
+
+    def __init__(self, now: Callable[[], float], label: str) -> None:
+        self._now, self._label, self._last_seconds = now, label, -math.inf
+        self._errors = convert_plugin_errors(label, "now")
+
+    def __call__(self) -> float:
+        """Return the time of the host in seconds. Raises PluginError if it is not finite or is earlier than the last
+        time.
+        """
+        with self._errors:
+            now = self._now()
+        if not self._last_seconds <= now < math.inf:
+            expected = "a finite number" if not math.isfinite(now) else f"at least {self._last_seconds}, its last value"
+            raise PluginError(f"{self._label} is broken: now returned {now}, not {expected}")
+        self._last_seconds = now
+        return now

@@ -10,6 +10,7 @@ PluginError with its name.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 import warnings
@@ -34,7 +35,7 @@ from mamf.errors import (
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
-from mamf.plugins.contracts import check_attribute, convert_plugin_errors, enforce_contract, guard_method
+from mamf.plugins.contracts import CheckedClock, check_attribute, convert_plugin_errors, enforce_contract, guard_method
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -119,9 +120,28 @@ def is_class_path(name: str) -> bool:
     return ":" in name
 
 
+@contextmanager
+def _refuse_exit_of_imported_code() -> Iterator[None]:
+    """Raise SystemExit if code that is imported within the ``with`` block calls os._exit, which would end mamf."""
+    process, end = os.getpid(), os._exit
+
+    def refuse_exit(code: int) -> None:
+        # Forked processes and calls by mamf itself still end the process.
+        if os.getpid() != process or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
+            end(code)
+        raise SystemExit(f"os._exit({code}) while it is imported")
+
+    os._exit = refuse_exit  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = end
+
+
 def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[ContractT]) -> type[ContractT]:
     try:
-        loaded = entry_point.load()
+        with _refuse_exit_of_imported_code():
+            loaded = entry_point.load()
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
@@ -309,6 +329,7 @@ def _open_device(name: str, index: int | None) -> Backend:
             index = 0 if plugin_class.unavailable() else guard_method(plugin_class, Backend, "current_index", label)()
         backend = plugin_class(index)
     guard_method(backend, Backend, "now", label)()
+    object.__setattr__(backend, "now", CheckedClock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 

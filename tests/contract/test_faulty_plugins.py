@@ -281,26 +281,35 @@ def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method
     assert told in out + err
 
 
-def clock(right_for):
-    """A ``now`` that is right so many times and then stands still."""
+def clock(right_for, then):
+    """A ``now`` that is right so many times; ``then`` makes what it gives of the last time that was right."""
     right, given = SimulatedBackend.now, []
 
     def now(self):
         if len(given) < right_for:
             given.append(right(self))
-        return given[-1]
+            return given[-1]
+        return then(given[-1])
 
     return now
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
-def test_a_clock_that_stands_still_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime):
-    monkeypatch.setattr(FaultyBackend, "now", clock(30))
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (lambda last: math.nan, "backend faulty is broken: now returned nan, not a finite number"),
+        (lambda last: last - 1, "its last value"),
+        (lambda last: last, "backend faulty is broken: its clock did not advance during 20 rounds of launches"),
+    ],
+    ids=["NaN", "goes back", "stands still"],
+)
+def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime, then, told):
+    monkeypatch.setattr(FaultyBackend, "now", clock(30, then))
     monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # which warm in
     large = [word.replace("1024", "8192") for word in SWEEP[1:]]
     code, out, err = run("sweep", "--regime", regime, *large)
     log = read_run_log(tmp_path / "run.jsonl")
-    told = "backend faulty is broken: its clock did not advance during 20 rounds of launches"
     assert told in out + err + "".join(row.reason for row in log.measurements)
     assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
     assert log.summary is not None
@@ -388,6 +397,7 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
         ("raise KeyboardInterrupt('it')", "KeyboardInterrupt"),
         ("raise GeneratorExit()", "GeneratorExit"),
         ("raise BaseException('it')", "BaseException"),
+        ("import os; os._exit(0)", r"SystemExit: os._exit(0) while it is imported"),
     ],
 )
 def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, code, said):

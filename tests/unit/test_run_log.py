@@ -341,3 +341,21 @@ def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
     with pytest.raises(RunLogError, match="has schema 4"):
         RunLogWriter.resume(log_path)
     assert log_path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["attention", "text"])
+def test_a_row_of_another_operation_is_refused(log_path, name):
+    lines = log_path.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"operation": name})
+    log_path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunLogError, match=f"line 2: a row of {name} does not belong in a log of matmul"):
+        read_run_log(log_path)
+
+
+def test_a_number_of_the_device_with_more_than_64_bits_is_refused(log_path):
+    header, *rest = log_path.read_text().splitlines(keepends=True)
+    record = json.loads(header)
+    record["device"]["memory_bytes"] = 10**400
+    log_path.write_text(json.dumps(record) + "\n" + "".join(rest))
+    with pytest.raises(RunLogError, match="a number in the device's record has more than 64 bits"):
+        read_run_log(log_path)

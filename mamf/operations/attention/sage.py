@@ -5,6 +5,7 @@ They quantize the operands in every launch, and have no backward pass.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -40,8 +41,10 @@ class _SageAttention(QuantizedAttention):
     release: ClassVar[int]
 
     def import_library(self) -> Any:
-        version = get_package_version(self.distribution_name)
-        if version and not version.startswith(f"{self.release}."):
+        # Releases 1 and 2 have a function ``sageattn``, but only release 2 also has a function for each of its kernels.
+        has_kernels = hasattr(importlib.import_module(self.module_name), "sageattn_qk_int8_pv_fp16_triton")
+        if has_kernels != (self.release == 2):
+            version = get_package_version(self.distribution_name) or ("2.x" if has_kernels else "1.x")
             raise ModuleNotFoundError(f"the installed sageattention has version {version}", name=self.module_name)
         return super().import_library()
 

@@ -89,7 +89,7 @@ class Repeatability:
         are_small = all(0 <= each < 1 for each in (self.run, self.launch_seconds, self.per_degree))
         if not (are_small and 0 <= self.usual_celsius < _MAX_CELSIUS):
             raise ValueError(
-                f"repeatability with run {self.run:g}, launch_seconds {self.launch_seconds:g}, per_degree "
+                f"invalid repeatability: run {self.run:g}, launch_seconds {self.launch_seconds:g}, per_degree "
                 f"{self.per_degree:g} and usual_celsius {self.usual_celsius:g}: run, launch_seconds and per_degree "
                 f"must be at least 0 and below 1, and usual_celsius at least 0 and below {_MAX_CELSIUS}"
             )

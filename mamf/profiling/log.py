@@ -309,7 +309,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
         if row.flop and row.multiplying < (1 - _MIN_REPORTED_SHARE) * total:
             yield (
                 f"{row.name}: FLOP and TFLOPS cover {row.multiplying / total:.0%} of its time; "
-                "the FLOP of the rest are unknown"
+                "how many FLOP the rest of the time computes is unknown"
             )
         if row.name == UNCLASSIFIED:
             yield (

@@ -131,7 +131,7 @@ def _describe_temperature(ceiling: Ceiling) -> str:
     if celsius is None or known is None or not known.is_cold(celsius):
         return "" if celsius is None else f"at {celsius:.0f} C"
     return (
-        f"at {celsius:.0f} C the card was cold: at the usual {known.usual_celsius:.0f} C it may be "
+        f"the card was cold ({celsius:.0f} C): at the usual {known.usual_celsius:.0f} C it may be "
         f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by as much"
     )
 

@@ -245,9 +245,9 @@ def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
         *shares.yield_remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
-        f"the timer is accurate to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",
+        f"timer error up to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",
         UNKNOWN_INTERVAL_REASON if row.ok and not row.interval.is_known else "",
-        f"without {format_count(aside, 'implausible sample')}" if aside else "",
+        f"{format_count(aside, 'implausible sample')} left out" if aside else "",
     ]
     return [part for part in parts if part]
 

@@ -50,7 +50,7 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--m", BEYOND_PYTHON], "(5000 characters) is too large"),
         ([*SWEEP, "--seed", str(2**63)], "seed 9223372036854775808: it must be at most 9223372036854775807"),
         ([*SWEEP, "--budget", NINES], "(400 characters)' is not a duration"),
-        ([*FIND, "--budget", "0.000000001s"], "is too short for bfloat16"),
+        ([*FIND, "--budget", "0.000000001s"], "is too short, because a bfloat16 matmul"),
         (
             [*ATTENTION, "--seq-lens", *MANY, "--heads", *MANY, "--batch", *MANY, "--window", *MANY],
             "rows, but at most",

@@ -166,7 +166,10 @@ def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
 
 def get_first_message_line(error: BaseException) -> str:
     """Return the first line of an exception's message, shortened because the messages of vendors can fill pages."""
-    lines = str(error).strip().splitlines()
+    try:
+        lines = str.strip(str(error)).splitlines()
+    except get_catchable_plugin_errors():
+        lines = ["its message cannot be read"]
     return lines[0].strip()[:_MAX_MESSAGE_CHARACTERS] if lines else type(error).__name__
 
 
@@ -288,7 +291,10 @@ def is_number(value: object) -> bool:
 
 def shorten(value: object) -> str:
     """Return the text of a value, shortened so that it fits in a one-line error."""
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # Python refuses to write an int of more than 4300 digits
+        return "with thousands of digits"
     return (
         text
         if len(text) <= 2 * _MAX_SHOWN_CHARACTERS

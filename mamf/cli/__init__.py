@@ -192,6 +192,8 @@ def _start_missing_log(options: argparse.Namespace) -> None:
     This happens before the command runs, because a command reads its options differently when it resumes a log.
     """
     requeue = getattr(options, "requeue", None)
+    if requeue and options.resume and not getattr(options, "share", None):
+        raise UsageError("--requeue cannot be combined with --resume: give the log to one of them")
     path: Any = requeue or getattr(options, "resume", None)
     options.begins = _explain_new_log(path) if path and getattr(options, "output", path) is None else ""
     if options.begins and not requeue:

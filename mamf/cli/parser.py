@@ -111,6 +111,9 @@ class Parser(argparse.ArgumentParser):
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
+        for action in parser._actions:  # before Python 3.13, --option=-- sets an empty list
+            if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
+                parser.error(f"argument {action.option_strings[0]}: expected a value")
         options.given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
         if unknown:
             # Suggest what replaces an option of mamf-finder, or else the nearest option.

@@ -158,10 +158,12 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
 def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     unit, factor = FIGURE_UNITS[name]
     lines: dict[str, list[Point]] = {}
+    nodes = {device.node for device in devices}
     for place, device in enumerate(devices):
         if name in device.figures:
             # Devices with one name in the legend have one color. With many devices it is the name of their machine.
-            line = device.label if len(devices) <= _MAX_DEVICE_LABELS else f"node {device.node}"
+            machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
+            line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor
             half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))

@@ -47,6 +47,9 @@ _MICROSECOND, _NANOSECOND = 1e-6, 1e-9
 #: Size of the largest trace to read, in bytes after decompression. The Python objects that json makes from a trace take
 #: about ten times as much memory as its text.
 _MAX_TRACE_BYTES = 1 << 30
+# Largest accepted ratio of the size of a trace to the size of its gzip file, and the size in bytes of the gzip files
+# from which the ratio is limited. Real ratios are 10 to 30. Without a limit, a small forged file could fill the memory.
+_MAX_GZIP_RATIO, _MIN_LIMITED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
 #: Names of the columns of a table that are read: the kernel's name, its begin in ns, and its duration (nsys) or its end
 #: (rocprofv3) in ns.
@@ -190,18 +193,22 @@ def read_trace(path: Path) -> Trace:
 def _read_and_unpack_file(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is a gzip file.
 
-    Raises UsageError if the file cannot be read or its content is larger than _MAX_TRACE_BYTES.
+    Raises UsageError if the file cannot be read, or if its content is larger than _MAX_TRACE_BYTES or than that of any
+    real gzip file of this size.
     """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            data = (unpacked if is_packed else file).read(_MAX_TRACE_BYTES + 1)
+            packed_limit = _MAX_GZIP_RATIO * max(state.st_size, _MIN_LIMITED_GZIP_BYTES)
+            max_bytes = min(_MAX_TRACE_BYTES, packed_limit) if is_packed else _MAX_TRACE_BYTES
+            data = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > _MAX_TRACE_BYTES:
-        raise UsageError(f"{path} is larger than {_MAX_TRACE_BYTES >> 20} MiB unpacked: trace fewer steps")
+    if len(data) > max_bytes:
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
     return data
 
 

@@ -22,7 +22,7 @@ def installed(monkeypatch):
 @pytest.mark.parametrize(
     ("versions", "expected"),
     [
-        ({}, ["neither torch_tpu nor torch_xla"]),
+        ({}, ["neither with torch_tpu nor with torch_xla"]),
         ({"torch_tpu": "0.2.0"}, ["torch_tpu 0.2.0", "copies to the host"]),
         ({"torch_xla": "2.9.0"}, ["torch_xla 2.9.0", "no events"]),
         ({"torch_tpu": "0.2.0", "torch_xla": "2.9.0"}, ["torch_tpu 0.2.0", "torch_xla 2.9.0"]),

@@ -65,7 +65,7 @@ def test_where_nobody_reads_ranges_one_line_says_so(script, monkeypatch, capsys)
     monkeypatch.setattr("mamf.contribution.known_ceilings.resolve_backend", lambda named: SimulatedBackend())
     assert main([*SHORTLY, "--nvtx", script(TINY)]) == 0
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "ranges" in each]
-    assert line.startswith("mamf: mamf could not mark the modules in the trace: Simulated H100")
+    assert line.startswith("mamf: mamf could not mark the modules in the trace: no profiler of Simulated H100")
 
 
 def unavailable():

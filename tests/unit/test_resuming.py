@@ -1,5 +1,6 @@
 """What may be asked of a resumed run: what its log was measured with, again. Alike for every measuring command."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -290,3 +291,16 @@ def test_a_log_without_a_ceiling_goes_on_without_one(run, found, tmp_path):
     assert code == 0
     assert {row["mamfu"] for row in json.loads(out)["measurements"]} == {None}
     assert "ceiling" not in {json.loads(line)["record"] for line in (tmp_path / "run.jsonl").open()}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["--requeue", "a.jsonl", "--resume", "b.jsonl"], "--requeue cannot be combined with --resume"),
+        (["--budget=--"], "argument --budget: expected a value"),
+    ],
+)
+def test_options_that_contradict_or_lack_a_value_are_refused(capsys, command, said):
+    with contextlib.suppress(SystemExit):
+        assert main(["sweep", *command]) == 2
+    assert said in capsys.readouterr().err

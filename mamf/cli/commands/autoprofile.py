@@ -245,12 +245,15 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     """
     from mamf.cli.commands.show import make_log_document
     from mamf.logs.run_log import read_run_log
+    from mamf.profiling.log import read_profile_or_none
     from mamf.report.document import Document, Lines, describe_machine
     from mamf.report.formats import format_markdown
 
     run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
-    device_name = header["device"]["name"] if header else "This device"
+    step_log = folder / "step.jsonl"
+    profiled = read_profile_or_none(step_log) if step_log.exists() and not header else None
+    device_name = header["device"]["name"] if header else profiled[1].device if profiled else "This device"
     sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
     sections += [escape_markdown(describe_machine(header))] if header else []
     for name, title in LOG_HEADINGS.items():

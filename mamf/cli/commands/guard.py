@@ -125,6 +125,8 @@ def read_guard_file(path: Path) -> dict[str, Any]:
         }
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: its values are nested too deeply") from None
     except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
 

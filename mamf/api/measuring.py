@@ -53,7 +53,7 @@ _Value = TypeVar("_Value")
 _Parameters = ParamSpec("_Parameters")
 #: The type of an argument that takes one value or several.
 OneOrSeveral: TypeAlias = _Value | Iterable[_Value]
-#: A function that a call of this API calls with each row as soon as it is measured.
+#: A callback that receives each row as soon as mamf has measured it.
 RowCallback = Callable[[Measurement], object]
 
 

@@ -146,11 +146,11 @@ def _make_device_command(options: argparse.Namespace, device: int, share: Sequen
 def _run_on_devices(
     options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]
 ) -> tuple[dict[int, str], list[int], bool]:
-    """Run the commands of all devices at once, those of one device in sequence. If one fails, skip the device's next
-    ones.
+    """Run the commands of all devices at once, and the commands of one device one after the other. If a command fails,
+    skip the remaining commands of its device.
 
-    Return the reason of each failed device by its index, the exit codes of all processes, and whether a signal, such as
-    Ctrl-C, ended the run.
+    Return the reason why each failed device failed, by the device's index; the exit codes of all processes; and whether
+    a signal, such as Ctrl-C, ended the run.
     """
     failure_reasons, exit_codes, was_interrupted = dict[int, str](), list[int](), False
     queues, said = {device: deque(each) for device, each in commands.items()}, set[str]()
@@ -304,7 +304,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     return code
 
 
-# -- parents and children, of this command and of a node ---------------------------------------------------------------
+# -- parent and child processes of this command and of mamf node -------------------------------------------------------
 
 
 def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) -> list[int]:

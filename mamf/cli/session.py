@@ -154,7 +154,7 @@ class Session:
             return self.make_new_plan().dealt(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, before, self.make_plan_to_compare(before))
-        # Give a resumed run the budget of its log again if the budget affects the ceilings or ends the run.
+        # Use the budget in the log for the resumed run too, if the budget affects the ceilings or ends the run.
         usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
         return replace(
             before,

@@ -45,8 +45,8 @@ _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
 _MAX_TIME_AHEAD = timedelta(days=2)
 # The relative rounding error of rates, which logs have with six digits.
 _RATE_ROUNDING = 1.1e-5
-# The relative difference of power that is allowed. Old logs have the median power of the rounds; newer logs have their
-# energy divided by their time.
+# The relative difference of power that is allowed, because old logs contain the median power of the rounds, but newer
+# logs contain the energy of all rounds divided by their time.
 _POWER_ROUNDING = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")

@@ -401,4 +401,6 @@ def require_work(problem: Problem, shape: Any) -> None:
     with convert_plugin_errors(label, f"the work of {shape}"):
         amount = problem.work(shape).amount
     if not 0 < amount < math.inf:
-        raise PluginError(f"{label} is broken: the work of {shape} is {amount:g}, not a number above 0")
+        raise PluginError(
+            f"{label} is broken: it reports {amount:g} as the work of a launch of {shape}, not a positive number"
+        )

@@ -83,8 +83,8 @@ class Run(Setup):
         self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
-        """Return whether a row is a result of the run, not a measurement of the reference matmul, which shows drift, or
-        a trial of an algorithm.
+        """Return whether a row is a result of the run. Measurements of the reference matmul, which show drift, and
+        trials of algorithms are not results.
         """
         return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 

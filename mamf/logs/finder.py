@@ -335,10 +335,10 @@ class _RunParser:
         return self._read_summary_line(line)
 
     def _read_row(self, found: re.Match[str]) -> bool:
-        """Collect the figures of a row in the format in which version 2 prints all rows, and in which version 4 printed
-        its quick first measurements (scouts) before it had tables.
+        """Collect the figures of a row in the format of version 2, which early releases of version 4 also used for
+        their quick first measurements (scouts).
 
-        Return whether the line is such a row; False for rows of version 1, which mamf does not import.
+        Return whether the line is such a row. Return False for a row of version 1, which mamf does not import.
         """
         printed = _NAMED_FIGURE.findall(found["figures"])
         if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.

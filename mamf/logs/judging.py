@@ -259,11 +259,11 @@ def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim (a rate from another log or text) with what was measured on this device.
+    """A claim (a rate from another log or text) and its measurement on this device.
 
-    - ``measured_here``: the measured row; None if it was not tried.
-    - ``pair``: the claim and the measured row; None if the latter has no rate. If the claim is of another card and the
-      used cycles of both are known, the pair compares cycles.
+    - ``measured_here``: the measured row; None if mamf did not try to measure it.
+    - ``pair``: the claim and the measured row; None if the measured row has no rate. If the claim was measured on
+      another card and the cycles used are known for both cards, the pair compares cycles.
     - ``clock_hz``: the clock during the measurement here; None if it is unknown.
     """
 

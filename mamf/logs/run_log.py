@@ -294,7 +294,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
     """Convert a record that follows the header, and add it to a log. Raises ValueError if the record is malformed."""
     kind = record["record"]
     if kind not in STRUCT_BY_RECORD:
-        raise ValueError(f"unknown record {kind!r}")
+        raise ValueError(f"unknown type of record {kind!r}")
     if kind == "measurement":
         plan, operation = log.header["plan"], record.get("operation")
         searched = [search["operation"] for search in plan["searches"]]

@@ -344,7 +344,7 @@ def view_as_words(flat: torch.Tensor) -> torch.Tensor:
 
 # The sign bit of an 8-bit float, or of the upper one of two e2m1 values in a byte; and the sign bit of the lower value.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
-# The number of patterns of an operand in SignFlipper, and the largest number of rows that join_rows joins.
+# The number of sign patterns that SignFlipper uses per operand, and the maximum number of rows that join_rows joins.
 _PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
 
 

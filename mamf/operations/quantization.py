@@ -139,7 +139,7 @@ def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Convert the scales of an operand to float32."""
     if scaling.scale_dtype == "float8_e8m0fnu":
         # Write the exponent bits of a float32, because this is exact on any device. The code 0 means 2^-127, which is a
-        # subnormal float32 with other bits.
+        # subnormal float32: set its bits separately, because the shift does not produce it.
         words = scales.int() << 23
         return torch.where(words == 0, 1 << 22, words).view(torch.float32)
     return scales.float()

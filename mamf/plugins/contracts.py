@@ -163,7 +163,7 @@ _get_attribute_annotations = functools.cache(get_type_hints)
 
 @functools.cache
 def _get_return_annotations(contract: type) -> Mapping[str, Any]:
-    """Return the type annotations of what the public methods of a contract return, by method name."""
+    """Return the annotation of the return type of each public method of a contract, by method name."""
     methods = {name: getattr(contract, name) for name in vars(contract) if not name.startswith("_")}
     return {name: get_type_hints(method)["return"] for name, method in methods.items() if callable(method)}
 

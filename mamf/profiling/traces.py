@@ -119,7 +119,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.end > self.start:
-            raise ValueError("the trace has no duration")
+            raise ValueError("all events of the trace have the same time: record at least one complete step")
 
     @property
     def is_of_device(self) -> bool:

@@ -258,7 +258,7 @@ def format_change(change: float) -> str:
 
 def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     """Say which share of the datasheet is left at the last known step, and which step loses most. Return an empty list
-    if no step has a figure.
+    if no step was measured successfully.
     """
     known = [(step.name, step.tflops) for step in steps if step.tflops is not None]
     if not known:
@@ -284,7 +284,7 @@ def make_waterfall_chart(
     """
     bars = [_make_step_bar(step) for step in steps if step.tflops is not None]
     if not bars:
-        raise UsageError("there is nothing to draw, because no step has a figure")
+        raise UsageError("there is nothing to draw, because no step was measured successfully")
     others = [
         StackedBar(
             row.problem.data,

@@ -216,7 +216,7 @@ class SimulatedBackend(Backend):
         self.cached_operands: object = None
         # Whether a mark precedes the next launch, so that the overhead of the timer adds to the time of this launch.
         self.is_after_mark = False
-        # Times until which the device is faster after a rest, and slower after it slept.
+        # The times at which two effects end: the device is faster after a rest, and slower while it wakes up.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
         self._variation_by_capped = {True: self.world.capped, False: self.world.at_boost}

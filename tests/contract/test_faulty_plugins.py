@@ -262,7 +262,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             "kernel faulty is broken: creating it raised RuntimeError",
         ),
         (FaultyMatmul, "unsupported", raises, [*MATMUL, "faulty"], "kernel faulty is broken: unsupported raised"),
-        (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "is 0, not a number above 0"),
+        (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "it reports 0 as the work of a launch"),
         (
             FaultyOperation,
             "columns",

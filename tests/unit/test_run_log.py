@@ -138,7 +138,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"record": "nonsense"}', "line 2: unknown record 'nonsense'"),
+        ('{"record": "nonsense"}', "line 2: unknown type of record 'nonsense'"),
         ('{"record": "measurement"}', "line 2: missing field `operation`$"),
         ("{", "line 2: not a JSON object"),
     ],

@@ -80,13 +80,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
-    """Read and check the TOML file of ``mamf guard``. Return values of options: those of ``mamf sweep --operation``
-    that measure the rows of the file, and these:
+    """Read and check the TOML file of ``mamf guard``. Return the values of the options of ``mamf sweep --operation``
+    with which mamf measures the rows of the file, and the values of these options:
 
     ``baseline``: path of the run log to compare with. A relative path is resolved from the folder of the TOML file.
     ``tolerance``: the slowdown against the baseline that is still accepted, as a share of the baseline's rate.
-    ``rounds``: how often mamf at most repeats the measurement of a row whose result is in doubt; for a new baseline,
-    how often it repeats every row.
+    ``rounds``: the maximum number of measurements of a row whose result is in doubt; for a new baseline, the number of
+    measurements of every row.
     ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of cycles used.
 
     Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.

@@ -99,7 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="Chrome trace of the profiled steps to write, for Perfetto (default: none)",
+        help="file for a Chrome trace of the profiled steps, which Perfetto can show (default: none)",
     )
     add_shared_options(parser, "--memory", "--dtypes", "--nvtx")
     parser.add_argument(

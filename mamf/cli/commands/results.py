@@ -166,7 +166,7 @@ def write_tables(options: argparse.Namespace) -> int:
     logs = sorted(root.glob("*/*.jsonl"))  # Search only one level, in case root is not results/.
     if not logs:
         raise UsageError(
-            f"{root} contains no folder of an accelerator with run logs: name the folder results/ of the project"
+            f"{root} contains no folder of an accelerator's run logs: give the path of the project's folder results/"
         )
     for review in review_results(root, logs):
         if review.is_rejected():

@@ -74,7 +74,7 @@ class BandwidthShape:
 
     nbytes: int = field(
         metadata=describe_byte_size(
-            "size of each array, such as 1GiB", "powers of two, from the cache to half the memory"
+            "size of each array, such as 1GiB", "powers of two, from the size of the cache to half of the memory"
         )
     )
 

@@ -341,14 +341,14 @@ def watch_children(
     messages.
     """
 
-    def show(event: ChildEvent) -> None:
+    def forward_event(event: ChildEvent) -> None:
         on_event(event)
         phases.show_phases(watch.phases)
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
     with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
-            watch, children.processes, children.wait_for_event, lambda: release_waiting(children), show
+            watch, children.processes, children.wait_for_event, lambda: release_waiting(children), forward_event
         )
 
 
@@ -380,7 +380,7 @@ def run_as_child_process(
 _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
-def choose_node_devices(options: argparse.Namespace) -> list[int]:
+def prepare_node_run(options: argparse.Namespace) -> list[int]:
     """Set the backend and the output folder in the options, and return the indices of the devices that ``mamf node``
     measures. Return none if another process of the launcher measures this machine.
     """

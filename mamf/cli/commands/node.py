@@ -100,7 +100,7 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
         return processes.run_as_child_process(
             lambda send: processes.measure_node_device(options, send), processes.describe_node_failure
         )
-    indices = processes.choose_node_devices(options)
+    indices = processes.prepare_node_run(options)
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
     folder, run, devices = processes.measure_node_devices(options, indices)

@@ -47,23 +47,23 @@ class Features:
     """The features of all candidates (shapes with kernels). Each column is standardized: mean 0, standard deviation 1.
 
     - ``sizes``: one row per candidate, with functions of M, N and K that do not change if M and N are exchanged.
-    - ``pairs``: the index of each candidate's pair of M and N in ``waves`` and ``log_aspect``.
+    - ``pairs``: the index of each candidate's pair of M and N in ``waves`` and ``log_aspect_ratios``.
     - ``waves``: one row per pair, with how full the waves are for each tile size; it does not change if M and N are
       exchanged.
-    - ``log_aspect``: one row per pair, with log2(M / N).
+    - ``log_aspect_ratios``: one row per pair, with log2(M / N).
     - ``kernels``: the index of each candidate's kernel; None if there is only one kernel.
     """
 
     sizes: Array
     pairs: Indices
     waves: Array
-    log_aspect: Array
+    log_aspect_ratios: Array
     kernels: Indices | None = None
 
 
 def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None, kernel_count: int = 1) -> Features:
     """Compute the features of S shapes with P distinct pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tile sizes
-    and ``log_aspect`` P x 1. With several kernels, the candidates are all shapes with the first kernel, then with the
+    and ``log_aspect_ratios`` P x 1. With several kernels, the candidates are all shapes with the first kernel, then with the
     second, and so on. ``compute_units``: the number of compute units of the device; None if unknown.
     """
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
@@ -73,7 +73,7 @@ def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None, k
         sizes=np.tile(_standardize(sizes), (kernel_count, 1)),
         pairs=np.tile(pairs.reshape(-1), kernel_count),
         waves=compute_wave_features(m, n, compute_units),
-        log_aspect=_standardize(np.log2(m / n)[:, None]),
+        log_aspect_ratios=_standardize(np.log2(m / n)[:, None]),
         kernels=np.repeat(np.arange(kernel_count), len(shapes)) if kernel_count > 1 else None,
     )
 
@@ -102,7 +102,7 @@ class Distances(NamedTuple):
     """The squared Euclidean distances in each feature from C candidates to D other candidates, or to the P pairs of M
     and N of these D candidates.
 
-    - ``sizes``: C x D. ``waves``: tile sizes x C x P. ``log_aspect``: C x P.
+    - ``sizes``: C x D. ``waves``: tile sizes x C x P. ``log_aspect_ratios``: C x P.
     - ``is_pair``: C x P, 1.0 where the candidate has this pair of M and N.
     - ``pairs``: for each of the D candidates, the index of its pair of M and N.
     - ``is_same_kernel``: C x D, 1.0 where both candidates have one kernel; None if there is only one kernel.
@@ -110,7 +110,7 @@ class Distances(NamedTuple):
 
     sizes: Array
     waves: Array
-    log_aspect: Array
+    log_aspect_ratios: Array
     is_pair: Array
     pairs: Indices
     is_same_kernel: Array | None = None
@@ -126,7 +126,7 @@ def compute_distances(features: Features, rows: list[int], other_rows: list[int]
         compute_squared_distances(features.sizes, rows, other_rows),
         # The squared difference in each column (tile size): tile sizes x candidates x pairs.
         (features.waves[own].T[:, :, None] - features.waves[pairs].T[:, None, :]) ** 2,
-        (features.log_aspect[own] - features.log_aspect[pairs].T) ** 2,
+        (features.log_aspect_ratios[own] - features.log_aspect_ratios[pairs].T) ** 2,
         np.equal.outer(own, pairs).astype(float),
         which,
         None
@@ -312,7 +312,7 @@ class CovarianceParts:
 
     def __init__(self, distances: Distances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
-        self.aspect_correlation = np.exp(-2 * distances.log_aspect)
+        self.aspect_correlation = np.exp(-2 * distances.log_aspect_ratios)
         #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
         #: sizes, for the hyperparameter ``wave_length``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(

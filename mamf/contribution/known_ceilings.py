@@ -233,7 +233,7 @@ def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bo
             f"the ceiling contributed for {info.name} has {differences}: measure this device "
             f"({_format_find_command(dtype)}), or use it anyway (--anyway, mamf.peak(anyway=True))"
         )
-    return _make_rate_with_origin(row, f", although it has {differences}" if differences else "")
+    return _describe_origin(row, f", although it has {differences}" if differences else "")
 
 
 def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
@@ -248,10 +248,10 @@ def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) 
 
 def _find_max_contributed_rate(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
     rows = _find_contributed_rates_of(device.names, dtype, regime)
-    return _make_rate_with_origin(max(rows, key=lambda row: row.rate)) if rows else None
+    return _describe_origin(max(rows, key=lambda row: row.rate)) if rows else None
 
 
-def _make_rate_with_origin(row: ContributedRate, remark: str = "") -> Rate:
+def _describe_origin(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
     what = (

@@ -63,8 +63,10 @@ class Features:
 
 def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None, kernel_count: int = 1) -> Features:
     """Compute the features of S shapes with P distinct pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tile sizes
-    and ``log_aspect_ratios`` P x 1. With several kernels, the candidates are all shapes with the first kernel, then with the
-    second, and so on. ``compute_units``: the number of compute units of the device; None if unknown.
+    and ``log_aspect_ratios`` P x 1.
+
+    With several kernels, the candidates are all shapes with the first kernel, then with the second, and so on.
+    ``compute_units``: the number of compute units of the device; None if unknown.
     """
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)

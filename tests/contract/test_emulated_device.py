@@ -75,7 +75,7 @@ def test_it_is_listed_and_chosen_before_the_cpu(mamf):
 def test_sweep_and_show(mamf):
     done = mamf("sweep", "--shapes", SMALL, "256x128x64", "--dtype", "fp32", "--regime", "burst", "--output", "s.jsonl")
     assert done.returncode == 0, done.stderr
-    assert "how Toy 1 wakes" in done.stderr
+    assert "how the speed of Toy 1 changes" in done.stderr
     header, measured = rows(mamf.folder / "s.jsonl")
     assert (header["device"]["name"], header["timer"]) == ("Toy 1", "host clock")
     assert header["traits"]["burst"]["train_seconds"] > 0

@@ -49,9 +49,8 @@ def write_file_atomically(path: Path, content: FileContent) -> None:
     is full, and UsageError if the file cannot be written for another reason.
     """
     with _convert_os_errors(path):
-        if (
-            path.exists() and not path.is_file() and not path.is_dir()
-        ):  # write into a pipe or a device, such as /dev/stdout, because it cannot be replaced
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # Write into a pipe or a device, such as /dev/stdout, because it cannot be replaced.
             with path.open("wb") as stream:
                 stream.writelines(_encode_content(content))
             return

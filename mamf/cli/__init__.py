@@ -173,9 +173,8 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         return 0
     _start_missing_log(options)
     options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
-    if crashed_run and hasattr(
-        options, "resume"
-    ):  # resume with the plan of the log, and ignore the plan of the options
+    if crashed_run and hasattr(options, "resume"):
+        # Resume with the plan of the log, and ignore the plan of the options.
         options.resume, options.begins, options.given = crashed_run.log_path, "", set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):

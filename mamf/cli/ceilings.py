@@ -63,8 +63,7 @@ def read_given_ceilings(
         if not own:
             raise UsageError(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
-                "--pattern read' "
-                f"with arrays at least {MEMORY_CACHE_MULTIPLE} times as large as the cache"
+                f"--pattern read' with arrays at least {MEMORY_CACHE_MULTIPLE} times as large as the cache"
             )
         for ceiling in own.values():
             require_usable_ceiling(ceiling, backend)

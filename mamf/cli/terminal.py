@@ -264,8 +264,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--requeue": SharedOption(
         "like --resume, but start a new run if FILE does not exist or its header (first record) is incomplete; for "
-        "batch "
-        "jobs that the scheduler may restart",
+        "batch jobs that the scheduler may restart",
         "",
         _FILE_KEYWORDS,
     ),

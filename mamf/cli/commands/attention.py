@@ -67,15 +67,13 @@ def add_options(parser: Parser) -> None:
         default=(),
         metavar="CLASS",
         help="class of the kernel that measured the ceiling, as package.module:Class; needed only if 'mamf kernels' "
-        "does not "
-        "list this kernel",
+        "does not list this kernel",
     )
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
         help="kernel that the report compares the speed of others with (default: eager, or the slowest kernel if "
-        "eager is not "
-        "measured)",
+        "eager is not measured)",
     )
     add_device_options(parser)
     add_devices_options(parser)

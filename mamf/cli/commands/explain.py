@@ -52,9 +52,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         product,
         "--ceiling",
         nargs=None,
-        help="log of 'mamf find' whose burst ceiling to explain; cannot be combined with --shape (default: the log of "
-        "the "
-        "last 'mamf find' on this device)",
+        help="log of 'mamf find' whose burst ceiling to explain; cannot be combined with --shape (default: the log "
+        "of the last 'mamf find' on this device)",
     )
     add_shared_options(
         product,

@@ -62,8 +62,7 @@ def add_options(parser: Parser) -> None:
         type=Path,
         metavar="LOG",
         help="logs of good cards of the same model, to compare the devices with (default: the ceilings of this model "
-        "in "
-        "results/)",
+        "in results/)",
     )
     add_shared_options(judging, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")

@@ -235,8 +235,7 @@ class AttentionProblem(DeclaredProblem):
         default="hardware",
         metadata=describe(
             "how to count the FLOP of a backward pass: as 2.5 times the forward pass, with recomputation (hardware), "
-            "or as "
-            "2 times (model)",
+            "or as 2 times (model)",
             choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )
@@ -244,8 +243,7 @@ class AttentionProblem(DeclaredProblem):
         default=0.0,
         metadata=describe(
             "fraction of key blocks that hardly affect the result, because mamf generates such inputs; for kernels "
-            "that "
-            "skip such blocks",
+            "that skip such blocks",
             default="0",
             read=_read_sparsity,
             metavar="SHARE",

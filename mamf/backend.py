@@ -92,12 +92,12 @@ def describe_sharing(device_name: str) -> str:
     device name is that of a whole card.
     """
     ways = ", ".join(parse_sharing(device_name))
-    return (
-        f"the card is shared ({ways}), so these rates are not those of a whole card, and mamf "
-        "knows no datasheet peak for them"
-        if ways
-        else ""
-    )
+    if ways:
+        return (
+            f"the card is shared ({ways}), so these rates are not those of a whole card, and mamf "
+            "knows no datasheet peak for them"
+        )
+    return ""
 
 
 @dataclass(frozen=True)

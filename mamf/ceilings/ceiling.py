@@ -351,11 +351,9 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     the row is first scaled to the speed of the first device, because the ceiling is that of the first device.
     """
     ceiling = find_row_ceiling(row, ceilings)
-    return (
-        None
-        if ceiling is None or row.summary is None or not ceiling.interval.is_known
-        else ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
-    )
+    if ceiling is None or row.summary is None or not ceiling.interval.is_known:
+        return None
+    return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
 
 def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
@@ -365,11 +363,9 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     accuracy of the timer is unknown or there is no ceiling.
     """
     ceiling = find_row_ceiling(row, ceilings)
-    return (
-        0.0
-        if ceiling is None or row.summary is None or not row.timer_accuracy
-        else math.hypot(row.accuracy, compute_relative_accuracy(row.timer_accuracy, ceiling.seconds))
-    )
+    if ceiling is None or row.summary is None or not row.timer_accuracy:
+        return 0.0
+    return math.hypot(row.accuracy, compute_relative_accuracy(row.timer_accuracy, ceiling.seconds))
 
 
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:

@@ -242,11 +242,9 @@ def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, no
     """
     if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
         return False
-    return (
-        sum(result.samples) / max(len(result.samples), 1) * result.launches < regime.visit_seconds
-        if isinstance(regime, Sustained)
-        else len(result.samples) < StoppingRule.min_samples
-    )
+    if isinstance(regime, Sustained):
+        return sum(result.samples) / max(len(result.samples), 1) * result.launches < regime.visit_seconds
+    return len(result.samples) < StoppingRule.min_samples
 
 
 def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:

@@ -221,11 +221,9 @@ class Reaction(NamedTuple):
     @property
     def remark(self) -> str:
         is_slow = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
-        return (
-            f"launches became {1 / (1 + self.slowdown_share):.2g} times as fast within seconds of load"
-            if is_slow
-            else ""
-        )
+        if is_slow:
+            return f"launches became {1 / (1 + self.slowdown_share):.2g} times as fast within seconds of load"
+        return ""
 
 
 def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:

@@ -12,6 +12,7 @@ import inspect
 import math
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -258,16 +259,16 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     """Estimate the overhead of the timer again, and find in which ways the card is shared now and was not before the
     run. Returns both as fields of the summary.
 
-    Leaves out the overhead if no row had an overhead subtracted, sharing if there are no new ways, and both if the
-    device fails.
+    Leaves out the overhead if no row had an overhead subtracted, sharing if there are no new ways, and what was not
+    found before the device failed.
     """
-    try:
-        after = backend.timer_overhead() if any(row.timer_overhead for row in rows) else None
-        new = [way for way in backend.sharing() if way not in parse_sharing(backend.info.name)]
-    except Exception:  # The device failed, and the run has already ended for that reason.
-        return {}
-    overhead = {} if after is None else {"timer_overhead_after_seconds": round(after, 9)}
-    return {**overhead, **({"shared_after": new} if new else {})}
+    fields: dict[str, Any] = {}
+    with suppress(Exception):  # The device failed, and the run has already ended for that reason.
+        if any(row.timer_overhead for row in rows) and (after := backend.timer_overhead()) is not None:
+            fields["timer_overhead_after_seconds"] = round(after, 9)
+        if new := [way for way in backend.sharing() if way not in parse_sharing(backend.info.name)]:
+            fields["shared_after"] = new
+    return fields
 
 
 def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:

@@ -270,11 +270,9 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Find
                 find_ceiling,
             )
         )
-    return (
-        sorted(rows, key=lambda row: -row.visible)
-        if {root for root, _ in intervals_by_module} - {OUTSIDE_MODULES}
-        else []
-    )
+    if {root for root, _ in intervals_by_module} - {OUTSIDE_MODULES}:
+        return sorted(rows, key=lambda row: -row.visible)
+    return []
 
 
 # The modules that an event ran in are listed from the outermost to the innermost. An event of the backward pass has no

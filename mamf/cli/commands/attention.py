@@ -135,11 +135,9 @@ class _AttentionSession(Session):
         from mamf.cli.ceilings import add_ceiling_searches
 
         plan, options = super().make_plan(), self.options
-        return (
-            plan
-            if self.resumed_plan or options.no_ceiling or options.ceiling
-            else add_ceiling_searches(plan, self.backend)
-        )
+        if self.resumed_plan or options.no_ceiling or options.ceiling:
+            return plan
+        return add_ceiling_searches(plan, self.backend)
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         from mamf.ceilings.roof import get_ceiling_name

@@ -98,8 +98,6 @@ def _format_rate_sentence(rate: Rate) -> str:
     if rate.interval is None:
         return sentence
     low, high = format_significant(rate.interval.low), format_significant(rate.interval.high)
-    return (
-        f"{sentence}, 95 % repeat interval: {low} to {high}"
-        if rate.interval.is_known
-        else f"{sentence}, {UNKNOWN_INTERVAL_REASON}"
-    )
+    if rate.interval.is_known:
+        return f"{sentence}, 95 % repeat interval: {low} to {high}"
+    return f"{sentence}, {UNKNOWN_INTERVAL_REASON}"

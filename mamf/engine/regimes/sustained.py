@@ -141,11 +141,9 @@ class Sustained(Regime):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        return (
-            0.0
-            if self.reset_settling_seconds is None
-            else self._compute_reset_visit_seconds(self.backend, self.reset_settling_seconds + self.visit_seconds)
-        )
+        if self.reset_settling_seconds is None:
+            return 0.0
+        return self._compute_reset_visit_seconds(self.backend, self.reset_settling_seconds + self.visit_seconds)
 
     def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
         """Queue launches, each of ``seconds``, that keep the device loaded while the host prepares the next kernel.

@@ -277,11 +277,9 @@ def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) ->
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
-    return (
-        [(each[-1][0] - each[0][0]) / (each[-1][1] - each[0][1]) for each in within]
-        if all(each[1:] for each in within)
-        else None
-    )
+    if all(each[1:] for each in within):
+        return [(each[-1][0] - each[0][0]) / (each[-1][1] - each[0][1]) for each in within]
+    return None
 
 
 @dataclass

@@ -61,11 +61,9 @@ def describe_busy_units(programs: int, units: int | None) -> dict[str, str]:
 
     ``programs``: the number of Triton programs of the launch. ``units``: the number of compute units, if known.
     """
-    return (
-        {"ran": f"{programs} programs, so at most {programs} of {units} compute units are busy"}
-        if programs < (units or 0)
-        else {}
-    )
+    if programs < (units or 0):
+        return {"ran": f"{programs} programs, so at most {programs} of {units} compute units are busy"}
+    return {}
 
 
 class TorchMm(TorchMatmul):

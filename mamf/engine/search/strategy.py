@@ -291,7 +291,7 @@ class FindStrategy(PlanStrategy):
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
             try:
-                variants: Sequence[Any] = kernel.variants(self.backend, self.plan.problem, shape)
+                variants: Sequence[Any] = kernel.list_variants(self.backend, self.plan.problem, shape)
             except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
                 variants = (kernel,)
             if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):
@@ -327,7 +327,7 @@ class FindStrategy(PlanStrategy):
         """Allocate operands that are large enough for all these shapes, then start the regime and return it."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
-            problem, (problem.buffers(shape, regime.count_operand_sets(problem, shape, cache)) for shape in shapes)
+            problem, (problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache)) for shape in shapes)
         )
         return self.runner.prepare_regime(regime)
 
@@ -411,7 +411,10 @@ class KernelsFindStrategy(RowsStrategy):
                 continue
             run.allocate_largest_operands(
                 problem,
-                (problem.buffers(shape, regime.count_operand_sets(problem, shape, cache)) for shape, _ in candidates),
+                (
+                    problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache))
+                    for shape, _ in candidates
+                ),
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)

@@ -11,7 +11,7 @@ import pytest
 from made_plans import setup_of
 
 from mamf.cli import main
-from mamf.engine.strategies.studies import VerifyStrategy, draw_random_problem, make_verify_plan
+from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, make_verify_plan
 from mamf.kernel import CELL, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import find_shared_logs, read_run
@@ -205,11 +205,11 @@ def test_the_same_number_is_the_same_problem():
     device, kernel = SimulatedBackend(), SimulatedMatmul()
     plan = make_verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])
     fewer = make_verify_plan(device, {"a": kernel}, dtypes=["float16"])
-    problems = [draw_random_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
-    assert problems == [draw_random_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
+    problems = [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
+    assert problems == [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
     for number, (problem, shape) in enumerate(problems, 1):
         if problem.dtype == "float16":  # what a failure's command names
-            assert draw_random_problem(device, fewer, kernel, number, "spaced") == (problem, shape)
+            assert draw_problem(device, fewer, kernel, number, "spaced") == (problem, shape)
 
 
 @pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])

@@ -148,8 +148,8 @@ def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) ->
         return
     with join_group(place, strategy.backend, _MAX_WAIT_SECONDS):
         strategy.gather_from_ranks = gather_all
-        strategy.pairs, strategy.seconds, strategy.budget_seconds = gather_all(
-            (strategy.pairs, strategy.seconds, strategy.budget_seconds)
+        strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_all(
+            (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)
         )[0]
         yield from strategy.yield_results()
 

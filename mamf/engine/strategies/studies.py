@@ -69,7 +69,7 @@ class GuardStrategy(RowsStrategy):
                 doubtful = [step for step in steps if self._may_be_slower(step)]
                 if not doubtful:
                     break
-                if len(doubtful) == 1:  # Measure another step too, so that no row is measured twice in a row.
+                if len(doubtful) == 1:  # Measure another step too, so that no step is measured twice in succession.
                     doubtful += [step for step in steps if step not in doubtful][-1:]
                 random.Random(f"{name} {number}").shuffle(doubtful)
                 yield from self._measure_steps_once(later_regime, doubtful, CONFIRM_PHASE, number)
@@ -81,7 +81,7 @@ class GuardStrategy(RowsStrategy):
             self.setup.report_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
             if row is not None:
-                # Rows have the kernel's own name, in place of the name that was requested.
+                # A row has the name of the kernel itself, which may differ from the name that the user requested.
                 self._rows_by_step.setdefault(step._replace(kernel=self.kernels[kernel].name), []).append(row)
 
     def _may_be_slower(self, step: StepKey) -> bool:
@@ -125,15 +125,12 @@ class ReproduceStrategy(RowsStrategy):
 # the budget allows more rows, mamf verifies each problem for longer instead.
 _MAX_DRAW_COUNT, _MAX_ROW_COUNT = 200, 5000
 # The minimum seconds of each verification of a problem that the user requested by its number.
-_MIN_REPEATED_VERIFICATION_SECONDS = 1.0
-# A problem of the regime `loaded`, which must load the device, has at least this share of the maximum number of
-# multiply-adds.
+_MIN_REPEAT_SECONDS = 1.0
+# A problem of the regime `loaded` has at least this share of the maximum multiply-adds, so that it loads the device.
 _MIN_LOADED_WORK_SHARE = 0.25
 
 
-def draw_random_problem(
-    backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str
-) -> tuple[Any, Any] | None:
+def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
     """Draw the random problem ``number`` of a kernel, and its shape; return None if no problem that the kernel supports
     was drawn. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the number and
     the regime.
@@ -215,7 +212,7 @@ class VerifyStrategy(PlanStrategy):
         run, rows = self.runner, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEATED_VERIFICATION_SECONDS if asked else 0.0), len(rows)
+        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
         rule = StoppingRule(seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
@@ -224,7 +221,7 @@ class VerifyStrategy(PlanStrategy):
             )
             while spent and run.now() < run.start_time + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
-                found = draw_random_problem(self.backend, self.plan, kernel, number, name)
+                found = draw_problem(self.backend, self.plan, kernel, number, name)
                 if found is None:
                     del spent[kernel]
                     continue
@@ -240,13 +237,11 @@ class VerifyStrategy(PlanStrategy):
                     del spent[kernel]
                 number += not asked
             if not (spent or drawn):
-                raise UsageError(
-                    "no kernel supports any random problem with these dtypes: add dtypes or raise --largest"
-                )
+                raise UsageError("no kernel supports a random problem of these dtypes: add dtypes or raise --largest")
 
 
 ResultT = TypeVar("ResultT")
-#: The four rows of a matmul and other work: which of the two is timed, and whether it runs alone.
+#: Each pair of a matmul and other work gives four rows: which of the two is timed, and whether it runs alone.
 PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTHER_WORK, False))
 #: Each round measures the matmul, the other work, and both at once, so that a drift of the device affects all three
 #: equally. These are the number of rounds, and the default seconds to measure a row in all rounds together.
@@ -254,12 +249,12 @@ _OVERLAP_ROUND_COUNT, DEFAULT_ROW_SECONDS = 3, 3.0
 #: A window is a series of launches that gives one sample. These are the number of blocks of launches in a window, the
 #: number of blocks of the other work that a CPU queues ahead, the seconds of a window, and the maximum number of
 #: windows to try for a first sample.
-_BLOCKS_PER_WINDOW, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
+_WINDOW_BLOCKS, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
 #: Each pair contains the number of cache flushes ahead of a window, during which the host queues the window's first
 #: blocks, and the maximum number of short launches in a window. mamf begins with the first pair, and uses the next one
 #: if the host is late in more than the share _MAX_LATE_SHARE of the windows.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
-#: The host must be at least this many seconds ahead of the device at each mark, or the device may have waited for it.
+#: At each mark, the host must be at least this many seconds ahead of the device, so that the device never waits for it.
 #: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.
 _MIN_HOST_LEAD_SECONDS, _MIN_LAUNCH_SECONDS = 20e-6, 1e-9
 
@@ -275,8 +270,8 @@ def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, O
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
     """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
-    works; None if one work has no block in that period. ``marks``: each work's device seconds and launches so far at
-    each mark.
+    works; None if one work has no block in that period. ``marks``: for each work, the device seconds and the number of
+    launches so far at each of its marks.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -292,7 +287,7 @@ class OverlapStrategy:
 
     - ``kernel``: launches both works of a pair.
     - ``pairs``: the pairs, each as the problem of any of its four rows and its shape.
-    - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
+    - ``row_seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
     - ``gather_from_ranks``: returns a list of the values that the ranks (processes, one per device) pass to it. All
       ranks follow the decisions of rank 0, and fail together.
     """
@@ -300,7 +295,7 @@ class OverlapStrategy:
     backend: Backend
     kernel: Pair
     pairs: Sequence[tuple[OverlapProblem, OverlapShape]]
-    seconds: float = DEFAULT_ROW_SECONDS
+    row_seconds: float = DEFAULT_ROW_SECONDS
     budget_seconds: float = math.inf
     report_phase: Callable[[str], None] = lambda text: None
     gather_from_ranks: Callable[[Any], list[Any]] = lambda own: [own]
@@ -349,9 +344,7 @@ class _TimedWork:
 
 
 class _PairMeasurement:
-    """The measurement of one pair of a matmul and other work. ``__init__`` launches both works once, so it raises any
-    error of their kernels.
-    """
+    """The measurement of one pair of works. ``__init__`` launches both once, and raises any error of their kernels."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
@@ -423,9 +416,9 @@ class _PairMeasurement:
 
     def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
         """Launch these works for one oscillation period of the power controller without taking samples, then take
-        samples for this round's share of the time. Return the share of windows in which a host was late.
+        samples for this round's share of the time. Return the share of windows in which the host of any rank was late.
         """
-        part, windows, late, tried, taken = self.strategy.seconds / _OVERLAP_ROUND_COUNT, 0, 0, 0, 0
+        part, windows, late, tried, taken = self.strategy.row_seconds / _OVERLAP_ROUND_COUNT, 0, 0, 0, 0
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         while True:
             self.regime.require_advancing_clock(windows)
@@ -435,7 +428,7 @@ class _PairMeasurement:
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
             block = max(
-                min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS_PER_WINDOW,
+                min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _WINDOW_BLOCKS,
                 *seconds,
                 _MIN_LAUNCH_SECONDS,
             )
@@ -446,7 +439,7 @@ class _PairMeasurement:
                 work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
                 samples.seconds += [latest] * is_settled
-                samples.launches += round(_BLOCKS_PER_WINDOW * count) * is_settled
+                samples.launches += round(_WINDOW_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
@@ -465,12 +458,12 @@ class _PairMeasurement:
         for _ in range(self.flushes):
             backend.flush_cache()
         self.queue.fork()
-        # A CPU runs the matmul while it is queued, so the host must queue some of the other work first.
+        # A CPU runs the matmul while the host queues it, so the host must queue some of the other work first.
         ahead = 0 if self.flushes or len(works) == 1 else _CPU_BLOCKS_AHEAD
-        for block in range(_BLOCKS_PER_WINDOW + 1 + ahead):
+        for block in range(_WINDOW_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
                 own = block - ahead if work is works[0] else block
-                if not 0 <= own <= _BLOCKS_PER_WINDOW:
+                if not 0 <= own <= _WINDOW_BLOCKS:
                     continue
                 done = round(own * count)
                 for launch in itertools.islice(work.launch_rotation, done - work.marks[-1][2] if own else 0):
@@ -495,7 +488,7 @@ class _PairMeasurement:
         )
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_late:  # Queue fewer launches of the work that ends last next time.
+        if starved is not None and not self.is_late:  # Next time, queue fewer launches of the work that ends last.
             works[starved].launch_seconds *= min(2.0, launches[starved])
         return found if starved is None and not self.is_late else None
 

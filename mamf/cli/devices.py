@@ -291,7 +291,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
         make_folder(folder)
         options.begins = options.begins or ("does not exist" if options.resume and not path.exists() else "")
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
-    count = load_backend_class(options.backend or find_first_backend()).device_count()
+    count = load_backend_class(options.backend or find_first_backend()).count_devices()
     if options.resume is None:
         options.device = (
             own.index if count > 1 else 0
@@ -313,7 +313,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
-    count = load_backend_class(backend_name).device_count()
+    count = load_backend_class(backend_name).count_devices()
     found = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
     if missing := [device for device in found if device >= count]:
         others = [device for device in found if device < count]
@@ -458,7 +458,7 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     get_crashes(backend).set_pending_row = lambda row: send(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
-    send({ADDRESS_KEY: backend.bus_address()})
+    send({ADDRESS_KEY: backend.read_bus_address()})
 
     def wait_for_others() -> bool:
         """Wait until all devices have been measured alone. Return False if one of them failed."""

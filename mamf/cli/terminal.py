@@ -134,7 +134,7 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
 
     ``memory_user``: words that say what needs the memory, such as ``the largest shape``.
     """
-    free = backend.free_memory()
+    free = backend.read_free_memory_bytes()
     print_line(
         f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
     )

@@ -128,7 +128,7 @@ class Sweep(Kind):
         return super().make_strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
 
     def format_command(self, plan: Plan) -> str:
-        return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
+        return get_operation(plan.operation).command_name or f"{SWEEP} --operation {plan.operation}"
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         from mamf.report.charts.attention import make_attention_chart, make_decode_chart

@@ -73,7 +73,7 @@ def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
 
 def format_row_name(row: Measurement | Ceiling) -> str:
     """Return the name of a row: its shape, and the fields in which its problem differs from the default."""
-    return ", ".join([str(row.shape), *get_operation(row.problem.operation).words(row.problem)])
+    return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
 
 
 def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:

@@ -57,12 +57,12 @@ def make_row_columns(
         Column("operation", "", lambda row: row.operation),
         Column("regime", "", lambda row: row.regime),
         *make_columns_from_mappings(
-            rows, lambda row: get_operation(row.operation).problem_record(row.problem), titled=False
+            rows, lambda row: get_operation(row.operation).make_problem_record(row.problem), titled=False
         ),
         Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_plain, 1, True),
         *make_columns_from_mappings(
-            rows, lambda row: get_operation(row.operation).shape_record(row.shape), titled=False
+            rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), titled=False
         ),
         *(
             [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
@@ -78,7 +78,9 @@ def make_row_columns(
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
         *statistics,
-        *make_columns_from_mappings(rows, lambda row: get_operation(row.operation).columns(row) if row.ok else {}, 4),
+        *make_columns_from_mappings(
+            rows, lambda row: get_operation(row.operation).make_columns(row) if row.ok else {}, 4
+        ),
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
         Column(
             "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5

@@ -51,7 +51,7 @@ def make_problem_title(regime: str, problem: Any) -> str:
     """Return a title from a regime, the dtype of a problem, and the fields in which the problem differs from the
     default.
     """
-    return ", ".join([regime, problem.dtype, *get_operation(problem.operation).words(problem)])
+    return ", ".join([regime, problem.dtype, *get_operation(problem.operation).list_identifying_fields(problem)])
 
 
 def make_described_title(regime: str, problem: Any) -> str:
@@ -75,7 +75,7 @@ def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> floa
     """Return a rate (in 1e12 per second) as a share of the rate that the datasheet states for the problem, or None if
     the datasheet states none. ``header``: the header of the log, which describes the device.
     """
-    peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    peak = get_operation(problem.operation).find_peak_rate(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
 
 
@@ -94,7 +94,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).problem_record(each.problem), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).make_problem_record(each.problem), titled=False
         ),
         make_rate_column(name_rate_column("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
@@ -103,7 +103,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).shape_record(each.shape), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), titled=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
         Column(

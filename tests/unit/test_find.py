@@ -341,7 +341,7 @@ class Library(SimulatedMatmul):
     def __init__(self, name="library"):
         self.name = name
 
-    def variants(self, backend, problem, shape):
+    def list_variants(self, backend, problem, shape):
         if self.broken == "variants":
             raise RuntimeError("the heuristic failed")
         return [Library(name) for name in self.shares]
@@ -463,7 +463,7 @@ def test_the_grid_suits_memory_and_speed(changed):
     rows = found(find)
     assert all(row.ok for row in rows)
     assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.options.grid.m))
-    assert 3 * max(problem.nbytes(row.shape) for row in rows) < physics.memory_bytes
+    assert 3 * max(problem.count_bytes(row.shape) for row in rows) < physics.memory_bytes
     assert backend.now() < 60
 
 
@@ -587,7 +587,7 @@ def refusing(monkeypatch):
         raise RuntimeError(REFUSAL)
 
     monkeypatch.setattr(SimulatedMatmul, "prepare", refused)
-    monkeypatch.setattr(SimulatedMatmul, "refuses", lambda self, error: "NOT_SUPPORTED" in str(error))
+    monkeypatch.setattr(SimulatedMatmul, "is_refusal", lambda self, error: "NOT_SUPPORTED" in str(error))
 
 
 @pytest.mark.parametrize("arguments", [[], ["--quick"], ["--regime", "burst"]], ids=" ".join)
@@ -698,7 +698,7 @@ class Proposals(Library):
     has_cheap_variants = True
     shares = {f"library[{rank}]": 1.0 for rank in range(6)}  # noqa: RUF012
 
-    def variants(self, backend, problem, shape):
+    def list_variants(self, backend, problem, shape):
         return [Proposals(name) for name in self.shares]
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):

@@ -233,7 +233,7 @@ def test_nobody_waits_for_a_pipe_that_bears_a_logs_name(tmp_path):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
 def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(tmp_path, count):
-    ring = type("Ring", (Node,), {"device_count": classmethod(lambda cls: count)})
+    ring = type("Ring", (Node,), {"count_devices": classmethod(lambda cls: count)})
     turns = []
     for index in range(count):
         told = []

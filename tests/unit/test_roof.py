@@ -36,7 +36,7 @@ def product(rate, regime="burst", dtype="bfloat16", data="normal"):
 
 
 def row(problem, shape, rate, kernel="mine", regime="burst"):
-    median = problem.work(shape).amount / rate / 1e12
+    median = problem.compute_work(shape).amount / rate / 1e12
     samples = (0.99 * median, median, 1.01 * median)
     return Measurement(shape, kernel, problem, regime, "median", "ok", summary=summarize(samples), samples=samples)
 

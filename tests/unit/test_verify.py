@@ -101,7 +101,7 @@ def test_a_resumed_run_goes_on_with_the_next_problem(run):
 
 def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypatch):
     class Two(SimulatedBackend):
-        device_count = classmethod(lambda cls: 2)
+        count_devices = classmethod(lambda cls: 2)
         faulty = ()
 
         def __init__(self, index=0):
@@ -215,7 +215,7 @@ def test_the_same_number_is_the_same_problem():
 @pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])
 def test_each_operation_draws_problems_within_the_bound(name):
     of, chooser, terms = make_operation(name), random.Random(1), range(1, 256**3 + 1)
-    cases = [of.random_case(chooser, terms) for _ in range(50)]
+    cases = [of.draw_random_case(chooser, terms) for _ in range(50)]
     assert all(case["shape"].flop <= 2 * 256**3 for case in cases)
     assert len({case["shape"] for case in cases}) > 40
 
@@ -223,7 +223,7 @@ def test_each_operation_draws_problems_within_the_bound(name):
 @pytest.mark.parametrize("name", ["matmul", "batched"])
 def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     of, chooser, terms = make_operation(name), random.Random(1), range(1, 4096**3 + 1)
-    shapes = [of.random_case(chooser, terms)["shape"] for _ in range(400)]
+    shapes = [of.draw_random_case(chooser, terms)["shape"] for _ in range(400)]
     deep = [shape.k for shape in shapes if shape.k >= 8192 and max(shape.m, shape.n) <= 512]
     assert 60 < len(deep) < 140
     assert {12680, 16648, 20488, 24584} < set(deep), "cuBLAS 13.1.0 leaves out terms at each of these"

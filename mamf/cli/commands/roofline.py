@@ -178,9 +178,9 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     (arrays that fit in it).
     """
     from mamf.operations.bandwidth.operation import DEFAULT_CACHE_BYTES, BandwidthShape, floor_to_power_of_two
-    from mamf.operations.matmul.operation import problem_for
+    from mamf.operations.matmul.operation import make_problem
 
-    dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
+    dtypes = list(dict.fromkeys(make_problem(backend, name).dtype for name in options.dtype or [None]))
     dtype_seconds = DEFAULT_BUDGET_SECONDS
     if options.budget:
         dtype_seconds = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
@@ -194,7 +194,9 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds}s", *quick_options, *shared_options]
     cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    max_size = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _FREE_MEMORY_DIVISOR
+    max_size = (
+        backend.read_free_memory_bytes() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES
+    ) // _FREE_MEMORY_DIVISOR
     multiples, cache_passes = (
         (_CACHE_SIZE_MULTIPLES, _PASSES_OVER_CACHE)
         if backend.is_accelerator

@@ -83,9 +83,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     launched = launch_in_profiler_window(
         kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
     )
-    words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
+    words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
     print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}")
-    for line in _yield_launch_lines(launched, problem.work(shape)):
+    for line in _yield_launch_lines(launched, problem.compute_work(shape)):
         print_line(line)
     if options.determinism:
         print_line(_DETERMINISM_RESULTS[launched.is_deterministic])

@@ -79,7 +79,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
-    fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]
+    fields = [get_operation(row.operation).make_problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
     marks = tuple(
         _make_mark(row, [str(each[name]) for name in varying]) for row, each in zip(rows, fields, strict=True)

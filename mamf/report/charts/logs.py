@@ -77,7 +77,7 @@ def describe_machine_briefly(header: Mapping[str, Any]) -> str:
 
 def find_peak_rate(problem: Any, header: Mapping[str, Any]) -> float | None:
     """Return the rate that the datasheet states for a problem in 1e12 per second, or None if it states none."""
-    peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    peak = get_operation(problem.operation).find_peak_rate(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
@@ -215,7 +215,7 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
     """
     of = get_operation(rows[0].operation)
     try:
-        at = {row.shape: float(of.axis(row.shape)) for row in rows}
+        at = {row.shape: float(of.find_axis_position(row.shape)) for row in rows}
     except NotImplementedError:
         at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
         by_number = {number: str(shape) for shape, number in at.items()}
@@ -229,8 +229,8 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
 def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     """Return the fields, with their values, in which a problem differs from any of ``problems``."""
     of = get_operation(problem.operation)
-    records = [of.problem_record(each) for each in problems]
-    own = of.problem_record(problem)
+    records = [of.make_problem_record(each) for each in problems]
+    own = of.make_problem_record(problem)
     return ", ".join(f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records))
 
 

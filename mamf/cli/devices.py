@@ -193,7 +193,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
-    from mamf.report.verification import count_checked
+    from mamf.report.verification import count_verified_totals
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
@@ -207,7 +207,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the remaining rows{remedy}")
-    if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
+    if log.plan.kind == VERIFY and count_verified_totals(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE
@@ -425,9 +425,11 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
 
     def answer_waiting(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.why_not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            run.not_together_reason = (
+                f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            )
         for index in watch.running_ranks:
-            children.send_line(index, _END_ANSWER if run.why_not_together else _MEASURE_ANSWER)
+            children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
 
     watch_children(watch, commands, answer_waiting)
 

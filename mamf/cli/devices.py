@@ -36,7 +36,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
-from mamf.engine.runner import get_crashes
+from mamf.engine.runner import get_crash_record
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
     DeviceError,
@@ -193,7 +193,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
-    from mamf.report.verification import count_checked
+    from mamf.report.verification import count_verified_totals
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
@@ -207,7 +207,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the remaining rows{remedy}")
-    if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
+    if log.plan.kind == VERIFY and count_verified_totals(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE
@@ -425,9 +425,11 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
 
     def answer_waiting(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.why_not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            run.not_together_reason = (
+                f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            )
         for index in watch.running_ranks:
-            children.send_line(index, _END_ANSWER if run.why_not_together else _MEASURE_ANSWER)
+            children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
 
     watch_children(watch, commands, answer_waiting)
 
@@ -455,7 +457,7 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)
     # Send each row before its launch, so that the report of a crash names its kernel; after the last launch, send None.
-    get_crashes(backend).set_pending_row = lambda row: send(
+    get_crash_record(backend).set_pending_row = lambda row: send(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
     send({ADDRESS_KEY: backend.read_bus_address()})

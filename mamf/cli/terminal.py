@@ -113,10 +113,12 @@ def find_terminal_columns(stream: TextIO | None = None) -> int | None:
 
 def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
-    from mamf.report.formats import FORMATS
+    from mamf.report.formats import FORMATTERS
 
     # A width of None shows all columns of a table: for --wide, and in a pipe or a file.
-    print_lines(FORMATS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns()))
+    print_lines(
+        FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns())
+    )
 
 
 def choose_note_stream(options: argparse.Namespace) -> TextIO:

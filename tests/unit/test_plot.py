@@ -17,7 +17,7 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.attention import make_attention_chart
-from mamf.report.charts.clocks import ClockChart, ClockMark
+from mamf.report.charts.clocks import ClockChart, ClockPoint
 from mamf.report.charts.logs import make_find_chart, make_sweep_chart
 from mamf.report.charts.picture import draw_figure
 from mamf.statistics import Interval, summarize
@@ -198,7 +198,7 @@ CHARTS = {
         "Cycles used and clock",
         "NVIDIA H200",
         tuple(
-            ClockMark(kernel, f"d{64 * n} {direction}", 1780.0 + 3 * n, 50.0 + n + shift, 500.0)
+            ClockPoint(kernel, f"d{64 * n} {direction}", 1780.0 + 3 * n, 50.0 + n + shift, 500.0)
             for kernel, shift in (("flash-attn-2", -20.0), ("flash-attn-3", 0.0))
             for n in (1, 2, 3)
             for direction in ("fwd", "bwd")

@@ -19,7 +19,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.engine.strategies.rows import RowsStrategy
 
 EXAMPLES = """examples:
@@ -142,7 +142,7 @@ class ModelSession(Session):
         flops = measure_matmul_flops(
             make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
         )
-        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
+        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.compute_flop(shape) / flops
         if row_seconds > self.plan.budget_seconds:
             raise UsageError(
                 f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
@@ -156,7 +156,7 @@ class ModelSession(Session):
         )
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
-    def make_strategy(self, setup: Setup) -> RowsStrategy:
+    def make_strategy(self, setup: RunSetup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import LogRecord

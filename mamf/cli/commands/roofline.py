@@ -91,9 +91,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
-    from mamf.report.charts.picture import check_image_path, draw_figure, make_exists_error, save_figure
+    from mamf.report.charts.picture import check_image_path, draw_figure, make_file_exists_error, save_figure
     from mamf.report.document import describe_machine
-    from mamf.report.roofline import make_roofline_chart, make_roofline_document, make_tracelens_arch, select_points
+    from mamf.report.roofline import (
+        make_roofline_chart,
+        make_roofline_document,
+        make_tracelens_arch,
+        select_roof_points,
+    )
 
     export_path = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
@@ -103,7 +108,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             f"--export-file needs --export: name the format of {export_path}, such as --export {ROOF_EXPORT_FORMATS[0]}"
         )
     if export_path and export_path.exists() and not options.overwrite:
-        raise make_exists_error(export_path)
+        raise make_file_exists_error(export_path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given:
@@ -123,7 +128,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     for log in rows:
         if not options.anyway:
             require_card_of_roofs(log, roofs)
-        points_of_log = select_points(log.measurements, roofs)
+        points_of_log = select_roof_points(log.measurements, roofs)
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
         roof_points += points_of_log

@@ -103,29 +103,29 @@ def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> A
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
-    from mamf.report.document import format_significant
+    from mamf.report.document import format_four_digits
 
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (flop, seconds) in parts.items():
         time, work = seconds / total_seconds, flop / total_flop
         cells = f"{time:12.1%} {flop / TERA:10.4g} {work:12.1%} {flop / seconds / TERA:9.4g} {time / work:12.2f}"
-        yield f"{name:8} {format_significant(seconds * 1e3):>9} {cells}"
+        yield f"{name:8} {format_four_digits(seconds * 1e3):>9} {cells}"
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
 def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
-    from mamf.report.document import format_rate, format_significant
+    from mamf.report.document import format_four_digits, format_rate
 
     if launched.verdict is None:
         yield "the result was not verified"
     else:
         verdict = launched.verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
-    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
+    yield f"prepared in {launched.preparation_seconds:.2f} s: operands, compilation, tuning and first launch"
     median_seconds = statistics.median(launched.seconds)
     rate = (
-        f"{format_significant(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
+        f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
@@ -134,6 +134,6 @@ def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]
             f"launched {len(launched.seconds)} times: {rate} (median), without rests between the launches, so this is "
             "not a measurement"
         )
-    if launched.device_kernels is not None:
-        names = ", ".join(dict.fromkeys(launched.device_kernels))
+    if launched.device_kernel_names is not None:
+        names = ", ".join(dict.fromkeys(launched.device_kernel_names))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

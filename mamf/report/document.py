@@ -190,8 +190,8 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> s
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = f"; {summary['left']} left to measure: continue with --resume" if summary.get("left") else ""
-    measured = f"; {summary['measured']} measured" if has_count else ""
+    left = f"; {summary['left']} measurements left: continue with --resume" if summary.get("left") else ""
+    measured = f"; {summary['measured']} measurements" if has_count else ""
     return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
 
 

@@ -154,7 +154,7 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     on_launch(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == launches else None)
     code, out, _ = attention()
     assert code == 130
-    assert "interrupted: by the user; 0 measured in " in out and "4 left to measure: continue with --resume" in out
+    assert "interrupted: by the user; 0 measurements in " in out and "4 measurements left: continue with --resume" in out
     before = read(tmp_path)
     assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}
     assert before.all_ceilings == {}

@@ -33,7 +33,7 @@ from mamf.errors import (
     CRASH_SIGNAL_NAMES,
     ENDING_EXCEPTIONS,
     LOST_DEVICE_REASON,
-    Interrupted,
+    RunInterrupted,
     RunLogWriteError,
 )
 
@@ -48,7 +48,7 @@ _MAX_REPETITION_SECONDS = 0.3
 
 
 class Interruption:
-    """A handler of signals that is active while its context is open: the first signal raises Interrupted, a
+    """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
     KeyboardInterrupt, in the main thread.
 
     Python raises it between bytecodes, so a call into a vendor's library returns first, and so does a block within
@@ -64,7 +64,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         for number in ENDING_SIGNALS:
             self._previous[number] = signal.signal(number, self._on_signal)
-        self._ended_by, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], Interrupted
+        self._ended_by, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], RunInterrupted
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -88,7 +88,7 @@ class Interruption:
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
-            raise Interrupted
+            raise RunInterrupted
 
     def _on_late_signal(self, signal_number: int, frame: FrameType | None) -> None:
         """Treat a signal after the run as Python does by default, but ignore a repetition of the signal that ended the
@@ -99,7 +99,7 @@ class Interruption:
 
     @contextmanager
     def shield_from_signals(self) -> Iterator[None]:
-        """Delay a first signal that arrives while the context is open, and raise Interrupted for it when the context
+        """Delay a first signal that arrives while the context is open, and raise RunInterrupted for it when the context
         ends.
         """
         before = self.is_requested
@@ -111,12 +111,12 @@ class Interruption:
         self.check(before)
 
     def check(self, was_raised_before: bool = False) -> None:
-        """Raise Interrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
+        """Raise RunInterrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
 
-        ``was_raised_before``: whether Interrupted had already been raised before the shielded block.
+        ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
         """
         if self.is_requested and not was_raised_before:
-            raise Interrupted
+            raise RunInterrupted
 
 
 _WATCHED_COMMANDS = {

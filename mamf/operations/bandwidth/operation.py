@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
-from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, aligned
+from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, Operation, describe
+from mamf.operation import CheckedProblem, Operation, describe
 from mamf.peaks import find_bandwidth
 
 #: The arrays that a pass reads, by pattern, with the names that STREAM gives them. All patterns but ``read`` write
@@ -92,7 +92,7 @@ class BandwidthShape:
 
 
 @dataclass(frozen=True)
-class BandwidthProblem(DeclaredProblem):
+class BandwidthProblem(CheckedProblem):
     """All parameters of a launch that passes over arrays, except their size.
 
     ``warm``: the number of passes over the same arrays within one launch. The rate counts the bytes of all passes.
@@ -149,7 +149,7 @@ class BandwidthProblem(DeclaredProblem):
 
     def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer for each array. It contains the array of each operand set, one after another."""
-        elements = aligned(self.elements(shape)) * self.limit_operand_sets(shape, sets)
+        elements = round_up_to_alignment(self.elements(shape)) * self.limit_operand_sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.arrays}
 
     def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -244,7 +244,7 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
     None if the datasheet or the cache is unknown, or if a cache may serve most of these bytes.
     """
-    peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
+    peak = find_bandwidth(info.name, info.compute_units, must_be_verified=True)
     if peak is None or not info.cache_bytes or nbytes < _MIN_CACHE_MULTIPLE * info.cache_bytes:
         return None
     return _DATASHEET_HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)

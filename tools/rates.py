@@ -90,7 +90,7 @@ from mamf.node.verdict import (
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BURST, GUARD, MATMUL, RANKING_STATISTIC_BY_REGIME, SUSTAINED, SWEEP, GuardOptions, Plan
-from mamf.report.verification import count_checked
+from mamf.report.verification import count_verified_totals
 from mamf.statistics import Interval, Summary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
@@ -500,7 +500,9 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
-        found.append(count_checked(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).yield_results())))
+        found.append(
+            count_verified_totals(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).yield_results()))
+        )
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
     error = math.sqrt(math.fsum(each * (1 - each) for each in stated))

@@ -24,7 +24,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import MEMORY_CACHE_MULTIPLE, Bandwidth, BandwidthProblem
-from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
@@ -138,7 +138,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     regimes = CEILING_REGIMES if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
-        problem = problem_for(backend, dtype)
+        problem = make_problem(backend, dtype)
         try:
             default = choose_working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
@@ -162,9 +162,11 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
     """
     of = Bandwidth()
-    problem = of.problem_for(backend, {"pattern": READ})
+    problem = of.make_problem(backend, {"pattern": READ})
     shapes = [
-        shape for shape in of.default_shapes(backend) if problem.is_served_by_memory(shape, backend.info.cache_bytes)
+        shape
+        for shape in of.choose_default_shapes(backend)
+        if problem.is_served_by_memory(shape, backend.info.cache_bytes)
     ]
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
@@ -173,7 +175,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         of,
         kernels,
         [problem],
-        shapes[:1] or of.default_shapes(backend)[-1:],
+        shapes[:1] or of.choose_default_shapes(backend)[-1:],
         regimes,
         FIND,
         budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],

@@ -193,7 +193,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
-    from mamf.report.verification import count_checked
+    from mamf.report.verification import count_verified_totals
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
@@ -207,7 +207,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
         warn(f"run '{again}' to measure the remaining rows{remedy}")
-    if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
+    if log.plan.kind == VERIFY and count_verified_totals(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE
@@ -291,7 +291,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
         make_folder(folder)
         options.begins = options.begins or ("does not exist" if options.resume and not path.exists() else "")
         options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
-    count = load_backend_class(options.backend or find_first_backend()).device_count()
+    count = load_backend_class(options.backend or find_first_backend()).count_devices()
     if options.resume is None:
         options.device = (
             own.index if count > 1 else 0
@@ -313,7 +313,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
-    count = load_backend_class(backend_name).device_count()
+    count = load_backend_class(backend_name).count_devices()
     found = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
     if missing := [device for device in found if device >= count]:
         others = [device for device in found if device < count]
@@ -425,9 +425,11 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
 
     def answer_waiting(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.why_not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            run.not_together_reason = (
+                f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            )
         for index in watch.running_ranks:
-            children.send_line(index, _END_ANSWER if run.why_not_together else _MEASURE_ANSWER)
+            children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
 
     watch_children(watch, commands, answer_waiting)
 
@@ -458,7 +460,7 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     get_crashes(backend).set_pending_row = lambda row: send(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
-    send({ADDRESS_KEY: backend.bus_address()})
+    send({ADDRESS_KEY: backend.read_bus_address()})
 
     def wait_for_others() -> bool:
         """Wait until all devices have been measured alone. Return False if one of them failed."""

@@ -96,7 +96,7 @@ def add_operation_options(
         for size in get_parameters(operation.shape_type).values():
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
         add_shared_options(group, "--shapes", help=f"shapes with all their sizes, such as {operation.shape_example}")
-        if presets := operation.presets():
+        if presets := operation.list_presets():
             help = f"{operation.preset_parameter.help}; names: {', '.join(presets)}"
             group.add_argument(operation.preset_parameter.option, dest="preset", metavar="NAME", help=help)
         for further in operation.preset_parameters:
@@ -130,9 +130,9 @@ def _add_parameter_option(
     keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
     # Do not group rare options: argparse cannot print the usage of a mutually exclusive group whose options are hidden.
-    is_either = (parameter.kind is bool or parameter.has_range) and not parameter.is_rare
+    is_either = (parameter.value_type is bool or parameter.has_range) and not parameter.is_rare
     where = group.add_mutually_exclusive_group() if is_either else group
-    if parameter.kind is bool:
+    if parameter.value_type is bool:
         no = where.add_argument(
             f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
@@ -152,7 +152,7 @@ def _add_parameter_option(
         added = [where.add_argument(option, type=lambda text: parameter.convert(parse_nonempty_text(text)), **keywords)]
     if parameter.has_range:
         # Read a bound as a plain number, because START may be 0, which no size is.
-        convert_bound = replace(parameter, read=None).convert
+        convert_bound = replace(parameter, parse_text=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         text = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
         added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
@@ -186,7 +186,7 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _make_preset(operation, options, sizes)
     for parameter in get_parameters(operation.shape_type).values():
-        if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
+        if parameter.name in sizes and parameter.name not in preset.adjustable_sizes and (shapes or preset.shapes):
             named = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
             raise UsageError(
                 f"{named} cannot be combined with {parameter.option}, because {named.split()[0]} gives whole shapes"
@@ -217,7 +217,7 @@ def _yield_set_parameters(
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
         values = parse_range(*bounds) if bounds else getattr(options, dest, None)
-        if parameter.kind is bool and isinstance(values, str):
+        if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
             yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
@@ -256,7 +256,7 @@ def _make_preset(
             if parameter.name in further:
                 raise UsageError(f"{parameter.option} needs {operation.preset_parameter.option}")
         return Preset()
-    return operation.preset(name, {**sizes, **further})
+    return operation.build_preset(name, {**sizes, **further})
 
 
 def make_plan(

@@ -183,7 +183,7 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
     for name in sorted(vars(plan).keys() - _NOT_COMPARED_FIELDS):
         value = getattr(plan, name)
         found[_OPTION_BY_FIELD.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
-    records = [get_operation(plan.operation).problem_record(problem) for problem in plan.problems]
+    records = [get_operation(plan.operation).make_problem_record(problem) for problem in plan.problems]
     for name in records[0]:
         values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
         found[name] = frozenset(values) if len(values) > 1 else values.pop()

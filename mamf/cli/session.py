@@ -117,7 +117,7 @@ class Session:
             apply_logged_traits(self.backend, self.resumed_log.header.get("traits", {}))
         elif not options.dry_run:
             advice = replace_assumed_traits(self.backend, warn)
-        if self.operation.is_of_links and getattr(options, "share", None):
+        if self.operation.uses_shared_links and getattr(options, "share", None):
             raise UsageError(
                 f"--devices cannot measure {self.operation.name}: all devices share their links and would slow each "
                 "other down; use one device, or 'mamf node'"
@@ -184,7 +184,7 @@ class Session:
         of_preset = self.request.preset.kernels
         if self.options.kernel or not of_preset:
             return self.options.kernel  # type: ignore[no-any-return]
-        reasons = {name: make_kernel(self.operation, name).unavailable(self.backend) for name in of_preset}
+        reasons = {name: make_kernel(self.operation, name).explain_unavailability(self.backend) for name in of_preset}
         able = [name for name, reason in reasons.items() if reason is None]
         for name, reason in reasons.items():
             if able and reason:

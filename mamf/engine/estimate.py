@@ -48,10 +48,10 @@ def measure_matmul_flops(
     Raises UnsupportedError if the kernel does not support the problem, DeviceError if the first launch fails, and
     PluginError if the backend's timer reports no time.
     """
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     size, flops = MIN_PROBE_SIZE if backend.info.is_accelerator else _MIN_PROBE_SIZE_ON_CPU, 0.0
     try:
-        with kernel.settings(backend, problem):
+        with kernel.apply_settings(backend, problem):
             while True:
                 shape = MatmulShape(size, size, size)
                 seconds = _time_prepared_launch(kernel.prepare(backend, problem, shape, pool), backend)
@@ -77,7 +77,7 @@ def measure_matmul_flops(
             f"{describe_error(error)}"
         ) from error
     finally:
-        pool.release()
+        pool.release_buffers()
 
 
 def choose_working_kernels(
@@ -124,7 +124,7 @@ def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
     for _ in range(_PROBE_LAUNCHES):
         marks = launch_between_marks(prepared.launches[0], backend)
         backend.synchronize()
-        seconds.append(backend.seconds_between(*marks))
+        seconds.append(backend.compute_seconds_between(*marks))
     return stdlib_statistics.median(seconds)
 
 

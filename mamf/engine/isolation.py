@@ -60,16 +60,16 @@ class Isolation:
 
     def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
-        if not of.gives_tensors:
+        if not of.returns_tensors:
             return {"unknown": f"launches of {of.name} return no tensors to check"}
-        pool = backend.operand_pool(row.problem.data, row.problem.seed)
+        pool = backend.make_operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._process or _start_process(), False
         assert process.stdin and process.stdout
         try:
             channel = tensors.Channel(process.stdout, process.stdin)
-            problem, shape = of.problem_record(row.problem), of.shape_record(row.shape)
+            problem, shape = of.make_problem_record(row.problem), of.make_shape_record(row.shape)
             channel.send(operation=of.name, problem=problem, shape=shape, seconds=row.seconds)
-            with kernel.settings(backend, row.problem):
+            with kernel.apply_settings(backend, row.problem):
                 answer = dict(tensors.serve_launches(channel, kernel, backend, row.problem, row.shape, pool))
             is_whole = True
             return answer
@@ -77,7 +77,7 @@ class Isolation:
             is_here = isinstance(error, (tensors.ChannelError, OSError)) or backend.is_out_of_memory(error)
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
-            pool.release()
+            pool.release_buffers()
             # Without a whole answer, for example after Ctrl-C, an incomplete message may be left in the process's pipe.
             if not is_whole:
                 process.kill()

@@ -59,34 +59,34 @@ def launch_in_profiler_window(
     Raises UnsupportedError if the kernel does not support the problem, WrongResultError if a result is wrong, and
     DeviceError if a launch fails.
     """
-    reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
+    reason = kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
     if reason:
         raise UnsupportedError(reason)
     try:
-        with kernel.settings(backend, problem):
+        with kernel.apply_settings(backend, problem):
             begun = backend.now()
-            pool = backend.operand_pool(problem.data, problem.seed)
+            pool = backend.make_operand_pool(problem.data, problem.seed)
             ready = kernel.prepare(backend, problem, shape, pool)
             checked = CheckedKernel(ready)
             if verifies:
                 checked.warm_up_and_verify(backend)
-                checked.poison()
+                checked.poison_outputs()
             else:
                 launch_between_marks(checked.launches[0], backend)
                 backend.synchronize()
             prepared = backend.now()
-            with backend.profiler_window(f"{kernel.name} {shape}"):
+            with backend.open_profiler_window(f"{kernel.name} {shape}"):
                 marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launches)]
             backend.synchronize()
             if verifies:
                 checked.verify()
                 checked.require_unchanged_operands()
             return ProfiledLaunches(
-                seconds=tuple(backend.seconds_between(*each) for each in marks),
+                seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
                 preparing_seconds=prepared - begun,
                 verdict=checked.verdict if verifies else None,
                 device_kernels=watch_launch and tuple(watch_launch(checked.launches[0])),
-                is_deterministic=_check_determinism(checked, backend, repeats, ready.checksum),
+                is_deterministic=_check_determinism(checked, backend, repeats, ready.queue_checksum),
             )
     except MamfError:
         raise
@@ -105,13 +105,13 @@ def time_kernel_parts(
         raise UnsupportedError(
             f"kernel {kernel.name} is one launch, so its parts cannot be timed: use the kernel eager"
         )
-    parts = kernel.parts(backend, problem, shape, backend.operand_pool(problem.data, problem.seed))
+    parts = kernel.parts(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
         # Ignore the time of the first launch: it warms up.
         _, *marks = [launch_between_marks(launch, backend) for _ in range(launches + 1)]
         backend.synchronize()
-        found[name] = flop, statistics.median(backend.seconds_between(*each) for each in marks)
+        found[name] = flop, statistics.median(backend.compute_seconds_between(*each) for each in marks)
     return found
 
 
@@ -124,11 +124,11 @@ def _check_determinism(
     """
     digests = set[object]()
     for _ in range(repeats):
-        checked.poison()
+        checked.poison_outputs()
         returned = checked.launches[0]()
         summed = checksum and checksum(0, returned)
         backend.submit()
         backend.synchronize()
-        digest = backend.digest(returned)
+        digest = backend.compute_digest(returned)
         digests.add(summed() if digest is None and summed else digest)
     return None if None in digests or not digests else len(digests) == 1

@@ -94,8 +94,8 @@ def measure(
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
-        pool.release()
-        backend.release_memory()
+        pool.release_buffers()
+        backend.release_cached_memory()
     return run.make_measurement(status, reason)
 
 
@@ -104,7 +104,7 @@ def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) ->
     another error when asked about ``error``, the reason describes that other error.
     """
     try:
-        if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.refuses(error)):
+        if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.is_refusal(error)):
             return "unsupported", describe_error(error)
         return (
             "out_of_memory" if isinstance(error, Exception) and backend.is_out_of_memory(error) else "failed",
@@ -127,31 +127,35 @@ class _RowMeasurement:
 
     def measure_row(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
-        reason = kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)
+        reason = kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(
+            problem, shape
+        )
         if reason:
             return self.make_measurement("unsupported", reason)
         sets = self.regime.count_sets(problem, shape, backend.info.cache_bytes)
-        with kernel.settings(backend, problem):
+        with kernel.apply_settings(backend, problem):
             checked = CheckedKernel(
                 kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.must_rewrite_output)
             )
             # Compile, tune and verify before any timed launch.
             estimate = checked.warm_up_and_verify(backend)
-            if kernel.must_fit_a_train and self.regime.explain_too_long(estimate):
+            if kernel.must_fit_in_burst and self.regime.explain_too_long(estimate):
                 # Time more launches: the first one may have compiled, and the compiler may still use the host.
                 estimate = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCHES))
                 if reason := self.regime.explain_too_long(estimate):
                     return self.make_measurement("unsupported", reason)
             if kernel.reports_reserved:
-                checked.poison()
-                backend.release_memory()  # Blocks that the allocator kept from earlier launches must not count.
+                checked.poison_outputs()
+                backend.release_cached_memory()  # Blocks that the allocator kept from earlier launches must not count.
             peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
-            reserved = backend.peak_reserved_memory() if kernel.reports_reserved and peak is not None else None
+            reserved = (
+                backend.read_peak_reserved_memory_bytes() if kernel.reports_reserved and peak is not None else None
+            )
             samples = self.regime.sample_and_verify(checked, self.rule, estimate)
             self.add_true_clock(checked, samples)
             checked.require_unchanged_operands()
             self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
-        held_details = {} if peak is None else {"held_bytes": checked.prepared.held_bytes}
+        held_details = {} if peak is None else {"held_bytes": checked.prepared.extra_bytes_per_set}
         verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held_details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
@@ -159,7 +163,7 @@ class _RowMeasurement:
         """Measure the true clock of the compute units and store it in ``samples``, if the operation counts FLOP and
         ``wants_clock`` returns True for the rate.
         """
-        work = self.problem.work(self.shape)
+        work = self.problem.compute_work(self.shape)
         seconds = compute_figure(samples.seconds, "mean" if self.regime.best_by == "mean" else "median")
         if samples.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
             samples.clock_hz = self.regime.measure_true_clock(checked, seconds)
@@ -170,7 +174,7 @@ class _RowMeasurement:
         # Round to nanoseconds as the log does, so that figures computed from the log are identical to those of the row.
         # No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in samples.seconds]
-        work = self.problem.work(self.shape)
+        work = self.problem.compute_work(self.shape)
         timer = find_timer_calibration(self.regime.backend.name)
         accuracy = timer.error_seconds if timer and samples.timer_overhead else 0.0  # 0 if the error is unknown.
         possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
@@ -232,7 +236,7 @@ def find_rate_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: An
     """Return the FLOP or bytes per second that the device cannot exceed with this problem and shape. Return None if
     that limit is unknown, or if the kernel approximates: its rate counts work that it skips, so it may be higher.
     """
-    return get_operation(problem.operation).fastest_possible(info, problem, shape) if kernel.is_exact else None
+    return get_operation(problem.operation).find_max_possible_rate(info, problem, shape) if kernel.is_exact else None
 
 
 def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
@@ -251,17 +255,17 @@ def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape
     """Measure the bytes of device memory that one launch needs: operands, saved tensors and what the launch allocates.
     Other memory of the process does not count. Return None if the backend does not report memory.
     """
-    checked.poison()  # This releases what earlier launches returned.
-    before = backend.allocated_memory()
+    checked.poison_outputs()  # This releases what earlier launches returned.
+    before = backend.read_allocated_memory_bytes()
     if before is None:
         return None
     backend.reset_peak_memory()
     checked.launches[0]()
     backend.submit()
     backend.synchronize()
-    peak = backend.peak_memory()
-    operands = sum(buffer.nbytes for buffer in problem.buffers(shape).values())
-    return None if peak is None else int(operands + checked.prepared.held_bytes + peak - before)
+    peak = backend.read_peak_memory_bytes()
+    operands = sum(buffer.nbytes for buffer in problem.list_buffers(shape).values())
+    return None if peak is None else int(operands + checked.prepared.extra_bytes_per_set + peak - before)
 
 
 def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:

@@ -218,27 +218,27 @@ class Runner:
             largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}
         try:
             for name, buffer in largest.items():
-                pool.take(name, *buffer)
+                pool.take_buffer(name, *buffer)
         except get_catchable_plugin_errors() as error:
             if not self.backend.is_out_of_memory(error):
                 raise DeviceError(
                     f"the device of backend {self.backend.name} failed while mamf allocated operands: "
                     f"{describe_error(error)}"
                 ) from error
-            pool.release()
-        self.backend.release_memory()
+            pool.release_buffers()
+        self.backend.release_cached_memory()
 
     def get_operand_pool(self, problem: Problem) -> OperandPool:
         """Return the pool of operand buffers for a problem. Problems with equal operation, data and seed share one."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
-            self._pools[key] = self.backend.operand_pool(problem.data, problem.seed)
+            self._pools[key] = self.backend.make_operand_pool(problem.data, problem.seed)
         return self._pools[key]
 
     def release_pools(self) -> None:
         """Release the memory of all operands of this run."""
         for pool in self._pools.values():
-            pool.release()
+            pool.release_buffers()
         self._pools.clear()
 
     # -- answering ---------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Runner:
         """Raise DeviceLostError if the device no longer answers. ``lost``: the row that the log then gets."""
         try:
             self.backend.synchronize()
-            self.backend.wait(self.backend.mark())
+            self.backend.wait_for_mark(self.backend.record_mark())
         except get_catchable_plugin_errors() as error:
             raise DeviceLostError(
                 f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
@@ -399,7 +399,7 @@ def require_work(problem: Problem, shape: Any) -> None:
     """
     label = f"operation {problem.operation}"
     with convert_plugin_errors(label, f"the work of {shape}"):
-        amount = problem.work(shape).amount
+        amount = problem.compute_work(shape).amount
     if not 0 < amount < math.inf:
         raise PluginError(
             f"{label} is broken: it reports {amount:g} as the work of a launch of {shape}, not a positive number"

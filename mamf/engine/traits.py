@@ -21,7 +21,7 @@ from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import choose_matmul_kernel, problem_for
+from mamf.operations.matmul.operation import choose_matmul_kernel, make_problem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
@@ -139,8 +139,8 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     """
     of = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(of, backend)
-    problem = of.problem_for(backend, {"pattern": "copy"})
-    pool, free = backend.operand_pool(problem.data, problem.seed), backend.free_memory()
+    problem = of.make_problem(backend, {"pattern": "copy"})
+    pool, free = backend.make_operand_pool(problem.data, problem.seed), backend.read_free_memory_bytes()
     probe, rates = _TraitProbe(backend, lambda: None), dict[int, float]()
     # Begin with the largest size, so that the pool allocates only once.
     sizes = [round(size * MIB) for size in reversed(_COPIED_MIB) if free is None or 2 * size * MIB <= free]
@@ -153,8 +153,8 @@ def measure_cache_bytes(backend: Backend) -> int | None:
                 backend, launch, 3 if once > _MIN_LAUNCH_SECONDS else _COPY_LAUNCHES
             )
     finally:
-        pool.release()
-        backend.release_memory()
+        pool.release_buffers()
+        backend.release_cached_memory()
     of_memory = median(rates[size] for size in sizes[:3])
     cached = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * of_memory]
     return max(cached) if len(cached) >= _MIN_CACHED_SIZES else None
@@ -164,13 +164,13 @@ def _measure_launch_seconds(backend: Backend, launch: Launch, count: int) -> flo
     """Launch once to warm up, then ``count`` times, and return the mean device seconds of these ``count`` launches."""
     launch()
     backend.submit()
-    start = backend.mark()
+    start = backend.record_mark()
     for _ in range(count):
         launch()
         backend.submit()
-    end = backend.mark()
+    end = backend.record_mark()
     backend.synchronize()
-    return max(backend.seconds_between(start, end), 1e-9) / count
+    return max(backend.compute_seconds_between(start, end), 1e-9) / count
 
 
 @contextmanager
@@ -178,20 +178,20 @@ def _prepare_matmul_launch(backend: Backend) -> Iterator[Launch]:
     """Prepare the device's default matmul, yield its launch, and release its operands at the end. M = N = K is the
     smallest of _MATMUL_SIZES at which a launch takes at least _MIN_LAUNCH_SECONDS, or the largest of _MATMUL_SIZES.
     """
-    problem = problem_for(backend, None)
-    kernel, pool = choose_matmul_kernel(backend, problem), backend.operand_pool(problem.data, problem.seed)
-    if reason := kernel.unsupported(backend, problem):
+    problem = make_problem(backend, None)
+    kernel, pool = choose_matmul_kernel(backend, problem), backend.make_operand_pool(problem.data, problem.seed)
+    if reason := kernel.explain_unsupported_problem(backend, problem):
         raise UnsupportedError(reason)
     try:
-        with kernel.settings(backend, problem):
+        with kernel.apply_settings(backend, problem):
             for size in _MATMUL_SIZES:
                 launch = kernel.prepare(backend, problem, MatmulShape(size, size, size), pool).launches[0]
                 if _measure_launch_seconds(backend, launch, 3) >= _MIN_LAUNCH_SECONDS:
                     break
             yield launch
     finally:
-        pool.release()
-        backend.release_memory()
+        pool.release_buffers()
+        backend.release_cached_memory()
 
 
 class WakeUp(NamedTuple):
@@ -276,13 +276,13 @@ class _TraitProbe:
         """Launch for about ``seconds`` behind flushes that put the host ahead, and return each launch's seconds."""
         backend = self.backend
         self.queue_flushes_ahead()
-        marks = [backend.mark()]
+        marks = [backend.record_mark()]
         for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
             self.launch()
             backend.submit()
-            marks.append(backend.mark())
+            marks.append(backend.record_mark())
         backend.synchronize()
-        return [backend.seconds_between(start, end) for start, end in itertools.pairwise(marks)]
+        return [backend.compute_seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
     def measure_reaction(self) -> Reaction:
         """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
@@ -316,18 +316,18 @@ class _TraitProbe:
         seconds from the start of the load to the end of the block, and the mean seconds of a launch in the block.
         """
         backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
-        start = backend.mark()
+        start = backend.record_mark()
         queued, ends, each = deque([start]), [0.0], list[float]()
         # Limit the number of blocks, so that the loop ends even if the device's clock does not advance.
         for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):
             for _ in range(count):
                 self.launch()
                 backend.submit()
-            queued.append(backend.mark())
+            queued.append(backend.record_mark())
             if len(queued) > 2:
                 queued.popleft()
-                backend.wait(queued[0])
-                ends.append(backend.seconds_between(start, queued[0]))
+                backend.wait_for_mark(queued[0])
+                ends.append(backend.compute_seconds_between(start, queued[0]))
                 each.append((ends[-1] - ends[-2]) / count)
             if ends[-1] >= seconds:
                 break

@@ -19,11 +19,11 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, SWEEP, Plan
-from mamf.report.ceilings import make_devices_document, make_find_document, make_find_summary_record
+from mamf.report.ceilings import make_find_by_device_document, make_find_document, make_find_summary_record
 from mamf.report.document import Document
 from mamf.report.kernels import make_kernels_document, make_kernels_summary_record
 from mamf.report.rows import make_device_record, make_summary_record
-from mamf.report.shares import Shares
+from mamf.report.shares import ShareCalculator
 
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup, Strategy
@@ -89,7 +89,7 @@ class Kind:
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
-        shares = Shares(
+        shares = ShareCalculator(
             log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
         own = log.own_ceilings if self.has_ceilings else None
@@ -128,7 +128,7 @@ class Sweep(Kind):
         return super().make_strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
 
     def format_command(self, plan: Plan) -> str:
-        return get_operation(plan.operation).own_command or f"{SWEEP} --operation {plan.operation}"
+        return get_operation(plan.operation).command_name or f"{SWEEP} --operation {plan.operation}"
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         from mamf.report.charts.attention import make_attention_chart, make_decode_chart
@@ -189,7 +189,7 @@ class Find(Kind):
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         if log.parts:
-            return make_devices_document(log)
+            return make_find_by_device_document(log)
         if log.plan.is_search:
             return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().make_document(log, report_options)

@@ -19,7 +19,7 @@ attention_kernel = functools.partial(make_kernel, Attention())
 KERNELS = [
     name
     for name in sorted(find_entry_points_by_name(ATTENTION_KERNEL_GROUP))
-    if attention_kernel(name).unavailable(ACCELERATOR) is None
+    if attention_kernel(name).explain_unavailability(ACCELERATOR) is None
 ]
 SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 
@@ -84,7 +84,7 @@ def flash_rows(name):
 def flash(request):
     """Row of a FlashAttention kernel, verified in all of its output."""
     name = request.param
-    if missing := attention_kernel(name).unavailable(ACCELERATOR):
+    if missing := attention_kernel(name).explain_unavailability(ACCELERATOR):
         pytest.skip(str(missing))
     if ACCELERATOR.info.architecture != "sm_90":
         pytest.skip(f"what {name} has is known for sm_90, not for {ACCELERATOR.info.architecture}")

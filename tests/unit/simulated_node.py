@@ -33,7 +33,7 @@ class Node(SimulatedBackend):
     """``FAULTS``: by index, ``{"physics": {...}}``, or what happens when the device is opened: closed, gone, hangs."""
 
     @classmethod
-    def device_count(cls):
+    def count_devices(cls):
         return int(os.environ.get(DEVICES, "4"))
 
     def __init__(self, index=0):
@@ -47,7 +47,7 @@ class Node(SimulatedBackend):
         told = fault.get("physics") if isinstance(fault, dict) else None
         super().__init__(index, Physics(**told) if told else None, seed=index)
 
-    def bus_address(self):
+    def read_bus_address(self):
         return f"0000:{self.index:02x}:00.0"
 
 

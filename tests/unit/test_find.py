@@ -29,7 +29,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plugins import discovery
-from mamf.report.ceilings import describe_certainty
+from mamf.report.ceilings import describe_ceiling_accuracy
 from mamf.statistics import Interval, summarize
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
@@ -128,7 +128,10 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(p
     ceiling = find.ceilings["burst"]
     assert ceiling.interval.is_known == is_known
     header = {"device": {"name": "card", "compute_units": None}}
-    assert any("so the device was busy later" in line for line in describe_certainty(ceiling, rows, header)) != is_known
+    assert (
+        any("so the device was busy later" in line for line in describe_ceiling_accuracy(ceiling, rows, header))
+        != is_known
+    )
     assert logged(ceiling).interval.is_known == is_known
 
 
@@ -341,7 +344,7 @@ class Library(SimulatedMatmul):
     def __init__(self, name="library"):
         self.name = name
 
-    def variants(self, backend, problem, shape):
+    def list_variants(self, backend, problem, shape):
         if self.broken == "variants":
             raise RuntimeError("the heuristic failed")
         return [Library(name) for name in self.shares]
@@ -398,11 +401,11 @@ def test_the_report_says_what_the_default_gives():
     scouts = rows_of(C, [655.0], phase="scout")
     ceiling = confirm_ceiling([*fast, *default], "card", default_kernel=KERNEL)
     header = {"device": {"name": "card", "compute_units": None}}
-    told = describe_certainty(ceiling, [*scouts, *default, *fast], header)
+    told = describe_ceiling_accuracy(ceiling, [*scouts, *default, *fast], header)
     assert any("triton[x] gains +31.7 % over the default kernel" in line for line in told)
     assert f"    the default kernel, {KERNEL}, reaches at most 650.0 TFLOPS @ {B}" in told
     own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
-    assert not any("default" in line for line in describe_certainty(own, [*scouts, *default], header))
+    assert not any("default" in line for line in describe_ceiling_accuracy(own, [*scouts, *default], header))
 
 
 @pytest.mark.parametrize(("broken", "left"), [("variants", KERNEL), ("library[1]", KERNEL)])
@@ -463,7 +466,7 @@ def test_the_grid_suits_memory_and_speed(changed):
     rows = found(find)
     assert all(row.ok for row in rows)
     assert find.ceilings["burst"].tflops >= 0.98 * highest(physics, max(plan.options.grid.m))
-    assert 3 * max(problem.nbytes(row.shape) for row in rows) < physics.memory_bytes
+    assert 3 * max(problem.count_bytes(row.shape) for row in rows) < physics.memory_bytes
     assert backend.now() < 60
 
 
@@ -587,7 +590,7 @@ def refusing(monkeypatch):
         raise RuntimeError(REFUSAL)
 
     monkeypatch.setattr(SimulatedMatmul, "prepare", refused)
-    monkeypatch.setattr(SimulatedMatmul, "refuses", lambda self, error: "NOT_SUPPORTED" in str(error))
+    monkeypatch.setattr(SimulatedMatmul, "is_refusal", lambda self, error: "NOT_SUPPORTED" in str(error))
 
 
 @pytest.mark.parametrize("arguments", [[], ["--quick"], ["--regime", "burst"]], ids=" ".join)
@@ -698,7 +701,7 @@ class Proposals(Library):
     has_cheap_variants = True
     shares = {f"library[{rank}]": 1.0 for rank in range(6)}  # noqa: RUF012
 
-    def variants(self, backend, problem, shape):
+    def list_variants(self, backend, problem, shape):
         return [Proposals(name) for name in self.shares]
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):

@@ -67,7 +67,7 @@ def rate_of(backend, seconds, **changed):
     regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
     for name, value in changed.items():
         setattr(regime, name, value)
-    pool, shape = backend.operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
+    pool, shape = backend.make_operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
     row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(seconds=0.0))
     return row.best_rate, regime.last_visit_seconds
 

@@ -88,7 +88,7 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     operations_by_name: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
     if name is None:
         operation_names_by_preset = {
-            each: name for name, operation in operations_by_name.items() for each in operation.presets()
+            each: name for name, operation in operations_by_name.items() for each in operation.list_presets()
         }
         if preset:
             require_known_names(("preset of attention", preset, operation_names_by_preset))

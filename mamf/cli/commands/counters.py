@@ -83,7 +83,7 @@ class CountersSession(Session):
         from mamf.profiling.counters.ncu import Ncu, read_counts
 
         super().__init__(request, options, *interruption_and_log)
-        if reason := self.backend.without_counters():
+        if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
         self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}

@@ -122,7 +122,7 @@ class ModelSession(Session):
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.logs.records import make_known_ceiling_record
-        from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
+        from mamf.operations.matmul.operation import make_matmul_kernel, make_problem
 
         super().__init__(*arguments)
         needed_keys = list_needed_ceilings(self.plan)
@@ -139,7 +139,9 @@ class ModelSession(Session):
         # On a CPU, refuse a budget that the first row with its verification would exceed. Estimate with the rate of
         # float32: the verification of a model of any dtype computes its reference in float32.
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
-        flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
+        flops = measure_matmul_flops(
+            make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
+        )
         row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
         if row_seconds > self.plan.budget_seconds:
             raise UsageError(
@@ -150,7 +152,7 @@ class ModelSession(Session):
     def print_plan(self) -> None:
         super().print_plan()
         needed_bytes = max(
-            (problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
+            (problem.count_bytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
         )
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 

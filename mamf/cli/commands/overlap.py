@@ -102,7 +102,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
         raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
     place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
-    device_count = load_backend_class(backend_name).device_count()
+    device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (
         _DEFAULT_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_WORK_ON_ONE_DEVICE
     )

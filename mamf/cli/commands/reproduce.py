@@ -127,7 +127,9 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
         raise UsageError(f"{shorten(text)!r} is not a claim: write {claim_form}")
     rate_text, decimals, unit, kernel, shape_text, words = parts.groups()
     operation = _find_operation_of_claim(kernel, shape_text)
-    if (unit_of_operation := operation.problem_type().work(shape := operation.parse_shape(shape_text)).unit) != unit:
+    if (
+        unit_of_operation := operation.problem_type().compute_work(shape := operation.parse_shape(shape_text)).unit
+    ) != unit:
         raise UsageError(f"{shorten(text)!r}: rates of {operation.name} are in {unit_of_operation}")
     fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in words.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
@@ -210,7 +212,7 @@ class ReproduceSession(Session):
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
-            problem = self.operation.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
+            problem = self.operation.make_problem(self.backend, problem) if isinstance(problem, dict) else problem
             if each := kernels_by_name[name]:
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))

@@ -83,9 +83,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     launched = launch_in_profiler_window(
         kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
     )
-    words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
+    words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
     print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}")
-    for line in _yield_launch_lines(launched, problem.work(shape)):
+    for line in _yield_launch_lines(launched, problem.compute_work(shape)):
         print_line(line)
     if options.determinism:
         print_line(_DETERMINISM_RESULTS[launched.is_deterministic])
@@ -103,19 +103,19 @@ def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> A
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
-    from mamf.report.document import format_significant
+    from mamf.report.document import format_four_digits
 
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (flop, seconds) in parts.items():
         time, work = seconds / total_seconds, flop / total_flop
         cells = f"{time:12.1%} {flop / TERA:10.4g} {work:12.1%} {flop / seconds / TERA:9.4g} {time / work:12.2f}"
-        yield f"{name:8} {format_significant(seconds * 1e3):>9} {cells}"
+        yield f"{name:8} {format_four_digits(seconds * 1e3):>9} {cells}"
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
 def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
-    from mamf.report.document import format_rate, format_significant
+    from mamf.report.document import format_four_digits, format_rate
 
     if launched.verdict is None:
         yield "the result was not verified"
@@ -125,7 +125,7 @@ def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]
     yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
     median_seconds = statistics.median(launched.seconds)
     rate = (
-        f"{format_significant(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
+        f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
     if len(launched.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"

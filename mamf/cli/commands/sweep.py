@@ -123,7 +123,7 @@ class _OneKernelSession(Session):
         planned_name = name if is_class_path(before.kernels[0] if before else name) else kernel.name
         if before:
             require_same_kernels(self.options, before.kernels, [planned_name])
-        if reason := kernel.unsupported(backend, problem):
+        if reason := kernel.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
         return [(planned_name, kernel)]
 

@@ -112,6 +112,6 @@ class _VerifySession(Session):
         return self.options.budget is None
 
     def choose_exit_code(self, code: int) -> int:
-        from mamf.report.verification import count_checked
+        from mamf.report.verification import count_verified_totals
 
-        return REGRESSION_EXIT_CODE if count_checked(self.measured_run.rows)["wrong"] else code
+        return REGRESSION_EXIT_CODE if count_verified_totals(self.measured_run.rows)["wrong"] else code

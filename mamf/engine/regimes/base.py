@@ -28,10 +28,10 @@ Launch = Callable[[], object]
 
 def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, object]:
     """Queue a launch between two marks (device events that take the time), and return both marks."""
-    start = backend.mark()
+    start = backend.record_mark()
     launch()
     backend.submit()
-    return start, backend.mark()
+    return start, backend.record_mark()
 
 
 # Even a coarse clock advances within this many rounds of launches. A clock that stands still for longer is broken.
@@ -226,10 +226,10 @@ class Regime(ABC):
         """
 
     def queue_idle_mark(self, after: object) -> object:
-        """Queue a mark that waits for all queues of the device (``Backend.idle_mark``), and return it. Return None if
-        the device has no such marks, or if it has already reached the earlier mark ``after``.
+        """Queue a mark that waits for all queues of the device (``Backend.record_idle_mark``), and return it. Return
+        None if the device has no such marks, or if it has already reached the earlier mark ``after``.
         """
-        return self.backend.idle_mark(after) if self.backend.has_idle_marks else None
+        return self.backend.record_idle_mark(after) if self.backend.has_idle_marks else None
 
     def queue_marks_behind_flushes(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
         """Queue a number of cache flushes, then a mark and an idle mark (which waits for all queues of the device), and
@@ -238,7 +238,7 @@ class Regime(ABC):
         """
         for _ in range(flushes):
             self.backend.flush_cache()
-        mark = self.backend.mark()
+        mark = self.backend.record_mark()
         return mark, self.queue_idle_mark(mark)
 
     def synchronize(self, checked: CheckedKernel, end: object, idle: object) -> None:
@@ -247,7 +247,7 @@ class Regime(ABC):
         """
         self.backend.synchronize()
         if idle is not None:
-            checked.idle_mark_gaps.append(self.backend.seconds_between(end, idle))
+            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end, idle))
 
     def require_no_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
         """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
@@ -289,7 +289,7 @@ class Regime(ABC):
             queueing = self.backend.now() - begun
             self.backend.synchronize()
             if idle is not None:
-                yield self.backend.seconds_between(mark, idle), queueing
+                yield self.backend.compute_seconds_between(mark, idle), queueing
 
     @cached_property
     def _idle_mark_gap_and_queueing_seconds(self) -> tuple[float, float]:
@@ -415,11 +415,11 @@ class CheckedKernel:
         """
         if self.prepared.change_operands is not None:
             self.prepared.change_operands()
-        self.poison()
+        self.poison_outputs()
 
-    def poison(self) -> None:
+    def poison_outputs(self) -> None:
         """Overwrite every output with wrong values, and forget what launches have returned so far."""
-        self.prepared.poison(tuple(self._returned))
+        self.prepared.poison_outputs(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
 
@@ -436,7 +436,9 @@ class CheckedKernel:
         if not verdict.ok:
             # Locate the error first, because ``require_unchanged_operands`` may undo the change of the operands.
             try:
-                wrong = self.prepared.locate and self.prepared.locate(index, self._returned[index])
+                wrong = self.prepared.locate_wrong_cells and self.prepared.locate_wrong_cells(
+                    index, self._returned[index]
+                )
             except get_catchable_plugin_errors():  # The result is wrong in any case: only its location stays unknown.
                 wrong = None
             located = {WRONG_TILES_KEY: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
@@ -447,5 +449,5 @@ class CheckedKernel:
 
     def require_unchanged_operands(self) -> None:
         """Raise WrongResultError, which names the operands, if launches have changed any of their operands."""
-        if changed := self.prepared.changed_operands():
+        if changed := self.prepared.list_changed_operands():
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

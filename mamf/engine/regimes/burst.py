@@ -111,15 +111,15 @@ class Burst(Regime):
         self._rest_until = backend.now() + backend.burst_traits.longest_rest_seconds
         backend.flush_cache()
         backend.synchronize()
-        start, begun = backend.mark(), backend.now()
+        start, begun = backend.record_mark(), backend.now()
         for _ in range(self.timed_flush_count):
             backend.flush_cache()
         self._flush_host_seconds = (backend.now() - begun) / self.timed_flush_count
-        end = backend.mark()
+        end = backend.record_mark()
         backend.synchronize()
-        self._flush_seconds = backend.seconds_between(start, end) / self.timed_flush_count
+        self._flush_seconds = backend.compute_seconds_between(start, end) / self.timed_flush_count
         self._idle_mark_host_seconds = self._idle_mark_gap_and_queueing_seconds[1] if backend.has_idle_marks else 0.0
-        self._overhead = choose_timer_overhead(backend.name, backend.timer_overhead())
+        self._overhead = choose_timer_overhead(backend.name, backend.estimate_timer_overhead())
 
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         samples = Samples(timer_overhead=self._overhead.seconds)
@@ -160,7 +160,7 @@ class Burst(Regime):
         return None if this device cannot measure it. The samples come from other trains, because reading the clock
         counter makes launches of 0.2 ms 0.5 % slower.
         """
-        stamps = self.backend.stamps
+        stamps = self.backend.clock_stamps
         if isinstance(stamps, Unavailable) or seconds < self.min_clocked_launch_seconds:
             return None
         size = self._compute_train_size(seconds + self._flush_seconds, self.max_train_launches)
@@ -184,17 +184,18 @@ class Burst(Regime):
             for _ in range(size):
                 if self.flush:
                     backend.flush_cache()
-                around.append((stamps.stamp(), *launch_between_marks(launch, backend), stamps.stamp()))
-            idle = [stamps.stamp() for _ in range(self.idle_stamp_count)]
+                around.append((stamps.record_stamp(), *launch_between_marks(launch, backend), stamps.record_stamp()))
+            idle = [stamps.record_stamp() for _ in range(self.idle_stamp_count)]
             backend.synchronize()
         windows = [
-            subtract_overhead(backend.seconds_between(*marks), self._overhead.seconds) for _, *marks, _ in around
+            subtract_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)
+            for _, *marks, _ in around
         ]
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
-        idle_gap = stamps.between(idle[0], idle[-1])
+        idle_gap = stamps.compute_elapsed(idle[0], idle[-1])
         idle_hz = idle_gap and idle_gap.clock_hz
-        stamp_gaps = [stamps.between(before, after) for before, *_, after in around]
+        stamp_gaps = [stamps.compute_elapsed(before, after) for before, *_, after in around]
         return [
             (gap.cycles - (gap.seconds - seconds) * idle_hz) / seconds
             for gap, seconds in zip(stamp_gaps, windows, strict=True)
@@ -295,14 +296,15 @@ class Burst(Regime):
             # would wait for the host, as if the others had skipped work.
             self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds + 2 * lag)
             if not self.flush:
-                checked.poison()  # Poison the output again, because the launch that filled the cache has written it.
+                # Poison the output again, because the launch that filled the cache has written it.
+                checked.poison_outputs()
             resumed = backend.now()
             marks.append(self._flush_and_queue_launch(launch))
             self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
             idle = self.queue_idle_mark(marks[-1][1])
             reading = self.read_sensors()
             self.synchronize(checked, marks[-1][1], idle)
-        seconds = [backend.seconds_between(start, end) for start, end in marks]
+        seconds = [backend.compute_seconds_between(start, end) for start, end in marks]
         # Cache flushes draw less than the power limit, so only the launches call for a rest.
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)

@@ -184,7 +184,7 @@ class Sustained(Regime):
         if self.reset_settling_seconds is not None:
             self.backend.sleep(self.backend.sustained_traits.rest_seconds)
         begun = self.backend.now()
-        stamps = self.backend.stamps
+        stamps = self.backend.clock_stamps
         if begun - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
             self._loaded_seconds = 0.0
         samples = Samples()
@@ -193,7 +193,7 @@ class Sustained(Regime):
             if not self._run_until_settled(blocks, rule):
                 samples.remarks.append("clock and power had not settled when the measurement began")
             self._take_block_samples(blocks, rule, samples)
-            last_stamp = None if isinstance(stamps, Unavailable) else stamps.stamp()
+            last_stamp = None if isinstance(stamps, Unavailable) else stamps.record_stamp()
             # Queue a mark and an idle mark (which waits for all queues of the device) after the last launch. If the
             # device has already finished that launch, queue cache flushes ahead of the marks, because another queue may
             # still be busy.
@@ -202,7 +202,7 @@ class Sustained(Regime):
                 mark, idle = self.queue_marks_behind_flushes()
             self.synchronize(checked, mark, idle)
         if not isinstance(stamps, Unavailable):
-            passed = stamps.between(blocks.first_stamp, last_stamp)
+            passed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
             samples.clock_hz = passed and passed.clock_hz
         checked.verify()
         self._loaded_until = self.backend.now()
@@ -303,18 +303,18 @@ class _BlockQueue:
     def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued_blocks: deque[tuple[object, object, int, bool]] = deque()
-        reached, lasted = backend.mark(), 0.0
+        reached, lasted = backend.record_mark(), 0.0
         for blocks in itertools.count():
             self._regime.require_clock_advances(blocks)
             if self.must_poison:
                 self._checked.change_operands_and_poison()
-                if self.is_in_visit and not isinstance(backend.stamps, Unavailable):
-                    self.first_stamp = backend.stamps.stamp()
-                self.must_poison, reached = False, backend.mark()
+                if self.is_in_visit and not isinstance(backend.clock_stamps, Unavailable):
+                    self.first_stamp = backend.clock_stamps.record_stamp()
+                self.must_poison, reached = False, backend.record_mark()
             for launch in itertools.islice(rotation, self._size):
                 launch()
                 backend.submit()
-            end = backend.mark()
+            end = backend.record_mark()
             queued_blocks.append((reached, end, self._size, self.is_in_visit))
             reached = end
             if len(queued_blocks) < 2:
@@ -325,8 +325,8 @@ class _BlockQueue:
             longest = min(_MAX_TICK_SECONDS, _MAX_BLOCKS_TO_WAIT * lasted)
             tick = self._regime.wait_for_tick(longest) if self.must_find_tick else None
             start, end, launched, was_queued_in_visit = queued_blocks.popleft()
-            backend.wait(end)
-            lasted = backend.seconds_between(start, end)
+            backend.wait_for_mark(end)
+            lasted = backend.compute_seconds_between(start, end)
             seconds = lasted / launched
             yield LaunchBlock(seconds, launched, reading, tick, was_queued_in_visit)
             if not self.is_in_visit:

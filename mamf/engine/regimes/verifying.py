@@ -53,17 +53,17 @@ class Spaced(Regime):
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify(whole=True)
-        compare = checked.prepared.remember and checked.prepared.remember(0, result)
+        compare = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
         while not samples.seconds or not rule.should_stop(
             samples.seconds, self.backend.now() - begun, self.backend.now(), False
         ):
             self._launch_and_compare_outputs(checked, samples, compare, rule, estimate)
-        if checked.prepared.verify_special is not None:
-            verdict = checked.prepared.verify_special()
+        if checked.prepared.verify_special_values is not None:
+            verdict = checked.prepared.verify_special_values()
             if not verdict.ok:
                 raise WrongResultError(verdict)
             samples.details |= verdict.details
-            checked.poison()
+            checked.poison_outputs()
         samples.details[ERROR_BOUND_KEY] = checked.verdict.tolerance
         return samples
 
@@ -89,16 +89,16 @@ class Spaced(Regime):
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
             self.prepare_checked_launch(checked, estimate)
-            checked.poison()
-            start, result = self.backend.mark(), checked.launches[0]()
+            checked.poison_outputs()
+            start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
-            marks.append((start, self.backend.mark()))
+            marks.append((start, self.backend.record_mark()))
             found += [compare(result)] if compare else []
-            if not compare or not checked.prepared.repeats_bits:
+            if not compare or not checked.prepared.is_deterministic:
                 checked.verify(whole=True)
         samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
-        samples.seconds = [*samples.seconds, *(self.backend.seconds_between(*each) for each in marks)][
+        samples.seconds = [*samples.seconds, *(self.backend.compute_seconds_between(*each) for each in marks)][
             -_LAUNCHES_PER_COMPARISON:
         ]
         wrong = [each() for each in found]
@@ -109,7 +109,7 @@ class Spaced(Regime):
             CHECKED_LAUNCHES_KEY: launches,
             CHECKED_VALUES_KEY: launches * wrong[0].value_count if wrong else 0,
         }
-        if differing and checked.prepared.repeats_bits:
+        if differing and checked.prepared.is_deterministic:
             reason = (
                 f"{len(differing)} of {len(marks)} launches gave an output that differs from the output of the first "
                 "launch"

@@ -60,9 +60,9 @@ def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_sec
         1.2 * backend.burst_traits.train_seconds, THOROUGH.scout_end_share * budget_seconds / scouts / 4
     )
     side = 2 * (max_flop / 2) ** (1 / 3)
-    free = backend.free_memory()
+    free = backend.read_free_memory_bytes()
     if free is not None:
-        needed = problem.buffers(MatmulShape(1024, 1024, 1024)).values()
+        needed = problem.list_buffers(MatmulShape(1024, 1024, 1024)).values()
         itemsize = sum(buffer.nbytes for buffer in needed) / 3 / 1024**2
         side = min(side, (free * _MAX_MEMORY_SHARE / _SUSTAINED_OPERAND_SETS / 3 / itemsize) ** 0.5)
     step = min(_MAX_STEP, max(64, int(side / _SIZES_PER_DIMENSION) // 64 * 64))

@@ -287,7 +287,7 @@ class FindStrategy(PlanStrategy):
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
             try:
-                variants: Sequence[Any] = kernel.variants(self.backend, self.plan.problem, shape)
+                variants: Sequence[Any] = kernel.list_variants(self.backend, self.plan.problem, shape)
             except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
                 variants = (kernel,)
             if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):
@@ -319,7 +319,7 @@ class FindStrategy(PlanStrategy):
         """Allocate operands that are large enough for all these shapes, then start the regime and return it."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
-            problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
+            problem, (problem.list_buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
         )
         return self.runner.start_regime(regime)
 
@@ -402,7 +402,8 @@ class KernelsFindStrategy(RowsStrategy):
             if not candidates:
                 continue
             run.allocate_largest_operands(
-                problem, (problem.buffers(shape, regime.count_sets(problem, shape, cache)) for shape, _ in candidates)
+                problem,
+                (problem.list_buffers(shape, regime.count_sets(problem, shape, cache)) for shape, _ in candidates),
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)

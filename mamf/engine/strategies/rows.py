@@ -123,7 +123,7 @@ class RowsStrategy(PlanStrategy):
         """
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
-        found, rule = kernel.variants(self.backend, problem, shape), self.make_rule(regime)
+        found, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
         brief = replace(rule, seconds=rule.seconds and rule.seconds * _ALGORITHM_VISIT_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in found if len(found) > 1 else ():
@@ -141,7 +141,7 @@ class RowsStrategy(PlanStrategy):
         speeds, run = self._recent_rates.get((step.kernel, step.problem)), self.runner
         if run.deadline is None or not speeds:
             return run.is_budget_over()
-        amount = (1 + StoppingRule.min_samples) * step.problem.work(step.shape).amount
+        amount = (1 + StoppingRule.min_samples) * step.problem.compute_work(step.shape).amount
         return bool(amount / stdlib_statistics.median(speeds) > run.deadline - run.now())
 
     def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
@@ -192,10 +192,10 @@ class OneKernelStrategy(RowsStrategy):
         if the kernel does not support the plan's problem.
         """
         (kernel,), problem = self.setup.kernel_objects, self.plan.problem
-        if reason := kernel.unsupported(self.backend, problem):
+        if reason := kernel.explain_unsupported_problem(self.backend, problem):
             raise UnsupportedError(reason)
         if self.setup.remaining_steps:
-            cache, free = self.backend.info.cache_bytes, self.backend.free_memory()
+            cache, free = self.backend.info.cache_bytes, self.backend.read_free_memory_bytes()
             self.runner.allocate_largest_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
         yield from super().yield_steps()
 
@@ -209,10 +209,10 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: in
     """
     largest_buffers: dict[str, Buffer] = {}
     reference = plan.options.reference
-    for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.nbytes):
+    for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.count_bytes):
         for kind in map(get_regime_class, plan.regimes):
             sets = kind.count_sets(plan.problem, shape, cache_bytes)
-            buffers = plan.problem.buffers(shape, sets, kind.must_rewrite_output)
+            buffers = plan.problem.list_buffers(shape, sets, kind.must_rewrite_output)
             wanted = largest_buffers | {
                 name: max(each, largest_buffers.get(name, each)) for name, each in buffers.items()
             }

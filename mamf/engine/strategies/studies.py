@@ -32,7 +32,7 @@ from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
-from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, Pair
 from mamf.operations.unknown import get_operation
@@ -142,13 +142,14 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
     terms = range(int(max_terms * _MIN_LOADING_SHARE) if regime == LOADED else 1, max_terms + 1)
     dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
     for _ in range(_MAX_DRAWS if dtypes else 0):
-        dtype, case = chooser.choice(dtypes), of.random_case(chooser, terms)
+        dtype, case = chooser.choice(dtypes), of.draw_random_case(chooser, terms)
         if case is None:
             continue
         shape = case.pop("shape")
-        problem = of.problem_for(backend, {**case, "dtype": dtype, "seed": seed})
-        if not (kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)):
-            return problem, shape
+        problem = of.make_problem(backend, {**case, "dtype": dtype, "seed": seed})
+        if kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape):
+            continue
+        return problem, shape
     return None
 
 
@@ -165,8 +166,8 @@ def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> d
         for name, each in found.items()
         if names
         or (
-            each.is_tried_unasked
-            and discovery.make_operation(each.operation).random_case(random.Random(0), range(1, 2)) is not None
+            each.is_tried_by_default
+            and discovery.make_operation(each.operation).draw_random_case(random.Random(0), range(1, 2)) is not None
         )
     }
 
@@ -185,7 +186,7 @@ def make_verify_plan(
     problems have at most the FLOP of this shape. ``number``: verify only this random problem; 0: one after another.
     """
     names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
-    problems = tuple(problem_for(backend, name, seed=seed) for name in names)
+    problems = tuple(make_problem(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
     shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
     return make_operation_plan(
@@ -316,13 +317,13 @@ class OverlapStrategy:
     def _measure_pair(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
         regime = Sustained(self.backend)
         try:
-            with self.kernel.settings(self.backend, problem):
+            with self.kernel.apply_settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
             failure: tuple[MeasurementStatus, str] = ("wrong_result", str(error))
         except get_catchable_plugin_errors() as error:
             failure = classify_error(error, self.kernel, self.backend)
-        self.backend.release_memory()
+        self.backend.release_cached_memory()
         steps = [Step(self.kernel, make_row_problem(problem, row), shape, regime, StoppingRule()) for row in PAIR_ROWS]
         return [replace(make_failed_row(step), status=failure[0], reason=failure[1]) for step in steps]
 
@@ -354,21 +355,21 @@ class _PairMeasurement:
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
     ) -> None:
         self.strategy, self.problem, self.shape, self.regime = strategy, problem, shape, regime
-        self.backend, queue = strategy.backend, strategy.backend.second_queue()
+        self.backend, queue = strategy.backend, strategy.backend.get_second_queue()
         if queue is None:
-            raise UnsupportedError(str(strategy.kernel.unavailable(strategy.backend)))
+            raise UnsupportedError(str(strategy.kernel.explain_unavailability(strategy.backend)))
         self.queue, self.is_late, self.is_slow = queue, False, False
         self.flushes, self.max_short_launches = _FLUSHES_AND_MAX_LAUNCHES[0]
-        own = self._prepare_work(MATMUL_WORK, strategy.backend.mark, lambda launch: launch())
-        self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.mark, queue.launch)}
+        own = self._prepare_work(MATMUL_WORK, strategy.backend.record_mark, lambda launch: launch())
+        self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.record_mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
     def _prepare_work(self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]) -> _TimedWork:
         kernel, backend, problem = self.strategy.kernel, self.backend, make_row_problem(self.problem, (timed, True))
-        if reason := kernel.unsupported(backend, problem):
+        if reason := kernel.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
         sets = self.regime.count_sets(problem, self.shape, backend.info.cache_bytes)
-        pool = backend.operand_pool(problem.data, problem.seed)
+        pool = backend.make_operand_pool(problem.data, problem.seed)
         checked = CheckedKernel(
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
         )
@@ -452,8 +453,8 @@ class _PairMeasurement:
         for work in works:
             work.marks = []
             work.checked.change_operands_and_poison()
-        first = backend.mark()
-        backend.wait(first)
+        first = backend.record_mark()
+        backend.wait_for_mark(first)
         begun = backend.now()
         for _ in range(self.flushes):
             backend.flush_cache()
@@ -471,10 +472,11 @@ class _PairMeasurement:
                     backend.submit()
                 work.marks.append((work.queue_mark(), backend.now(), done))
         self.queue.join()
-        end = backend.mark()
+        end = backend.record_mark()
         self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks wait for one another.
-        times = [[(backend.seconds_between(first, mark), done) for mark, _, done in work.marks[1:]] for work in works]
+        measure = partial(backend.compute_seconds_between, first)
+        times = [[(measure(mark), done) for mark, _, done in work.marks[1:]] for work in works]
         headways = [
             reached - (host - begun + _MIN_AHEAD_SECONDS)
             for work, reached_marks in zip(works, times, strict=True)

@@ -22,13 +22,13 @@ class AiterLibrary(KernelLibrary):
     install_command = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
     runtimes = ("hip",)
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
             return Unavailable(
                 f"AITER supports only {' and '.join(_ARCHITECTURES)}, not {backend.info.architecture}",
                 "mamf attention --kernel sdpa-flash",
             )
-        return super().unavailable(backend)
+        return super().explain_unavailability(backend)
 
 
 class Aiter(AiterLibrary, LibraryAttention):

@@ -71,17 +71,19 @@ class AttentionShape:
 
     batch: int = field(
         metadata=describe(
-            "number of sequences", default="16384, or 1024 on a CPU, divided by the number of keys", read=parse_size
+            "number of sequences",
+            default="16384, or 1024 on a CPU, divided by the number of keys",
+            parse_text=parse_size,
         )
     )
     heads: int = field(
         metadata=describe(
-            "number of query heads", default="2048 divided by the head dimension", read=parse_size, metavar="H"
+            "number of query heads", default="2048 divided by the head dimension", parse_text=parse_size, metavar="H"
         )
     )
     kv_heads: int = field(
         metadata=describe(
-            "number of key and value heads", default="as many as query heads", read=parse_size, metavar="H"
+            "number of key and value heads", default="as many as query heads", parse_text=parse_size, metavar="H"
         )
     )
     seqlen_q: int = field(
@@ -89,7 +91,7 @@ class AttentionShape:
             "number of query tokens per sequence",
             default="as many as keys",
             keyword="query_lens",
-            read=parse_size,
+            parse_text=parse_size,
             metavar="S",
         )
     )
@@ -98,7 +100,7 @@ class AttentionShape:
             "number of key tokens per sequence",
             default="1024 4096 16384",
             keyword="seq_lens",
-            read=parse_size,
+            parse_text=parse_size,
             metavar="S",
         )
     )
@@ -107,7 +109,7 @@ class AttentionShape:
             "head dimension, or two such as 192/128 if those of keys and of values differ",
             default="128",
             keyword="head_dims",
-            read=HeadDims.parse,
+            parse_text=HeadDims.parse,
             metavar="D",
         )
     )
@@ -119,7 +121,7 @@ class AttentionShape:
             "sliding window: number of keys before its position that a query attends to; without --causal, also after "
             "it",
             default="all",
-            read=parse_size,
+            parse_text=parse_size,
             metavar="W",
         ),
     )
@@ -253,7 +255,7 @@ class AttentionProblem(CheckedProblem):
             "fraction of key blocks that hardly affect the result, because mamf generates such inputs; for kernels "
             "that skip such blocks",
             default="0",
-            read=_read_sparsity,
+            parse_text=_read_sparsity,
             metavar="SHARE",
         ),
     )
@@ -267,7 +269,7 @@ class AttentionProblem(CheckedProblem):
     def has_backward(self) -> bool:
         return self.direction != "fwd"
 
-    def work(self, shape: AttentionShape) -> Work:
+    def compute_work(self, shape: AttentionShape) -> Work:
         counted = (
             f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times the forward" if self.has_backward else ""
         )
@@ -287,16 +289,16 @@ class AttentionProblem(CheckedProblem):
         backward = 2 * forward
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
 
-    def buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k``, ``v`` and, for a backward pass,
         ``do``, the gradient of the output.
         """
         names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
         return {name: Buffer(round_up_to_alignment(shape.elements[name]) * sets, self.dtype) for name in names}
 
-    def nbytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
-        return sum(buffer.nbytes for buffer in self.buffers(shape, sets).values()) + self.traffic(shape)
+        return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets).values()) + self.traffic(shape)
 
 
 _CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
@@ -348,10 +350,10 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
     directions: ClassVar[tuple[str, ...]] = DIRECTIONS
 
-    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
             return f"{self.name} supports only --direction {' or '.join(self.directions)}"
-        return self._unsupported_dtype(problem)
+        return self._explain_unsupported_dtype(problem)
 
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
@@ -379,22 +381,22 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
     problem_type = AttentionProblem
     shape_example = "b1h16q4096k4096d128c"
     ranks_by_shape = True
-    own_command = "attention"
+    command_name = "attention"
     chart = "lengths"
     has_shares = True
-    gives_tensors = True
+    returns_tensors = True
     approximate_kernels = frozenset(
         {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}
     )
     reference = "float64 softmax and matmuls on the device; four rows in float64 on the host"
 
-    def default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
-        return self.shapes_of({}, backend)
+    def choose_default_shapes(self, backend: Backend) -> Sequence[AttentionShape]:
+        return self.build_shapes({}, backend)
 
-    def presets(self) -> Mapping[str, Preset[AttentionShape]]:
+    def list_presets(self) -> Mapping[str, Preset[AttentionShape]]:
         return ATTENTION_PRESETS
 
-    def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
+    def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[AttentionShape]:
         """Return a shape for every combination of sizes.
 
         By default, a batch has 16384 tokens (1024 on a CPU) for every sequence length, and the number of heads times
@@ -410,7 +412,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
             shapes.append(AttentionShape(**{**usual, **given}, head_dim=keys, head_dim_v=values))
         return shapes
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: the memory of a launch, the rate of memory traffic and, for
         approximate kernels, the sparsity and the distance from dense attention.
         """
@@ -426,7 +428,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
             **{title: float(details[name]) for title, name in names.items() if name in details},
         }
 
-    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+    def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         """Draw a random problem with at most two kv heads, so that a check of the first and the last head covers it."""
         batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
         heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
@@ -456,5 +458,5 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         head_dims = f"head dimension {shape.head_dims}"
         return f"batch {shape.batch}, {shape.heads} heads{kv}, {length}, {head_dims}, {shape.mask}"
 
-    def axis(self, shape: AttentionShape) -> float:
+    def find_axis_position(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)

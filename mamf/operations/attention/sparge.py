@@ -82,12 +82,12 @@ class _SpargeFp8(_SpargeAttention):
     #: contribute a little to the correct output.
     tolerance = 1e-1
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+    def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal:
             # The library uses is_causal to choose blocks, but does not pass it to the kernel. So the kernel does not
             # mask the later keys inside of the blocks on the diagonal.
             return f"{self.name} masks only whole blocks of keys, so it is wrong on the diagonal: remove --causal"
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)
 
 
 class SpargeFp16Threshold(_SpargeFp16):

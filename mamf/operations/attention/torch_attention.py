@@ -72,7 +72,7 @@ _CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 
 
 class TorchAttention(AttentionKernel):
-    """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind``.
+    """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind_operands``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
     - ``has_gqa``: whether it supports fewer kv heads than query heads. ``has_window``: whether it supports a window.
@@ -90,14 +90,16 @@ class TorchAttention(AttentionKernel):
     #: The largest ||O - reference|| / ||reference|| of a correct output O; None: the limit of the dtype.
     tolerance: ClassVar[float | None] = None
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return check_torch_backend(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Launch the forward pass of one shape, and return the output. All tensors have the kernel's layout."""
-        raise NotImplementedError(f"{type(self).__name__} must implement attend or bind")
+        raise NotImplementedError(f"{type(self).__name__} must implement attend or bind_operands")
 
-    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+    def bind_operands(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
+    ) -> Callable[..., torch.Tensor]:
         """Return a function of q, k and v that launches the forward pass of one shape and returns the output.
 
         Kernels that must be compiled compile here, outside of the timed launches.
@@ -110,7 +112,7 @@ class TorchAttention(AttentionKernel):
         """Return details of a launch for reports, such as the sparsity or the backend that the library chose."""
         return {}
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+    def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         d, dv, sizes = shape.head_dim, shape.head_dim_v, self.head_dims
         use_sizes = f"use {', '.join(map(str, sizes))}"
         if isinstance(sizes, range):
@@ -143,8 +145,8 @@ class TorchAttention(AttentionKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        forward_pass = self.bind(backend, problem, shape)
-        memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), sets)
+        forward_pass = self.bind_operands(backend, problem, shape)
+        memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
         attentions = [
             PreparedAttention(self, problem, shape, self.view_operands(problem, shape, flat)) for flat in memory
         ]
@@ -153,12 +155,12 @@ class TorchAttention(AttentionKernel):
             # counted below as memory of a saved forward pass.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
-        before = backend.allocated_memory()
+        before = backend.read_allocated_memory_bytes()
         launches = [attention.make_launch(forward_pass) for attention in attentions]
-        after = backend.allocated_memory()
-        held_bytes = 0 if before is None or after is None else (after - before) // sets
+        after = backend.read_allocated_memory_bytes()
+        extra_bytes_per_set = 0 if before is None or after is None else (after - before) // sets
         ready = [each.make_operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
-        return combine_operand_sets(ready, tuple, held_bytes=held_bytes)
+        return combine_operand_sets(ready, tuple, extra_bytes_per_set=extra_bytes_per_set)
 
     def view_operands(
         self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
@@ -177,7 +179,7 @@ class TorchAttention(AttentionKernel):
             )
         return views
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERROR_TEXTS)
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
@@ -204,7 +206,7 @@ class PreparedAttention:
 
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
-        verify_special = partial(
+        verify_special_values = partial(
             verify_special_attention,
             self._shape,
             self._view_as_bhsd(self._operands),
@@ -214,11 +216,11 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change=lambda: list(map(SignFlipper.change, self._signs)),
-            restore=lambda: list(map(SignFlipper.restore, self._signs)),
-            changed=self._find_changed,
-            repeats_bits=is_special,
-            verify_special=verify_special if is_special else None,
+            change_operands=lambda: list(map(SignFlipper.change, self._signs)),
+            restore_operands=lambda: list(map(SignFlipper.restore, self._signs)),
+            list_changed_operands=self._find_changed,
+            is_deterministic=is_special,
+            verify_special_values=verify_special_values if is_special else None,
         )
 
     def make_launch(self, forward_pass: Callable[..., torch.Tensor]) -> Callable[[], object]:
@@ -362,7 +364,7 @@ class KernelLibrary:
         version = get_package_version(self.distribution_name)
         return {"library": f"{self.distribution_name} {version}"} if version else {}
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, (AssertionError, NotImplementedError)) or (
             isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
         )
@@ -372,7 +374,7 @@ class KernelLibrary:
         lowest, highest = self.capability_range
         return lowest <= capability <= highest
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
             return Unavailable(
                 f"{self.library_name} does not support the backend {backend.name}", self.portable_command
@@ -422,7 +424,9 @@ class LibraryAttention(KernelLibrary, TorchAttention):
         ``function``: the function or module that ``import_library`` returned.
         """
 
-    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+    def bind_operands(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
+    ) -> Callable[..., torch.Tensor]:
         function = self.import_library_quietly()
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:

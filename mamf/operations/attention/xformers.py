@@ -27,10 +27,10 @@ class XFormers(LibraryAttention):
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
     has_unequal_lengths = False
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+    def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
             return f"{self.name} has no backward pass with fewer kv heads than query heads: use --direction fwd"
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)
 
     def launch_forward(
         self,

@@ -40,7 +40,7 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
     """A kernel that passes over torch tensors. Derived classes define the launch."""
 
     @abstractmethod
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
         """Return the launch with all its passes, its output, and how many times it counts each element of the array.
@@ -60,14 +60,14 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
     ) -> Prepared:
         return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
-        launch, output, times = self.bind(backend, problem, arrays)
+        launch, output, times = self.bind_operands(backend, problem, arrays)
         operands = [arrays[name] for name in READ_ARRAYS[problem.pattern]]
         if problem.pattern == "read":
-            device = torch.device("cpu") if backend.unsupported_dtype("float64") else output.device
+            device = torch.device("cpu") if backend.explain_unsupported_dtype("float64") else output.device
             verify = make_sum_check(operands[0], output, times, device)
         else:
             verify = make_element_check(problem, operands, output)
@@ -156,7 +156,7 @@ class TorchFunctions(TorchArrays):
     is_default = True
     dtypes = ("float32", "float64", "bfloat16", "float16")
 
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
         array = arrays[problem.arrays[0]]
@@ -201,10 +201,10 @@ class TritonPasses(TorchArrays):
 
     name = "triton"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return check_triton_backend(backend, "torch")
 
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
         from mamf.operations.bandwidth import triton_kernels as kernels

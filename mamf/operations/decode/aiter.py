@@ -16,7 +16,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
     has_contiguous = False
     head_dims = (64, 128, 256)
 
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         function = self.import_library_quietly()
@@ -49,7 +49,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
     has_latent = True
     head_dims = ()
 
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         function = self.import_library_quietly()

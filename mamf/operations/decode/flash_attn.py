@@ -25,7 +25,7 @@ class _FlashKvcacheKernel(LibraryDecode):
     #: queries.
     has_ragged_kvcache = False
 
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         module, is_paged = self.import_library_quietly(), shape.page_size is not None
@@ -82,7 +82,7 @@ class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     has_ragged_kvcache = True
     has_latent = True
 
-    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+    def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):
             return f"{self.name} needs a paged latent cache if sequences differ in length: use --page-sizes 64"
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)

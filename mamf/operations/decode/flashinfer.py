@@ -52,7 +52,7 @@ class _FlashInferKernel(LibraryDecode):
         """Launch the attention that ``planner`` has planned, and return its output."""
         return planner.run(q, (view_as_pages(shape, k), view_as_pages(shape, v)))
 
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
@@ -141,13 +141,13 @@ class FlashInferMla(_FlashInferKernel):
     has_latent = True
     head_dims = ()
 
-    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+    def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and tuple(shape.head_dims) != (576, 512):
             return (
                 f"{self.name} does not support a latent cache with head dimensions {shape.head_dims}: "
                 "use --head-dims 576/512"
             )
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)
 
     def make_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor

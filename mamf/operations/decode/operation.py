@@ -69,19 +69,19 @@ class DecodeShape:
     Raises UsageError if the sizes contradict one another.
     """
 
-    batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", read=parse_size))
-    heads: int = field(metadata=describe("number of query heads", default="32", read=parse_size, metavar="H"))
+    batch: int = field(metadata=describe("number of sequences", default="64, or 2 on a CPU", parse_text=parse_size))
+    heads: int = field(metadata=describe("number of query heads", default="32", parse_text=parse_size, metavar="H"))
     kv_heads: int = field(
         metadata=describe(
             "number of key and value heads; 1 means multi-query attention (MQA)",
             default="8",
-            read=parse_size,
+            parse_text=parse_size,
             metavar="H",
         )
     )
     queries: int = field(
         metadata=describe(
-            "number of new tokens per sequence", default="1", keyword="query_lens", read=parse_size, metavar="S"
+            "number of new tokens per sequence", default="1", keyword="query_lens", parse_text=parse_size, metavar="S"
         )
     )
     cache_len: int = field(
@@ -89,7 +89,7 @@ class DecodeShape:
             "number of tokens of the longest sequence, including the new tokens",
             default="1024 8192 32768, or 256 1024 on a CPU",
             keyword="cache_lens",
-            read=parse_size,
+            parse_text=parse_size,
             metavar="S",
         )
     )
@@ -98,7 +98,7 @@ class DecodeShape:
             "head dimension, or two such as 576/512 if those of keys and of values differ",
             default="128",
             keyword="head_dims",
-            read=HeadDims.parse,
+            parse_text=HeadDims.parse,
             metavar="D",
         )
     )
@@ -271,7 +271,7 @@ class DecodeProblem(CheckedProblem):
             _MAX_GRAPH_LAUNCHES, max(_MIN_GRAPH_LAUNCHES, -(-_GRAPH_CACHE_BYTES // self._count_launch_bytes(shape)))
         )
 
-    def work(self, shape: DecodeShape) -> Work:
+    def compute_work(self, shape: DecodeShape) -> Work:
         count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
         flop = 2 * shape.heads * draw_sequence_sizes(shape, self.seed).pairs * (shape.head_dim + shape.head_dim_v)
@@ -289,7 +289,7 @@ class DecodeProblem(CheckedProblem):
         entries = is_paged * sum(sizes.pages) + shape.batch * entries_per_sequence
         return cache + rows + _INDEX_BYTES * entries
 
-    def buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
         count, sizes = sets * self.count_launches(shape), draw_sequence_sizes(shape, self.seed)
         queries = sum(sizes.queries) * shape.heads * shape.head_dim
@@ -302,9 +302,9 @@ class DecodeProblem(CheckedProblem):
         }
         return {"q": Buffer(round_up_to_alignment(queries) * count, self.dtype), **cache}
 
-    def nbytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the operands and outputs of ``sets`` operand sets."""
-        return sets * self.work(shape).nbytes
+        return sets * self.compute_work(shape).nbytes
 
 
 _DEFAULT_BATCH_AND_CACHE: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
@@ -380,12 +380,12 @@ class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE,)
 
-    def unsupported(self, backend: Backend, problem: DecodeProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: DecodeProblem) -> str | None:
         if problem.cache_dtype not in self.cache_dtypes:
             return f"{self.name} supports only --cache-dtype {' or '.join(self.cache_dtypes)}"
         if problem.graph and not backend.has_graphs:
             return f"{backend.name} cannot capture launches in a graph: remove --graph"
-        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype_in_cache)
+        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype_in_cache)
 
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
@@ -412,19 +412,19 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     shape_example = "b64h32kv8q1c8192d128p16"
     axis_label = "cache length"
     ranks_by_shape = True
-    own_command = "attention --operation decode"
+    command_name = "attention --operation decode"
     chart = "caches"
     has_shares = True
     has_memory_shares = True
     reference = "float64 softmax over gathered pages on the device; one head of one sequence in float64 on the host"
 
-    def default_shapes(self, backend: Backend) -> Sequence[DecodeShape]:
-        return self.shapes_of({}, backend)
+    def choose_default_shapes(self, backend: Backend) -> Sequence[DecodeShape]:
+        return self.build_shapes({}, backend)
 
-    def presets(self) -> Mapping[str, Preset[DecodeShape]]:
+    def list_presets(self) -> Mapping[str, Preset[DecodeShape]]:
         return DECODE_PRESETS
 
-    def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
+    def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
         """Return a shape for every combination of sizes. The default sizes are those of a layer of Llama 8B."""
         usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_CPU_SIZES}
         shapes = []
@@ -433,7 +433,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
             shapes.append(DecodeShape(**chosen, head_dim=keys, head_dim_v=values))
         return shapes
 
-    def fastest_possible(
+    def find_max_possible_rate(
         self, info: DeviceInfo, problem: DecodeProblem, shape: DecodeShape | None = None
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
@@ -446,15 +446,15 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
         # Import this here, because an import at the top of the file would slow --help down.
         from mamf.operations.bandwidth.operation import get_max_memory_rate
 
-        work, flops = problem.work(shape), compute_max_flops(info, problem.dtype)
+        work, flops = problem.compute_work(shape), compute_max_flops(info, problem.dtype)
         compute = flops and flops * work.nbytes / work.flop
         return min(filter(None, (compute, get_max_memory_rate(info, work.nbytes))), default=None)
 
-    def peak(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
+    def find_peak_rate(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
         """Return the memory bandwidth in the device's datasheet in bytes/s, or None if it is not known."""
         return find_bandwidth(info.name, info.compute_units)
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: TFLOPS, the microseconds of a launch (of one captured launch if there
         is a graph), the memory of a launch and, if the kernel reports it, the time to plan.
         """
@@ -469,7 +469,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
             **({} if planning_us is None else {"planning us": float(planning_us)}),
         }
 
-    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+    def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         """Draw a random problem with few sequences, so that the reference can compute the whole output."""
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
@@ -497,5 +497,5 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
             f"({shape.queries} new){lengths}, head dimension {shape.head_dims}, {cache}"
         )
 
-    def axis(self, shape: DecodeShape) -> float:
+    def find_axis_position(self, shape: DecodeShape) -> float:
         return float(shape.cache_len)

@@ -90,11 +90,11 @@ class TorchDecode(DecodeKernel):
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return check_torch_backend(backend)
 
     @abstractmethod
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         """Plan and compile for one shape, and return the kernel that is ready to run.
@@ -102,7 +102,7 @@ class TorchDecode(DecodeKernel):
         Its output may have any shape, but its elements must be those of [queries, heads, head_dim_v], in this order.
         """
 
-    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+    def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         page, most = shape.page_size, self.max_queries
         lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
         refusals = (
@@ -142,9 +142,9 @@ class TorchDecode(DecodeKernel):
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
         count = sets * problem.count_launches(shape)
-        memory = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, sets)), count)
+        memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), count)
         tables = make_cache_tables(problem, shape, backend.device)
-        bound = self.bind(backend, problem, shape, tables)
+        bound = self.bind_operands(backend, problem, shape, tables)
         ready = [PreparedDecode(self, problem, shape, tables, flat, bound).make_operand_set() for flat in memory]
         if problem.graph:
             ready = [capture_graph(backend, ready)]
@@ -192,7 +192,11 @@ class PreparedDecode:
         signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
         launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
         return OperandSet(
-            launch, self.verify, verify_whole=self.verify_whole, change=signs.change, restore=signs.restore
+            launch,
+            self.verify,
+            verify_whole=self.verify_whole,
+            change_operands=signs.change,
+            restore_operands=signs.restore,
         )
 
     def verify(self, result: object) -> Verdict:
@@ -257,7 +261,7 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
     Its verification covers the outputs of all captured launches.
     """
-    replay, results = backend.capture([each.launch for each in sets])
+    replay, results = backend.capture_graph([each.launch for each in sets])
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
@@ -269,8 +273,8 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
         lambda _: verify_all_results([each.verify for each in sets]),
         outputs=[tensor for result in results for tensor in list_tensors(result)],
         verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in sets]),
-        change=lambda: [each.change() for each in sets if each.change],
-        restore=lambda: [each.restore() for each in sets],
+        change_operands=lambda: [each.change_operands() for each in sets if each.change_operands],
+        restore_operands=lambda: [each.restore_operands() for each in sets],
     )
 
 

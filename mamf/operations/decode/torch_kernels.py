@@ -31,15 +31,15 @@ class SdpaKvcache(TorchDecode):
     has_latent = True
     head_dims = range(8, 513, 8)
 
-    def unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
+    def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.queries not in (1, shape.cache_len):
             return f"{self.name} aligns causal masks to the top left: use --query-lens 1, or as many as --cache-lens"
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERROR_TEXTS)
 
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
@@ -64,15 +64,15 @@ class FlexKvcache(TorchDecode):
     """
 
     name = "flex-kvcache"
-    is_tried_unasked = False
+    is_tried_by_default = False
     dtypes = ("bfloat16", "float16", "float32")
     has_contiguous = False
     page_multiple = _MIN_BLOCK_KEYS
     has_ragged_queries = False
     head_dims = (16, 32, 64, 128, 256)
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if reason := check_flex_attention(backend, backend.is_accelerator) or super().unavailable(backend):
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        if reason := check_flex_attention(backend, backend.is_accelerator) or super().explain_unavailability(backend):
             return reason
         from torch.nn.attention.flex_attention import BlockMask
 
@@ -82,7 +82,7 @@ class FlexKvcache(TorchDecode):
             f"FlexAttention of torch {torch.__version__} cannot use a page table", "pip install --upgrade torch"
         )
 
-    def bind(
+    def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> BoundKernel:
         from torch.nn.attention.flex_attention import flex_attention

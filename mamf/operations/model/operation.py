@@ -43,10 +43,10 @@ class ModelShape(BaseShape):
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
     text_description: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
-    batch: int = field(metadata=describe("number of sequences", default="8", read=parse_size, metavar="N"))
+    batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size, metavar="N"))
     context: int = field(
         metadata=describe(
-            "tokens per sequence", default="256 512 1024", keyword="context_lengths", read=parse_size, metavar="N"
+            "tokens per sequence", default="256 512 1024", keyword="context_lengths", parse_text=parse_size, metavar="N"
         )
     )
 
@@ -190,7 +190,7 @@ class ModelProblem(CheckedProblem):
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def work(self, shape: ModelShape) -> Work:
+    def compute_work(self, shape: ModelShape) -> Work:
         copies, moved = _PARAMETER_COPIES_MOVED[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
@@ -206,12 +206,12 @@ class ModelProblem(CheckedProblem):
         attention_flop = self.layers * self.make_attention_shape(shape).flop
         return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
-    def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
         return {}
 
-    def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
-        return self.work(shape).nbytes
+    def count_bytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
+        return self.compute_work(shape).nbytes
 
 
 def _make_fields(
@@ -242,15 +242,15 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
     operation = "model"
     reports_memory = True
     reports_reserved = True
-    must_fit_a_train = True
+    must_fit_in_burst = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 
-    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
             return f"autocast has no effect, because the parameters are {problem.dtype} too: leave autocast out"
-        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
-    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+    def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         if shape.context % problem.experts:
             return (
                 f"the context length ({shape.context}) must be a multiple of the number of experts ({problem.experts})"
@@ -271,7 +271,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     shape_type = ModelShape
     problem_type = ModelProblem
     shape_example = "b8s1024"
-    own_command = "model"
+    command_name = "model"
     chart = "phases"
     axis_label = "context length"
     default_regime = SUSTAINED
@@ -283,17 +283,17 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         keyword="size",
     )
 
-    def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
         return [ModelShape(batch=8, context=context) for context in (256, 512, 1024)]
 
-    def presets(self) -> Mapping[str, Preset[ModelShape]]:
+    def list_presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""
         return {
             size: Preset(fields={name: (value,) for name, value in parts.items()})
             for size, parts in FIELDS_BY_SIZE.items()
         }
 
-    def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that the user gave and, for other fields, the sizes of the preset.
 
         Fields that the user did not give are scaled with those that the user gave: ``d_ff`` and ``heads`` with
@@ -310,7 +310,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
                 }
         return asked
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
         shape = row.shape
         return {
@@ -320,7 +320,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
         }
 
-    def words(self, problem: ModelProblem) -> Sequence[str]:
+    def list_identifying_fields(self, problem: ModelProblem) -> Sequence[str]:
         """Return the words of a title: the architecture, the phase, and fields that differ from their defaults.
 
         The architecture is the style with d_model, d_ff, layers and heads, such as ``gpt2 768/3072/12/12``.
@@ -341,9 +341,9 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
             ):
                 name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
                 implied = {f"{field} {value}" for field, value in parts.items()}
-                return [name, *(word for word in self.words(problem)[1:] if word not in implied)]
-        return self.words(problem)
+                return [name, *(word for word in self.list_identifying_fields(problem)[1:] if word not in implied)]
+        return self.list_identifying_fields(problem)
 
-    def axis(self, shape: ModelShape) -> float:
+    def find_axis_position(self, shape: ModelShape) -> float:
         """Return the position of a shape on the horizontal axis of charts: the tokens per sequence."""
         return float(shape.context)

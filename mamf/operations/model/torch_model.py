@@ -41,7 +41,7 @@ _MAX_BATCHES = 3
 class TorchModel(ModelKernel):
     """A kernel that runs a model in eager torch, with the attention kernel that its name has in brackets."""
 
-    takes = "an attention kernel"
+    argument_description = "an attention kernel"
     base: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
@@ -49,32 +49,32 @@ class TorchModel(ModelKernel):
         self.attention = make_kernel(get_operation("attention"), attention)
         self.name = f"{self.base}[{self.attention.name}]"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend) or self.attention.unavailable(backend)
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        return check_torch_backend(backend) or self.attention.explain_unavailability(backend)
 
-    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
             return f"a model cannot use kernel {self.attention.name}, because it is no subclass of TorchAttention"
-        return super().unsupported(backend, problem) or self.attention.unsupported(
+        return super().explain_unsupported_problem(backend, problem) or self.attention.explain_unsupported_problem(
             backend, make_attention_problem(problem)
         )
 
-    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
-        return super().unsupported_shape(problem, shape) or self.attention.unsupported_shape(
+    def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+        return super().explain_unsupported_shape(problem, shape) or self.attention.explain_unsupported_shape(
             make_attention_problem(problem), problem.make_attention_shape(shape)
         )
 
-    def settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
-        return self.attention.settings(backend, make_attention_problem(problem))
+    def apply_settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
+        return self.attention.apply_settings(backend, make_attention_problem(problem))
 
-    def refuses(self, error: Exception) -> bool:
-        return self.attention.refuses(error)
+    def is_refusal(self, error: Exception) -> bool:
+        return self.attention.is_refusal(error)
 
     def make_attention_function(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> AttentionFunction:
         """Return a function that runs the attention kernel on Q, K and V in the layout that Network uses."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
-        call = attention.bind(backend, make_attention_problem(problem), problem.make_attention_shape(shape))
+        call = attention.bind_operands(backend, make_attention_problem(problem), problem.make_attention_shape(shape))
         recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
         is_sequence_first = attention.layout == "bshd"
 
@@ -101,7 +101,7 @@ class TorchModel(ModelKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         gc.collect()  # Free the memory of the previous model, which may be in a reference cycle.
-        require_memory(backend, problem.nbytes(shape))
+        require_memory(backend, problem.count_bytes(shape))
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run = self.make_forward_function(network)
         if problem.autocast:
@@ -115,8 +115,8 @@ class CompiledModel(TorchModel):
 
     base = "compiled"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return backend.without_compiler() or super().unavailable(backend)
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
         # Dynamo compiles a code object at most 8 times. Reset its count, or else later networks would run uncompiled.
@@ -242,9 +242,9 @@ class PreparedModel:
         return Prepared(
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
-            poison=self.poison,
-            changed_operands=self.changed_operands,
-            held_bytes=self._held_bytes,
+            poison_outputs=self.poison_outputs,
+            list_changed_operands=self.changed_operands,
+            extra_bytes_per_set=self._held_bytes,
         )
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
@@ -261,7 +261,7 @@ class PreparedModel:
 
     # -- verification ------------------------------------------------------------------------------------------------
 
-    def poison(self, returned: Sequence[object]) -> None:
+    def poison_outputs(self, returned: Sequence[object]) -> None:
         """Overwrite the results of earlier launches, so that only a new launch can make them right.
 
         Poison the returned tensors, release all gradients, and set the moments of the sampled parameters to 0.

@@ -146,7 +146,7 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
     """
     if problem.is_served_by_memory(shape, cache_bytes):
         return MEMORY
-    fits = cache_bytes is not None and len(problem.arrays) * shape.nbytes <= cache_bytes
+    fits = cache_bytes is not None and len(problem.array_names) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None
 
 

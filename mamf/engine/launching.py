@@ -101,11 +101,11 @@ def time_kernel_parts(
     """Launch each part of a kernel, such as one of its matmuls, ``launches`` times on its own. Return the FLOP and the
     median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
     """
-    if not hasattr(kernel, "parts"):
+    if not hasattr(kernel, "make_part_launches"):
         raise UnsupportedError(
             f"kernel {kernel.name} is one launch, so its parts cannot be timed: use the kernel eager"
         )
-    parts = kernel.parts(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
+    parts = kernel.make_part_launches(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
         # Ignore the time of the first launch: it warms up.

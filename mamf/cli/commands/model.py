@@ -142,7 +142,7 @@ class ModelSession(Session):
         flops = measure_matmul_flops(
             make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
         )
-        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
+        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.compute_flop(shape) / flops
         if row_seconds > self.plan.budget_seconds:
             raise UsageError(
                 f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "

@@ -36,7 +36,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
-from mamf.engine.runner import get_crashes
+from mamf.engine.runner import get_crash_record
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
     DeviceError,
@@ -457,7 +457,7 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)
     # Send each row before its launch, so that the report of a crash names its kernel; after the last launch, send None.
-    get_crashes(backend).set_pending_row = lambda row: send(
+    get_crash_record(backend).set_pending_row = lambda row: send(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
     send({ADDRESS_KEY: backend.read_bus_address()})

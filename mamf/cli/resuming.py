@@ -102,9 +102,9 @@ def report_run_to_watcher(
 
     ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
     """
-    from mamf.engine.runner import get_crashes
+    from mamf.engine.runner import get_crash_record
 
-    watch, crashes = watching.CRASH_STATE, get_crashes(backend)
+    watch, crashes = watching.CRASH_STATE, get_crash_record(backend)
     crashes.fatal_rows = [row for row in logged_rows if row.is_fatal]
     if watch:
         begun = time.monotonic() - (options.restart.spent_seconds if options.restart else 0.0)
@@ -120,10 +120,10 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
     The watching process then logs the row and starts a new process for the remaining rows.
     """
-    from mamf.engine.runner import get_crashes
+    from mamf.engine.runner import get_crash_record
 
     if watching.CRASH_STATE:
-        get_crashes(backend).set_pending_row(row)
+        get_crash_record(backend).set_pending_row(row)
         os._exit(1)
 
 

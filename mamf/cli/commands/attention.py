@@ -29,7 +29,7 @@ from mamf.plans import Plan
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling, Ceilings
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -161,7 +161,7 @@ class _AttentionSession(Session):
             warn,
         )
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.cli.ceilings import warn_of_short_budgets
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord

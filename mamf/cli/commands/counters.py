@@ -16,7 +16,7 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.operation import Request
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.logs.run_log import RunLog
     from mamf.profiling.counters.counting import CountingStrategy
     from mamf.report.document import Document
@@ -89,7 +89,7 @@ class CountersSession(Session):
         self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
-    def make_strategy(self, setup: Setup) -> CountingStrategy:
+    def make_strategy(self, setup: RunSetup) -> CountingStrategy:
         from mamf.profiling.counters.counting import CountingStrategy
 
         return CountingStrategy(setup, self.counted_steps, self.ncu)

@@ -19,7 +19,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.engine.strategies.rows import RowsStrategy
 
 EXAMPLES = """examples:
@@ -156,7 +156,7 @@ class ModelSession(Session):
         )
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
-    def make_strategy(self, setup: Setup) -> RowsStrategy:
+    def make_strategy(self, setup: RunSetup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import LogRecord

@@ -26,7 +26,7 @@ from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
     from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import RankPlace
@@ -148,8 +148,8 @@ def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) ->
         return
     with join_group(place, strategy.backend, _MAX_WAIT_SECONDS):
         strategy.gather_from_ranks = gather_all
-        strategy.pairs, strategy.seconds, strategy.budget_seconds = gather_all(
-            (strategy.pairs, strategy.seconds, strategy.budget_seconds)
+        strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_all(
+            (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)
         )[0]
         yield from strategy.yield_results()
 
@@ -183,7 +183,7 @@ class OverlapSession(Session):
     def make_new_plan(self) -> Plan:
         return replace(super().make_new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.node.group import find_rank_place
 
         strategy: Any = super().make_strategy(setup)

@@ -122,7 +122,7 @@ def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]
     else:
         verdict = launched.verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
-    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
+    yield f"prepared in {launched.preparation_seconds:.2f} s: operands, compilation, tuning and first launch"
     median_seconds = statistics.median(launched.seconds)
     rate = (
         f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
@@ -134,6 +134,6 @@ def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]
             f"launched {len(launched.seconds)} times: {rate} (median), without rests between the launches, so this is "
             "not a measurement"
         )
-    if launched.device_kernels is not None:
-        names = ", ".join(dict.fromkeys(launched.device_kernels))
+    if launched.device_kernel_names is not None:
+        names = ", ".join(dict.fromkeys(launched.device_kernel_names))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

@@ -337,7 +337,7 @@ class Backend(ABC):
     @abstractmethod
     def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         """Return an empty pool that fills operands with random values. ``data``: their distribution, one of
-        mamf.kernel.DATA_DISTRIBUTIONS.
+        mamf.kernel.DATA_CHOICES.
         """
 
     @abstractmethod

@@ -110,10 +110,10 @@ def _do_cells_form_tiles(wrong: WrongCells, height: int, width: int, cell_rows: 
 
 
 #: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_random).
-DATA_DISTRIBUTIONS = ("normal", "uniform", "zeros", "integers")
+DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
 #: the sums of a matmul have small and large terms.
-ALL_DATA_DISTRIBUTIONS = (*DATA_DISTRIBUTIONS, "wide")
+ALL_DATA_CHOICES = (*DATA_CHOICES, "wide")
 # Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, reading them from memory does
 # not limit a launch.
 MAX_OPERAND_SETS = 64

@@ -35,7 +35,7 @@ from mamf.errors import (
     require_whole_number,
     shorten,
 )
-from mamf.kernel import DATA_DISTRIBUTIONS, AnyKernel, ProblemT, ShapeT
+from mamf.kernel import DATA_CHOICES, AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
 from mamf.peaks import compute_max_flops, find_peak
 from mamf.plans import BURST, CLASSIC, COMMON_REGIMES, SWEEP, Plan
@@ -121,11 +121,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
-    "data": {
-        "help": "distribution of the operands' random values, or zeros",
-        "choices": DATA_DISTRIBUTIONS,
-        "is_rare": True,
-    },
+    "data": {"help": "distribution of the operands' random values, or zeros", "choices": DATA_CHOICES, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",
@@ -135,7 +131,7 @@ _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
     },
 }
 #: Metadata of a dataclass field whose value follows from other fields, so that users cannot set it.
-DERIVED_FIELD_METADATA: Mapping[str, Any] = {_METADATA_KEY: None}
+DERIVED_METADATA: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
 def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
@@ -470,11 +466,9 @@ _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128)
 
 
 def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_product: int = 1) -> list[int]:
-    """Draw ``count`` random sizes of a shape, aligned or unaligned, similar or very different. If no attempt succeeds,
-    return sizes of 1.
-
-    ``multiply_adds``: the range of the number of multiply-adds in a launch, which is the product of the sizes and of
-    ``fixed_product``.
+    """Draw ``count`` random sizes of a shape, aligned or unaligned, similar or very different. Their product times
+    ``fixed_product`` is the number of multiply-adds of a launch, and is in the range ``multiply_adds``. If no attempt
+    succeeds, return sizes of 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (multiply_adds[-1] / fixed_product) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from mamf.errors import MAX_RUN_ROWS, UsageError, parse_size
-from mamf.operation import DERIVED_FIELD_METADATA, CheckedProblem, combine_values, describe, get_parameters
+from mamf.operation import DERIVED_METADATA, CheckedProblem, combine_values, describe, get_parameters
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Problem(CheckedProblem):
     is_tied: bool = True
     window: int | None = None
     extra: dict | None = None
-    sum: int = field(default=0, metadata=DERIVED_FIELD_METADATA)
+    sum: int = field(default=0, metadata=DERIVED_METADATA)
     dtype: str = "bfloat16"
 
 

@@ -19,17 +19,9 @@ from typing import Any, ClassVar, NamedTuple
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
-from mamf.kernel import ALL_DATA_DISTRIBUTIONS, Buffer, Kernel, Work, round_up_to_alignment
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import (
-    DERIVED_FIELD_METADATA,
-    CheckedProblem,
-    FlopOperation,
-    Preset,
-    combine_values,
-    describe,
-    draw_sizes,
-)
+from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
 DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
 #: The FLOP of a backward pass as a multiple of those of the forward pass, by the name of the convention.
@@ -113,7 +105,7 @@ class AttentionShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED_FIELD_METADATA)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     causal: bool = field(default=False, metadata=describe("apply a causal mask: a query attends to no later keys"))
     window: int | None = field(
         default=None,
@@ -236,7 +228,7 @@ class AttentionProblem(CheckedProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA_DISTRIBUTIONS,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )

@@ -22,15 +22,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
 from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import (
-    DERIVED_FIELD_METADATA,
-    CheckedProblem,
-    Operation,
-    Preset,
-    combine_values,
-    describe,
-    draw_sizes,
-)
+from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, combine_values, describe, draw_sizes
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
@@ -102,7 +94,7 @@ class DecodeShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED_FIELD_METADATA)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     lengths: str = field(
         default="equal",
         metadata=describe(

@@ -20,7 +20,7 @@ from mamf.errors import (
     require_rows_within_limit,
     require_whole_number,
 )
-from mamf.kernel import ALL_DATA_DISTRIBUTIONS, Buffer, Kernel, Work, round_up_to_alignment
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.operation import CheckedProblem, describe
 from mamf.plans import Shape
 
@@ -249,7 +249,7 @@ class BaseMatmulProblem(CheckedProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA_DISTRIBUTIONS,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )

@@ -303,7 +303,7 @@ def test_a_log_at_an_https_address_is_read_and_its_size_is_limited(run, sweep, m
     code, _, err = run("reproduce", "https://example.org/sweep.jsonl", *DEVICE)
     assert (code, "no run log is that long" in err) == (2, True)
     code, _, err = run("reproduce", "http://example.org/sweep.jsonl", *DEVICE)
-    assert (code, "only https:// addresses are supported" in err) == (2, True)
+    assert (code, "use an https:// address" in err) == (2, True)
 
 
 def test_an_address_that_does_not_answer_is_one_line(run, monkeypatch):

@@ -30,7 +30,7 @@ _MAX_WAIT_SECONDS = 120.0
 
 
 def add_options(parser: Parser) -> None:
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--backend")
     add_shared_options(group, "--devices", default_text="all")
     add_shared_options(group, "--dtype", nargs=None)

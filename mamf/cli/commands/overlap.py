@@ -47,7 +47,9 @@ _MAX_WAIT_SECONDS = 120.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "If options have several values, mamf measures every combination.")
+    group = parser.add_argument_group(
+        "what to measure", "If options have several values, mamf measures every combination."
+    )
     group.add_argument(
         "--beside",
         nargs="+",
@@ -115,7 +117,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
     if collectives and place is None and not (is_complete or options.dry_run):
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
-        return subprocess.call([sys.executable, *launcher, *options.typed], stdout=get_report_stream())
+        return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device. Then that device has the index 0 in every process.
         options.backend, options.device = backend_name, place.index % max(device_count, 1)

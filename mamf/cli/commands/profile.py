@@ -132,7 +132,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.running import Program
 
     # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
-    name, *arguments = options.typed[-len(options.script) :]
+    name, *arguments = options.typed_words[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
     program.check_exists()
     if options.ranks == "all" and options.output is None:

@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     has_one_source = bool(options.source) + bool(options.claim) == (options.resume is None)
-    if not (has_one_source or options.restart) or options.top == 0:
+    if not (has_one_source or options.crashed_run) or options.top == 0:
         raise UsageError("give exactly one of LOG, --claim and --resume, and a --top of at least 1")
     return run_session(options, ReproduceSession)
 

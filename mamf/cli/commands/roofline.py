@@ -106,7 +106,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise make_exists_error(export_path)
     rows, code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
-        if option in options.given:
+        if option in options.given_names:
             raise UsageError(
                 f"--ceiling cannot be combined with {format_option_name(option)}, because --ceiling reads logs and "
                 "measures nothing"
@@ -149,8 +149,8 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
-    if options.restart:
-        folder = options.restart.log_path.parent
+    if options.crashed_run:
+        folder = options.crashed_run.log_path.parent
     backend, code, logs = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)

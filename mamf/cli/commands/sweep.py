@@ -44,7 +44,7 @@ def add_options(parser: Parser) -> None:
     operation = make_requested_operation(parser.command_words)
     parser.set_defaults(of=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if operation.compares_kernels:
         add_shared_options(group, "--kernel")

@@ -36,7 +36,7 @@ docs/verify-a-card.md says which errors a clean run rules out.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to check")
     add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
     add_shared_options(group, "--dtype", default_text="all dtypes of the device")
     add_shared_options(

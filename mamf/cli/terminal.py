@@ -142,8 +142,8 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
     )
     if free_bytes and needed_bytes > free_bytes:
         print_line(
-            f"        {memory_user} does not fit, so its row will have the status out_of_memory; mamf still measures "
-            "the shapes that fit"
+            "        more memory than is free is needed, so this row will end as out_of_memory; mamf still measures "
+            "smaller shapes"
         )
 
 

@@ -69,7 +69,7 @@ class CudaStamps:
             self._require(driver.cuModuleGetFunction(ctypes.byref(self._kernel), module, b"stamp"))
         self._next = 0
 
-    def stamp(self) -> int:
+    def record_stamp(self) -> int:
         place = self._next % _SLOT_COUNT
         self._next += 1
         if place % _HALF_SLOT_COUNT == 0:
@@ -89,7 +89,7 @@ class CudaStamps:
         )
         return place
 
-    def between(self, start: int, end: int) -> Elapsed | None:
+    def compute_elapsed(self, start: int, end: int) -> Elapsed | None:
         first, last = (self._results[place].cpu().double() for place in (start, end))
         written = (first[:, 0] > 0) & (last[:, 0] > 0)
         if not written.any():

@@ -103,7 +103,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         return VendorModule(cls.find_device_type())
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         if not hasattr(torch, "accelerator"):
             return Unavailable(
                 f"this torch ({torch.__version__}) has no torch.accelerator",
@@ -125,7 +125,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         for name in find_entry_points_by_name(BACKEND_GROUP).keys() - {_BACKEND_NAME}:
             try:
                 other = load_backend_class(name)
-                if getattr(other, "device_type", None) == device_type and other.unavailable() is None:
+                if getattr(other, "device_type", None) == device_type and other.explain_unavailability() is None:
                     return name
             except Exception:  # a broken backend cannot be used
                 continue
@@ -139,7 +139,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         return _call_or_none(lambda: getattr(cls.vendor(), name)(*arguments))
 
     @classmethod
-    def device_name(cls, index: int) -> str:
+    def read_device_name(cls, index: int) -> str:
         # In some vendors' modules get_device_name ignores the index, but get_device_properties does not.
         name = getattr(cls.call_or_none("get_device_properties", index), "name", None) or cls.call_or_none(
             "get_device_name", index
@@ -196,12 +196,12 @@ class AnyAcceleratorBackend(StreamedBackend):
         """Return why events cannot time a load, or an empty string if they agree with the host clock."""
         try:
             begun = self.now()
-            start = super().mark()
+            start = super().record_mark()
             load()
-            end = super().mark()
+            end = super().record_mark()
             self.synchronize()
             seconds = self.now() - begun
-            elapsed = super().seconds_between(start, end)
+            elapsed = super().compute_seconds_between(start, end)
         except _MISSING_FUNCTION_ERRORS as error:
             return f"events of the device do not work: {describe_error(error)}"
         if abs(elapsed - seconds) <= _MAX_TIMER_ERROR * seconds:
@@ -210,40 +210,40 @@ class AnyAcceleratorBackend(StreamedBackend):
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         if not self.reason_without_events:
-            return super().mark()
+            return super().record_mark()
         self.synchronize()
         return self.now()
 
-    def wait(self, mark: Any) -> None:
+    def wait_for_mark(self, mark: Any) -> None:
         if not self.reason_without_events:
-            super().wait(mark)
+            super().wait_for_mark(mark)
 
-    def seconds_between(self, start: Any, end: Any) -> float:
-        return float(end - start) if self.reason_without_events else super().seconds_between(start, end)
+    def compute_seconds_between(self, start: Any, end: Any) -> float:
+        return float(end - start) if self.reason_without_events else super().compute_seconds_between(start, end)
 
-    def timer_overhead(self) -> float | None:
+    def estimate_timer_overhead(self) -> float | None:
         """Return the seconds that two marks add to a launch. For events, estimate them as other backends do. For the
         host clock, return the median time between two marks without a launch.
         """
         if not self.reason_without_events:
-            return super().timer_overhead()
-        windows = [(self.mark(), self.mark()) for _ in range(_EMPTY_WINDOW_COUNT)]
-        return statistics.median(self.seconds_between(start, end) for start, end in windows)
+            return super().estimate_timer_overhead()
+        windows = [(self.record_mark(), self.record_mark()) for _ in range(_EMPTY_WINDOW_COUNT)]
+        return statistics.median(self.compute_seconds_between(start, end) for start, end in windows)
 
     # -- memory: None is what the vendor does not report -------------------------------------------------------------
 
-    def operand_pool(self, data: str, seed: int) -> OperandPool:
-        return super().operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
+    def make_operand_pool(self, data: str, seed: int) -> OperandPool:
+        return super().make_operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
 
-    free_memory = _return_none_if_missing(StreamedBackend.free_memory)
-    allocated_memory = _return_none_if_missing(StreamedBackend.allocated_memory)
-    peak_memory = _return_none_if_missing(StreamedBackend.peak_memory)
-    peak_reserved_memory = _return_none_if_missing(StreamedBackend.peak_reserved_memory)
+    read_free_memory_bytes = _return_none_if_missing(StreamedBackend.read_free_memory_bytes)
+    read_allocated_memory_bytes = _return_none_if_missing(StreamedBackend.read_allocated_memory_bytes)
+    read_peak_memory_bytes = _return_none_if_missing(StreamedBackend.read_peak_memory_bytes)
+    read_peak_reserved_memory_bytes = _return_none_if_missing(StreamedBackend.read_peak_reserved_memory_bytes)
     reset_peak_memory = _return_none_if_missing(StreamedBackend.reset_peak_memory)
-    release_memory = _return_none_if_missing(StreamedBackend.release_memory)
-    bus_address = _return_none_if_missing(StreamedBackend.bus_address)
+    release_cached_memory = _return_none_if_missing(StreamedBackend.release_cached_memory)
+    read_bus_address = _return_none_if_missing(StreamedBackend.read_bus_address)
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class AnyAcceleratorBackend(StreamedBackend):
         return DeviceInfo(
             backend=self.name,
             index=self.index,
-            name=self.device_name(self.index),
+            name=self.read_device_name(self.index),
             vendor=kind,
             compute_units=getattr(properties, "multi_processor_count", None) or None,
             memory_bytes=getattr(properties, "total_memory", None) or memory or None,
@@ -265,7 +265,7 @@ class AnyAcceleratorBackend(StreamedBackend):
             versions={package: version} if version else {},
         )
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype == "tf32":
             return "torch.accelerator has no tf32"
         if (
@@ -273,14 +273,14 @@ class AnyAcceleratorBackend(StreamedBackend):
             and _call_or_none(lambda: torch.zeros(16, device=self.device).to(to_torch_dtype(dtype))) is None
         ):
             return f"{self.find_device_type()} devices do not support {dtype}"
-        return super().unsupported_dtype(dtype)
+        return super().explain_unsupported_dtype(dtype)
 
-    def without_compiler(self) -> Unavailable | None:
+    def explain_missing_compiler(self) -> Unavailable | None:
         return Unavailable(
             f"mamf cannot use torch.compile on {self.find_device_type()}", "'mamf kernels' lists other kernels"
         )
 
-    def advice(self) -> list[Advice]:
+    def check_machine(self) -> list[Advice]:
         if not self.reason_without_events:
             return [Advice("timer", "ok", "device events agree with the host clock")]
         cost, remedy = (

@@ -69,7 +69,7 @@ class ThreadQueue(Queue):
     def launch(self, call: Callable[[], object]) -> None:
         self._queued.append(self._thread.submit(call))
 
-    def mark(self) -> ThreadMark:
+    def record_mark(self) -> ThreadMark:
         return ThreadMark(self._thread.submit(self._now))
 
     def join(self) -> None:
@@ -95,15 +95,15 @@ class CpuBackend(HostTimedBackend):
     environment_variables = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "ONEDNN_MAX_CPU_ISA")
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         return None
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return 1
 
     @classmethod
-    def device_name(cls, index: int) -> str:
+    def read_device_name(cls, index: int) -> str:
         return read_cpu_name()
 
     def open_device(self) -> torch.device:
@@ -113,7 +113,7 @@ class CpuBackend(HostTimedBackend):
         # Prefer float32 without native bfloat16 instructions, because torch then emulates bfloat16 much more slowly.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
-    def without_compiler(self) -> Unavailable | None:
+    def explain_missing_compiler(self) -> Unavailable | None:
         if any(map(shutil.which, _CPP_COMPILERS)):
             return None
         return Unavailable("torch.compile needs a C++ compiler", "sudo apt install g++")
@@ -150,28 +150,28 @@ class CpuBackend(HostTimedBackend):
     def _thread_queue(self) -> ThreadQueue:
         return ThreadQueue(self.now)
 
-    def second_queue(self) -> Queue:
+    def get_second_queue(self) -> Queue:
         return self._thread_queue
 
     def synchronize(self) -> None:
         """Do nothing, because a launch on a CPU returns only when its work is done."""
 
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         return int(psutil.virtual_memory().available)
 
-    def peak_memory(self) -> int | None:
+    def read_peak_memory_bytes(self) -> int | None:
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
-        return "CPUs have no tf32; use float32" if dtype == "tf32" else super().unsupported_dtype(dtype)
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
+        return "CPUs have no tf32; use float32" if dtype == "tf32" else super().explain_unsupported_dtype(dtype)
 
-    def settings(self) -> dict[str, str]:
-        return super().settings() | {"threads": str(torch.get_num_threads())}
+    def read_settings(self) -> dict[str, str]:
+        return super().read_settings() | {"threads": str(torch.get_num_threads())}
 
-    def advice(self) -> list[Advice]:
+    def check_machine(self) -> list[Advice]:
         busy = psutil.cpu_percent(interval=0.2)
         if busy < _MIN_BUSY_PERCENT:
             return [Advice("cpu load", "ok", f"the CPU is {busy:.0f} % busy")]

@@ -54,7 +54,7 @@ class CudaBackend(StreamedBackend):
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         if torch.version.hip is not None:
             return Unavailable("this torch is built for ROCm", "use --backend rocm")
         if torch.version.cuda is None:
@@ -95,7 +95,7 @@ class CudaBackend(StreamedBackend):
             versions={"cuda": str(torch.version.cuda), "cudnn": str(cudnn), **_read_cublas_version()},
         )
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         properties = torch.cuda.get_device_properties(self.index)
         capability = (properties.major, properties.minor)
         if dtype == "float8_e4m3fnuz":
@@ -104,16 +104,16 @@ class CudaBackend(StreamedBackend):
             return f"{properties.name} has no 8-bit floats: they need compute capability 8.9 or higher"
         if dtype == "tf32" and properties.major < _MAJOR_WITH_TF32:
             return f"{properties.name} has no tf32: it needs compute capability 8.0 or higher"
-        return super().unsupported_dtype(dtype)
+        return super().explain_unsupported_dtype(dtype)
 
-    def settings(self) -> dict[str, str]:
+    def read_settings(self) -> dict[str, str]:
         flags = torch.backends.cuda.matmul
         names = (
             "allow_fp16_reduced_precision_reduction",
             "allow_bf16_reduced_precision_reduction",
             "allow_fp16_accumulation",
         )
-        return super().settings() | {
+        return super().read_settings() | {
             **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
             **self._read_vboost_of_card(),
@@ -126,25 +126,25 @@ class CudaBackend(StreamedBackend):
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
 
-    def without_counters(self) -> Unavailable | None:
+    def explain_missing_counters(self) -> Unavailable | None:
         return None
 
-    def idle_mark(self, after: Any) -> Any | None:
+    def record_idle_mark(self, after: Any) -> Any | None:
         """Record an event that waits for all streams of the context. None if that fails, or if the device has already
         reached ``after``, an event that was recorded before.
         """
         driver, context = _load_driver(), ctypes.c_void_p()
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
             return None
-        event = self.mark()
+        event = self.record_mark()
         failed = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
         return None if failed or after.query() else event
 
     @cached_property
-    def stamps(self) -> CudaStamps | Unavailable:
+    def clock_stamps(self) -> CudaStamps | Unavailable:
         return open_stamps(_load_driver(), self.index)
 
-    def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
+    def capture_graph(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
         """Capture launches in a CUDA graph. Each launch runs once before, so that libraries allocate and choose kernels
         outside the graph. Returns the replay and the results of the captured launches.
         """
@@ -159,31 +159,31 @@ class CudaBackend(StreamedBackend):
         return graph.replay, results
 
     @contextmanager
-    def profiler_window(self, name: str) -> Iterator[None]:
+    def open_profiler_window(self, name: str) -> Iterator[None]:
         """Enclose work in cudaProfilerStart, cudaProfilerStop and an NVTX range, which ncu and nsys can select."""
         self.synchronize()
         torch.cuda.profiler.start()
         try:
-            with self.profiler_range(name):
+            with self.open_profiler_range(name):
                 yield
                 self.synchronize()
         finally:
             torch.cuda.profiler.stop()
 
     @contextmanager
-    def profiler_range(self, name: str) -> Iterator[None]:
+    def open_profiler_range(self, name: str) -> Iterator[None]:
         torch.cuda.nvtx.range_push(name)
         try:
             yield
         finally:
             torch.cuda.nvtx.range_pop()
 
-    def sharing(self) -> tuple[str, ...]:
+    def find_sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
-        ways: tuple[str, ...] = find_card_sharing(sensors, self.device_name(self.index))
+        ways: tuple[str, ...] = find_card_sharing(sensors, self.read_device_name(self.index))
         return ways
 
-    def advice(self) -> list[Advice]:
+    def check_machine(self) -> list[Advice]:
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             return [
@@ -191,7 +191,7 @@ class CudaBackend(StreamedBackend):
                 *_check_environment(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
-        name = self.device_name(self.index)
+        name = self.read_device_name(self.index)
         findings = check_device(self.telemetry, name, self.index, torch.version.cuda)
         boosts = [
             Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")

@@ -78,7 +78,7 @@ class HpuBackend(AcceleratorBackend):
         return torch.hpu  # type: ignore[attr-defined]
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         if importlib.util.find_spec(_GAUDI_PACKAGE) is None:
             return Unavailable(
                 "habana_frameworks is not installed",
@@ -130,25 +130,25 @@ class HpuBackend(AcceleratorBackend):
             versions={"habana": str(bridge)},
         )
 
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         statistics = self.vendor().memory_stats(self.index)
         return int(statistics["Limit"] - statistics["InUse"])
 
-    def release_memory(self) -> None:
+    def release_cached_memory(self) -> None:
         """Do nothing, because freed memory returns to the device automatically."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "Allocation failed" in str(error)
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "float8_e4m3fnuz", "int8"):
             return f"Gaudi does not support matmuls of {dtype}"
-        return super().unsupported_dtype(dtype)
+        return super().explain_unsupported_dtype(dtype)
 
-    def settings(self) -> dict[str, str]:
-        return super().settings() | {"lazy_mode": str(self.is_lazy)}
+    def read_settings(self) -> dict[str, str]:
+        return super().read_settings() | {"lazy_mode": str(self.is_lazy)}
 
-    def advice(self) -> list[Advice]:
+    def check_machine(self) -> list[Advice]:
         mode = "lazy" if self.is_lazy else "eager"
         finding = f"{mode} mode; the published MAMF figures of Gaudi were measured in lazy mode"
         return [

@@ -22,7 +22,7 @@ class MpsBackend(HostTimedBackend):
     environment_variables = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL")
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         if not torch.backends.mps.is_built():
             return Unavailable("this torch is built without MPS", "pip install torch   # on a Mac with Apple silicon")
         if not torch.backends.mps.is_available():
@@ -30,16 +30,16 @@ class MpsBackend(HostTimedBackend):
         return None
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return int(torch.mps.device_count())
 
     @classmethod
-    def device_name(cls, index: int) -> str:
+    def read_device_name(cls, index: int) -> str:
         # Older releases of torch have no get_name, so this method then returns a general name.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 
-    def without_compiler(self) -> Unavailable | None:
+    def explain_missing_compiler(self) -> Unavailable | None:
         return Unavailable(
             "Inductor supports neither autotuned matmuls nor FlexAttention on mps", "'mamf kernels' lists other kernels"
         )
@@ -49,7 +49,7 @@ class MpsBackend(HostTimedBackend):
         return DeviceInfo(
             backend=self.name,
             index=self.index,
-            name=self.device_name(self.index),
+            name=self.read_device_name(self.index),
             vendor="Apple",
             compute_units=int(cores()) if cores else None,
             memory_bytes=int(torch.mps.recommended_max_memory()),
@@ -59,16 +59,16 @@ class MpsBackend(HostTimedBackend):
     def synchronize(self) -> None:
         torch.mps.synchronize()
 
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
 
-    def peak_memory(self) -> int | None:
+    def read_peak_memory_bytes(self) -> int | None:
         return None
 
-    def release_memory(self) -> None:
+    def release_cached_memory(self) -> None:
         torch.mps.empty_cache()
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "int8") or dtype.startswith("float8"):
             return f"Apple GPUs do not support matmuls of {dtype}"
-        return super().unsupported_dtype(dtype)
+        return super().explain_unsupported_dtype(dtype)

@@ -162,7 +162,7 @@ class RocmBackend(StreamedBackend):
         return torch.cuda
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         if torch.version.hip is None:
             return Unavailable(
                 f"this torch ({torch.__version__}) is built without ROCm",
@@ -183,10 +183,10 @@ class RocmBackend(StreamedBackend):
         return open_amdsmi(torch.cuda.get_device_properties(self.index), self.read_partition() is None)
 
     def read_partition(self) -> str | None:
-        partition: str | None = find_partition(self.bus_address())
+        partition: str | None = find_partition(self.read_bus_address())
         return partition
 
-    def sharing(self) -> tuple[str, ...]:
+    def find_sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
         return tuple(filter(None, [self.read_partition(), detect_amd_processes(sensors)]))
 
@@ -217,7 +217,7 @@ class RocmBackend(StreamedBackend):
             else super().resolve_dtype(name)
         )
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         architecture = self.architecture
         fnuz = architecture.startswith("gfx94")
         if dtype.startswith("float8") and not architecture.startswith(_ARCHITECTURES_WITH_FP8):
@@ -228,17 +228,17 @@ class RocmBackend(StreamedBackend):
             return f"{architecture} has no {dtype}; use float8_e4m3fnuz"
         if dtype == "tf32" and not architecture.startswith(_ARCHITECTURES_WITH_TF32):
             return f"{architecture} has no tf32"
-        return super().unsupported_dtype(dtype)
+        return super().explain_unsupported_dtype(dtype)
 
-    def settings(self) -> dict[str, str]:
+    def read_settings(self) -> dict[str, str]:
         tunable = getattr(torch.cuda, "tunable", None)
         enabled = tunable is not None and tunable.is_enabled()
-        return super().settings() | {
+        return super().read_settings() | {
             "tunable_op": str(enabled),
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
 
-    def without_counters(self) -> Unavailable | None:
+    def explain_missing_counters(self) -> Unavailable | None:
         return Unavailable(
             "mamf does not read counters on AMD devices, because they differ by architecture (rocprofv3 -L lists them)",
             "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # for "
@@ -246,7 +246,7 @@ class RocmBackend(StreamedBackend):
         )
 
     @contextlib.contextmanager
-    def profiler_window(self, name: str) -> Iterator[None]:
+    def open_profiler_window(self, name: str) -> Iterator[None]:
         """Enclose work in a roctx range. rocprofv3 --selected-regions records only between resume and pause."""
         self.synchronize()
         if self._roctx is None:
@@ -263,15 +263,15 @@ class RocmBackend(StreamedBackend):
         finally:
             pause(_ALL_THREADS)
 
-    def profiler_range(self, name: str) -> contextlib.AbstractContextManager[None] | None:
+    def open_profiler_range(self, name: str) -> contextlib.AbstractContextManager[None] | None:
         return None if self._roctx is None else open_roctx_range(self._roctx, name)
 
     @functools.cached_property
     def _roctx(self) -> ctypes.CDLL | None:
         return load_roctx_library()
 
-    def advice(self) -> list[Advice]:
-        findings = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.sharing())]
+    def check_machine(self) -> list[Advice]:
+        findings = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.find_sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             findings.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))

@@ -27,7 +27,7 @@ class TpuBackend(HostTimedBackend):
     device_type = "tpu"
 
     @classmethod
-    def unavailable(cls) -> Unavailable:
+    def explain_unavailability(cls) -> Unavailable:
         installed = {name: version for name in _UNUSABLE_PACKAGES if (version := get_package_version(name))}
         reasons = [
             f"{name} {version} cannot time a launch: {_UNUSABLE_PACKAGES[name]}" for name, version in installed.items()
@@ -39,7 +39,7 @@ class TpuBackend(HostTimedBackend):
         )
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return 0
 
 

@@ -55,7 +55,7 @@ class XpuBackend(StreamedBackend):
         return torch.xpu
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         try:
             import_extension_if_needed()
         except (ImportError, OSError, RuntimeError, SystemExit) as error:
@@ -96,16 +96,16 @@ class XpuBackend(StreamedBackend):
             versions={"xpu": str(getattr(torch.version, "xpu", None))},
         )
 
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         try:
-            return super().free_memory()
+            return super().read_free_memory_bytes()
         except (RuntimeError, AttributeError):  # integrated GPUs, some Arc cards and torch before 2.6 do not report it
             return None
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float8_e4m3fnuz"):
             return f"mamf does not support {dtype} on torch.xpu"
-        return super().unsupported_dtype(dtype)
+        return super().explain_unsupported_dtype(dtype)
 
 
 def import_extension_if_needed() -> None:

@@ -25,7 +25,7 @@ _MODULE_BY_NAME = {
     "find": "mamf.api.measuring",
     "measure_kernels": "mamf.api.measuring",
     "open_backend": "mamf.plugins.discovery",
-    "problem_for": "mamf.operations.matmul.operation",
+    "make_problem": "mamf.operations.matmul.operation",
     "search": "mamf.api.measuring",
     "sweep": "mamf.api.measuring",
     # problems and shapes

@@ -146,10 +146,10 @@ class ClockStamps(Protocol):
     compute unit record its cycle counter and the time.
     """
 
-    def stamp(self) -> Any:
-        """Add a stamp to the device's queue, and return a handle of it for ``between``."""
+    def record_stamp(self) -> Any:
+        """Add a stamp to the device's queue, and return a handle of it for ``compute_elapsed``."""
 
-    def between(self, start: Any, end: Any) -> Elapsed | None:
+    def compute_elapsed(self, start: Any, end: Any) -> Elapsed | None:
         """Return the cycles and seconds between two stamps that the device has reached, at most 100 stamps apart.
         Return None if no compute unit recorded both stamps.
         """
@@ -185,8 +185,8 @@ class Queue(ABC):
         """Call ``call`` on the host, and put the launches that it makes into this queue."""
 
     @abstractmethod
-    def mark(self) -> Any:
-        """Insert a mark (a timestamp event) into this queue and return it. ``Backend.wait`` and
+    def record_mark(self) -> Any:
+        """Insert a mark (a timestamp event) into this queue and return it. ``Backend.wait_for_mark`` and
         ``Backend.seconds_between`` take marks of this queue and of the device's own queue.
         """
 
@@ -218,9 +218,9 @@ class Backend(ABC):
     #: Names of environment variables that this vendor's libraries read and that change measured rates.
     environment_variables: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether ``idle_mark`` works with this device and driver.
+    #: Whether ``record_idle_mark`` works with this device and driver.
     has_idle_marks: bool = False
-    #: Whether the method ``capture`` can record launches in a graph.
+    #: Whether the method ``capture_graph`` can record launches in a graph.
     has_graphs: ClassVar[bool] = False
     #: Whether operands and results are torch tensors, so that another process can read and check them.
     has_tensors: ClassVar[bool] = False
@@ -236,23 +236,23 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         """Return why mamf cannot use any device of this vendor on this machine, or None if it can. May import the
         vendor's library, but never raises an error.
         """
 
     @classmethod
     @abstractmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         """Return the number of devices visible to this process; called only if the backend is available."""
 
     @classmethod
-    def device_name(cls, index: int) -> str:
+    def read_device_name(cls, index: int) -> str:
         """Return the device's name. Override this if the name can be read without opening the device."""
         return cls(index).info.name
 
     @classmethod
-    def current_index(cls) -> int:
+    def find_current_index(cls) -> int:
         """Return the index of the device that this process uses by default; called only if the backend is
         available.
         """
@@ -270,18 +270,18 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         """Insert a mark (a timestamp event) into the device's queue, after all work queued so far, and return it."""
 
     @abstractmethod
-    def wait(self, mark: Any) -> None:
+    def wait_for_mark(self, mark: Any) -> None:
         """Block the host until the device has reached ``mark``. Work that was queued after it may still be running."""
 
     @abstractmethod
-    def seconds_between(self, start: Any, end: Any) -> float:
+    def compute_seconds_between(self, start: Any, end: Any) -> float:
         """Return the device time in seconds between two marks that the device has reached."""
 
-    def idle_mark(self, after: Any) -> Any | None:
+    def record_idle_mark(self, after: Any) -> Any | None:
         """Return a mark that the device reaches once it has finished the work of this process in all its queues.
 
         Called only if ``has_idle_marks``. ``after``: a mark that was queued earlier. Return None if the device has
@@ -289,25 +289,25 @@ class Backend(ABC):
         """
         return None
 
-    def second_queue(self) -> Queue | None:
+    def get_second_queue(self) -> Queue | None:
         """Return the device's second queue, the same object at each call; None if the device has only one queue."""
         return None
 
     @property
-    def stamps(self) -> ClockStamps | Unavailable:
+    def clock_stamps(self) -> ClockStamps | Unavailable:
         """The clock stamps of the device, the same object at each access, or the reason why it has none."""
         return Unavailable(
             f"mamf cannot read the cycle counters of {self.info.name}",
             "the column 'MHz requested' shows the clock that the driver reports",
         )
 
-    def capture(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
+    def capture_graph(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
         """Record ``launches`` in one graph. Return a function that replays the graph, and the results of the launches,
         which each replay overwrites. Called only if ``has_graphs``.
         """
         raise NotImplementedError(f"mamf cannot capture launches in a graph on backend {self.name}")
 
-    def timer_overhead(self) -> float | None:
+    def estimate_timer_overhead(self) -> float | None:
         """Estimate the seconds that two marks add to the time of the launch between them; None if this backend cannot
         estimate it. The caller rejects implausible estimates (mamf.measurement).
         """
@@ -319,14 +319,14 @@ class Backend(ABC):
         from the cache.
         """
 
-    def profiler_window(self, name: str) -> AbstractContextManager[object]:
+    def open_profiler_window(self, name: str) -> AbstractContextManager[object]:
         """Return a context in which the vendor's profiler records launches, in a range called ``name``. The context
         waits for earlier work when it begins, and for its own launches when it ends. Without an attached profiler,
         nothing is recorded.
         """
         return nullcontext()
 
-    def profiler_range(self, name: str) -> AbstractContextManager[object] | None:
+    def open_profiler_range(self, name: str) -> AbstractContextManager[object] | None:
         """Return a context whose launches the vendor's profiler shows in a range called ``name``; ranges may be nested.
         The context does not synchronize. Return None if the vendor's profiler has no ranges.
         """
@@ -335,36 +335,36 @@ class Backend(ABC):
     # -- memory ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def operand_pool(self, data: str, seed: int) -> OperandPool:
+    def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         """Return an empty pool that fills operands with random values. ``data``: their distribution, one of
         mamf.kernel.DATA.
         """
 
     @abstractmethod
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         """Return the bytes of device memory that can still be allocated, or None if the vendor does not report it."""
 
-    def allocated_memory(self) -> int | None:
+    def read_allocated_memory_bytes(self) -> int | None:
         """Return the bytes of device memory that this process has allocated now, or None if the vendor does not report
-        it. ``peak_memory`` returns the maximum of this number.
+        it. ``read_peak_memory_bytes`` returns the maximum of this number.
         """
         return None
 
     @abstractmethod
-    def peak_memory(self) -> int | None:
+    def read_peak_memory_bytes(self) -> int | None:
         """Return the most bytes of device memory that this process has had allocated at once since the last
         ``reset_peak_memory``, or None if the vendor does not report it.
         """
 
-    def peak_reserved_memory(self) -> int | None:
+    def read_peak_reserved_memory_bytes(self) -> int | None:
         """Return the most bytes that the process has reserved on the device since the last ``reset_peak_memory``,
         including cached, unused blocks; None if the vendor does not report it.
         """
         return None
 
     def reset_peak_memory(self) -> None:
-        """Restart ``peak_memory`` and ``peak_reserved_memory`` from the current memory use, if the vendor supports
-        it.
+        """Restart ``read_peak_memory_bytes`` and ``read_peak_reserved_memory_bytes`` from the current memory use, if
+        the vendor supports it.
         """
 
     @abstractmethod
@@ -373,7 +373,7 @@ class Backend(ABC):
         failures.
         """
 
-    def release_memory(self) -> None:
+    def release_cached_memory(self) -> None:
         """Return cached, unused memory to the device."""
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
@@ -382,25 +382,25 @@ class Backend(ABC):
         """Return the full dtype name; ``fp8`` becomes the 8-bit format that this device supports."""
         return "float8_e4m3fn" if name == "fp8" else name
 
-    def unsupported_dtype(self, dtype: str) -> str | None:
+    def explain_unsupported_dtype(self, dtype: str) -> str | None:
         """Return why this device cannot multiply ``dtype``, or None."""
         return None if dtype in DTYPES else f"backend {self.name} does not support the dtype {dtype}"
 
-    def without_compiler(self) -> Unavailable | None:
+    def explain_missing_compiler(self) -> Unavailable | None:
         """Return why torch.compile cannot generate kernels for this device, or None."""
         return None
 
-    def bus_address(self) -> str | None:
+    def read_bus_address(self) -> str | None:
         """Return the device's address in the machine, such as its PCI address, so that people can find a faulty card;
         None if unknown. mamf never writes it to a log.
         """
         return None
 
-    def digest(self, result: object) -> str | None:
+    def compute_digest(self, result: object) -> str | None:
         """Return a hash of all bits of a launch's result; None if the backend cannot read the result."""
         return None
 
-    def without_counters(self) -> Unavailable | None:
+    def explain_missing_counters(self) -> Unavailable | None:
         """Return why mamf cannot read hardware counters on this device, and what to use instead; None if mamf can read
         them.
         """
@@ -409,20 +409,20 @@ class Backend(ABC):
             "'mamf sweep' and 'mamf attention' need no counters; 'mamf run' works under the vendor's own profiler",
         )
 
-    def sharing(self) -> tuple[str, ...]:
+    def find_sharing(self) -> tuple[str, ...]:
         """Return the ways in which the device's card is shared now: the device is only a part of the card, or other
         processes use the card too. Empty if the card is not shared, or if the backend cannot tell. mamf calls this
         before and after a run, never during it.
         """
         return ()
 
-    def advice(self) -> list[Advice]:
+    def check_machine(self) -> list[Advice]:
         """Check this machine for conditions that change the measured rates, and return the findings. Changes no
         setting.
         """
         return []
 
-    def settings(self) -> dict[str, str]:
+    def read_settings(self) -> dict[str, str]:
         """Return the current values of library flags that change measured rates, by name."""
         return {}
 
@@ -446,12 +446,12 @@ class OperandPool(ABC):
     """
 
     @abstractmethod
-    def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> Any:
+    def take_buffer(self, name: str, elements: int, dtype: str, fill: bool = True) -> Any:
         """Return the first ``elements`` elements of the buffer called ``name``, as a flat array. Allocate the buffer if
         it is missing, too small or of another dtype, and raise the backend's out-of-memory error if that fails.
         ``fill``: whether to fill a new buffer with random values.
         """
 
     @abstractmethod
-    def release(self) -> None:
+    def release_buffers(self) -> None:
         """Free all buffers of the pool."""

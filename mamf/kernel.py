@@ -157,13 +157,13 @@ class Problem(Protocol):
     def data(self) -> str: ...
     @property
     def seed(self) -> int: ...
-    def work(self, shape: Any) -> Work:
+    def compute_work(self, shape: Any) -> Work:
         """Return the FLOP and bytes of one launch."""
 
-    def buffers(self, shape: Any, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: Any, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the sizes and dtypes of the device buffers of all operand sets, by the name of the operand."""
 
-    def nbytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the operands, from which mamf computes how many operand sets exceed the cache."""
 
 
@@ -214,39 +214,40 @@ class Prepared:
       its output, or None if it writes to a buffer allocated in advance.
     - ``verify``: compares the output of an operand set with the reference, given the set's index and the result of its
       last launch. It does not launch the kernel.
-    - ``poison``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned outputs, with
-      values that no launch produces. Takes the results of the last launches.
-    - ``changed_operands``: returns the names of operands that launches modified, except those that the operation must
-      modify.
+    - ``poison_outputs``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned
+      outputs, with values that no launch produces. Takes the results of the last launches.
+    - ``list_changed_operands``: returns the names of operands that launches modified, except those that the operation
+      must modify.
     - ``rewrite_output``: overwrites C; only if it was requested (the classic regime calls it before each launch).
-    - ``held_bytes``: device memory that a set needs in addition to its operands, such as a saved forward pass.
-    - ``checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
+    - ``extra_bytes_per_set``: device memory that a set needs in addition to its operands, such as a saved forward pass.
+    - ``queue_checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
     - ``verify_whole``: like ``verify``, for all entries of the output; called after the first launch of each set and
       after the last timed launch. None: only ``verify`` is available.
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
-      ``verify`` expects the new results, and ``changed_operands`` undoes the change. None: operands never change.
-    - ``remember``: keeps the output of a set's last launch, given the set's index and its result. Returns a function
-      (``Compare``) that compares later outputs with it, bit by bit. None: the kernel cannot.
-    - ``repeats_bits``: whether launches on unchanged operands always give the same bits.
-    - ``locate``: finds where the output of a set is wrong, given the set's index and the result. None: not available.
-    - ``verify_special``: launches the first set with infinities, NaN and subnormal numbers among its operands, checks
-      the output, and restores the operands. None: no expectation is defined.
+      ``verify`` expects the new results, and ``list_changed_operands`` undoes the change. None: operands never change.
+    - ``remember_output``: keeps the output of a set's last launch, given the set's index and its result. Returns a
+      function (``Compare``) that compares later outputs with it, bit by bit. None: the kernel cannot.
+    - ``is_deterministic``: whether launches on unchanged operands always give the same bits.
+    - ``locate_wrong_cells``: finds where the output of a set is wrong, given the set's index and the result. None: not
+      available.
+    - ``verify_special_values``: launches the first set with infinities, NaN and subnormal numbers among its operands,
+      checks the output, and restores the operands. None: no expectation is defined.
     """
 
     launches: Sequence[Callable[[], object]]
     verify: Callable[[int, object], Verdict]
-    poison: Callable[[Sequence[object]], object] = lambda returned: None
-    changed_operands: Callable[[], Sequence[str]] = tuple
+    poison_outputs: Callable[[Sequence[object]], object] = lambda returned: None
+    list_changed_operands: Callable[[], Sequence[str]] = tuple
     rewrite_output: Callable[[], object] | None = None
-    held_bytes: int = 0
-    checksum: Callable[[int, object], Callable[[], int]] | None = None
+    extra_bytes_per_set: int = 0
+    queue_checksum: Callable[[int, object], Callable[[], int]] | None = None
     verify_whole: Callable[[int, object], Verdict] | None = None
     change_operands: Callable[[], object] | None = None
-    remember: Callable[[int, object], Compare] | None = None
-    repeats_bits: bool = False
-    locate: Callable[[int, object], WrongCells] | None = None
-    verify_special: Callable[[], Verdict] | None = None
+    remember_output: Callable[[int, object], Compare] | None = None
+    is_deterministic: bool = False
+    locate_wrong_cells: Callable[[int, object], WrongCells] | None = None
+    verify_special_values: Callable[[], Verdict] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
@@ -265,8 +266,9 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_default: ClassVar[bool] = False
     #: Whether a search for the fastest kernel tries this one if the user does not name it. False for kernels that
     #: compile for minutes per shape.
-    is_tried_unasked: ClassVar[bool] = True
-    #: Whether the kernels that ``variants`` returns need no compilation, so that even quick searches try all of them.
+    is_tried_by_default: ClassVar[bool] = True
+    #: Whether the kernels that ``list_variants`` returns need no compilation, so that even quick searches try all of
+    #: them.
     has_cheap_variants: ClassVar[bool] = False
     #: Whether results of this kernel include the device memory that a launch needs.
     reports_memory: ClassVar[bool] = False
@@ -275,16 +277,16 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     reports_reserved: ClassVar[bool] = False
     #: Whether the regime ``burst``, which times short trains (series of launches), refuses a launch that takes longer
     #: than a train should. If False, it measures trains of one such launch.
-    must_fit_a_train: ClassVar[bool] = False
+    must_fit_in_burst: ClassVar[bool] = False
     #: Description of the argument that the user writes in brackets after the kernel's name, such as ``an attention
     #: kernel``; empty if the kernel takes none.
-    takes: ClassVar[str] = ""
-    #: Operand dtypes that the kernel supports; empty if ``unsupported`` does not use this list.
+    argument_description: ClassVar[str] = ""
+    #: Operand dtypes that the kernel supports; empty if ``explain_unsupported_problem`` does not use this list.
     dtypes: ClassVar[tuple[str, ...]] = ()
     product_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         """Return why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
 
         If the import of an installed library raises any error, this method must return the error as the reason, not
@@ -292,35 +294,35 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         """
         return None
 
-    def _unsupported_dtype(self, problem: ProblemT) -> str | None:
+    def _explain_unsupported_dtype(self, problem: ProblemT) -> str | None:
         """Return why this kernel does not support the problem's dtype, or None."""
         if problem.dtype in self.dtypes:
             return None
         return f"kernel {self.name} does not support {problem.dtype}; it takes {', '.join(self.dtypes)}"
 
     @abstractmethod
-    def unsupported(self, backend: Backend, problem: ProblemT) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: ProblemT) -> str | None:
         """Return why this kernel does not support this problem (dtype, layout), or None. Must not allocate device
         memory.
         """
 
-    def unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
+    def explain_unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
         """Return why this kernel does not support this shape, or None."""
         return None
 
-    def variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
+    def list_variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
         """Return the algorithms that the library offers for this shape, each as a kernel; only this kernel if the
         library offers no choice.
         """
         return (self,)
 
-    def settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
+    def apply_settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
         """Return a context that sets the library flags that this kernel needs (such as tf32), and restores them at its
         end.
         """
         return nullcontext()
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         """Return whether an error of a launch means that the library does not support the shape; False if it means that
         the launch failed.
         """
@@ -353,4 +355,6 @@ def count_operand_sets(problem: Problem, shape: object, cache_bytes: int | None)
 
     ``cache_bytes``: the size of the last-level cache in bytes; None if unknown, for which the result is 3.
     """
-    return 3 if not cache_bytes else min(MAX_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.nbytes(shape))))
+    return (
+        3 if not cache_bytes else min(MAX_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.count_bytes(shape))))
+    )

@@ -237,7 +237,7 @@ class Measurement(Tabular):
     @cached_property
     def work(self) -> Work:
         """The FLOP and the bytes that one launch of this shape needs."""
-        work: Work = self.problem.work(self.shape)
+        work: Work = self.problem.compute_work(self.shape)
         return work
 
     @property

@@ -64,19 +64,19 @@ _READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
 class Parameter:
     """A parameter of an operation, which is one field of its shapes or of its problems, as users see it.
 
-    - ``name``, ``kind``: the dataclass field and its type.
+    - ``name``, ``value_type``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
     - ``choices``: the allowed values; empty for any. ``minimum``, ``maximum``: bounds of a whole number.
     - ``keyword``: the name of its option and of its keyword in the API (plural if it takes several values), if that is
       not ``name``.
     - ``metavar``: the placeholder of a value in help.
-    - ``read``: parses a value from text; None parses it by its type.
+    - ``parse_text``: parses a value from text; None parses it by its type.
     - ``has_range``: whether it also has an option ``--NAME-range START STOP STEP``.
     - ``is_rare``: whether only --help-all shows its option.
     """
 
     name: str
-    kind: Any
+    value_type: Any
     help: str = ""
     default: str = ""
     choices: Collection[Any] = ()
@@ -84,7 +84,7 @@ class Parameter:
     maximum: int = MAX_SIZE
     keyword: str = ""
     metavar: str = ""
-    read: Callable[[str], Any] | None = None
+    parse_text: Callable[[str], Any] | None = None
     has_range: bool = False
     is_rare: bool = False
 
@@ -95,11 +95,11 @@ class Parameter:
     @property
     def is_readable(self) -> bool:
         """Whether a user can give values of this parameter as text."""
-        return self.read is not None or _strip_optional(self.kind) in _READERS or bool(self.choices)
+        return self.parse_text is not None or _strip_optional(self.value_type) in _READERS or bool(self.choices)
 
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
-        return self.read(text) if self.read else _convert_text(self.kind, text)
+        return self.parse_text(text) if self.parse_text else _convert_text(self.value_type, text)
 
     def parse(self, text: str) -> Any:
         """Convert text to an allowed value. Raises UsageError for any other text."""
@@ -111,7 +111,7 @@ class Parameter:
     def parse_values(self, values: Any) -> tuple[Any, ...]:
         """Return the values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
         several = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
-        return tuple(self.parse(str(value)) if self.read or isinstance(value, str) else value for value in several)
+        return tuple(self.parse(str(each)) if self.parse_text or isinstance(each, str) else each for each in several)
 
 
 def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
@@ -165,9 +165,9 @@ class DeclaredProblem:
         for name, parameter in get_parameters(type(self)).items():
             if parameter.choices:
                 require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
-            elif parameter.kind is int:
+            elif parameter.value_type is int:
                 require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
-            elif parameter.kind is bool and not isinstance(getattr(self, name), bool):
+            elif parameter.value_type is bool and not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false, not {shorten(getattr(self, name))}")
 
     @property
@@ -234,14 +234,15 @@ class Preset(Generic[ShapeT]):
       replace them.
     - ``fields``: values of the problem's fields by name, also in every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
-    - ``taken``: names of the sizes from which the preset chose its whole shapes. The user may set only these sizes.
+    - ``adjustable_sizes``: names of the sizes from which the preset chose its whole shapes. The user may set only these
+      sizes.
     """
 
     shapes: Mapping[ShapeT, str] = field(default_factory=dict)
     sizes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     kernels: tuple[str, ...] = ()
-    taken: tuple[str, ...] = ()
+    adjustable_sizes: tuple[str, ...] = ()
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):
@@ -259,10 +260,10 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_type: ClassVar[type[Any]]
     problem_type: ClassVar[type[Any]]
     shape_example: ClassVar[str]
-    #: The label of ``axis`` in charts.
+    #: The label of the axis in charts on which ``find_axis_position`` places shapes.
     axis_label: ClassVar[str] = "size"
     #: The command that measures many shapes of the operation, if that is not ``mamf sweep --operation NAME``.
-    own_command: ClassVar[str] = ""
+    command_name: ClassVar[str] = ""
     #: What the chart of a sweep (measurements of many shapes) has a line for each of: ``kernels``, ``shapes`` of one
     #: kernel, sequence ``lengths``, ``caches`` of several lengths, or ``phases`` of a training step.
     chart: ClassVar[str] = "kernels"
@@ -289,7 +290,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether reports rank the operation's kernels for each shape, instead of over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
     #: Whether launches use links that the devices of a machine share, so that two devices must not measure at once.
-    is_of_links: ClassVar[bool] = False
+    uses_shared_links: ClassVar[bool] = False
     #: Parameters, other than sizes, with which the user chooses the shapes of a preset.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
@@ -299,36 +300,36 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: The reference that verification compares outputs with, as the report of ``mamf verify`` names it.
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether a launch returns or writes tensors, so that another process can check them.
-    gives_tensors: ClassVar[bool] = False
+    returns_tensors: ClassVar[bool] = False
     #: The names of the kernels that approximate. They are listed here because reading a log must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[ShapeT]:
         """Return the shapes that mamf measures if the user names none."""
 
-    def presets(self) -> Mapping[str, Preset[ShapeT]]:
+    def list_presets(self) -> Mapping[str, Preset[ShapeT]]:
         """Return the presets by name: well-known shapes and problems."""
         return {}
 
-    def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
+    def build_preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
         """Return a preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
-        presets = self.presets()
+        presets = self.list_presets()
         require_known((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
         return presets[name]
 
-    def shapes_of(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
+    def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
         """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
-        bases: Sequence[Any] = self.default_shapes(backend)
+        bases: Sequence[Any] = self.choose_default_shapes(backend)
         return [replace(base, **chosen) for base in bases for chosen in combine_values(sizes)]
 
-    def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a preset, in which the values in ``given``, and values that follow from them, replace
         those of the preset.
         """
         return {**preset, **given}
 
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
+    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
         """Return a problem with the fields in ``asked`` and the defaults of the operation and the device. Raises
         UsageError for invalid fields.
         """
@@ -336,19 +337,19 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         dtype = backend.resolve_dtype(canonicalize_dtype_name(name))
         return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
 
-    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
+    def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
         """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
         ``terms``: the range of multiply-adds in a launch. None if the operation has no random problems.
         """
         return None
 
-    def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
+    def find_max_possible_rate(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         """Return the rate that the device cannot physically exceed, in FLOP or bytes per second; None if unknown.
         ``shape``: the shape, because the limit may depend on whether the operands fit in a cache.
         """
         return None
 
-    def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
+    def find_peak_rate(self, info: DeviceInfo, problem: ProblemT) -> float | None:
         """Return the peak rate from the device's datasheet in FLOP or bytes per second, or None if it is unknown."""
         return None
 
@@ -356,28 +357,28 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """Return whether the rate at this shape may count as the device's highest; False if arrays fit in a cache."""
         return True
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns that reports show for a measurement of this operation, most important first.
 
         ``info``: the device that measured the row, if known.
         """
         return {}
 
-    def words(self, problem: ProblemT) -> Sequence[str]:
+    def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
         """Return the fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
         usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
-        record = self.problem_record(problem)
+        record = self.make_problem_record(problem)
         return [f"{name} {value}" for name, value in record.items() if name not in usual or usual[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
-        """Return the fields that identify a problem, phrased for reports. By default these are ``words``."""
-        return self.words(problem)
+        """Return the identifying fields of a problem for reports, by default those of ``list_identifying_fields``."""
+        return self.list_identifying_fields(problem)
 
     def describe_shape(self, shape: ShapeT) -> str:
         """Return the text that reports show for a shape."""
         return str(shape)
 
-    def axis(self, shape: ShapeT) -> float:
+    def find_axis_position(self, shape: ShapeT) -> float:
         """Return the position of a shape on a chart's axis. Raises NotImplementedError if the operation has no axis."""
         raise NotImplementedError(f"operation {self.name} defines no axis for a chart")
 
@@ -387,20 +388,20 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         """Read the text that ``str`` writes for a shape. Raises UsageError for any other text."""
         return self.shape_type.parse(text)  # type: ignore[no-any-return]
 
-    def shape_record(self, shape: ShapeT) -> dict[str, Any]:
+    def make_shape_record(self, shape: ShapeT) -> dict[str, Any]:
         """Convert a shape to JSON fields for the log."""
         return to_plain_dict(shape)
 
-    def shape_from_record(self, record: Mapping[str, Any]) -> ShapeT:
-        """Read a shape from the fields that ``shape_record`` returns."""
+    def read_shape_record(self, record: Mapping[str, Any]) -> ShapeT:
+        """Read a shape from the fields that ``make_shape_record`` returns."""
         return self.shape_type(**record)  # type: ignore[no-any-return]
 
-    def problem_record(self, problem: ProblemT) -> dict[str, Any]:
+    def make_problem_record(self, problem: ProblemT) -> dict[str, Any]:
         """Convert a problem to JSON fields for the log."""
         return to_plain_dict(problem)
 
-    def problem_from_record(self, record: Mapping[str, Any]) -> ProblemT:
-        """Read a problem from the fields that ``problem_record`` returns."""
+    def read_problem_record(self, record: Mapping[str, Any]) -> ProblemT:
+        """Read a problem from the fields that ``make_problem_record`` returns."""
         return self.problem_type(**record)  # type: ignore[no-any-return]
 
 
@@ -422,11 +423,11 @@ class Request:
             name: values[:1] if name in self.fields else values for name, values in self.preset.fields.items()
         }
         requested = (
-            self.operation.complete(preset, given)
+            self.operation.complete_fields(preset, given)
             for preset in combine_values(preset_fields)
             for given in combine_values(self.fields)
         )
-        return tuple(dict.fromkeys(self.operation.problem_for(backend, each) for each in requested))
+        return tuple(dict.fromkeys(self.operation.make_problem(backend, each) for each in requested))
 
     def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
         """Return the shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
@@ -434,7 +435,7 @@ class Request:
             return dict(whole)
         sizes = {**self.preset.sizes, **self.sizes}
         return dict.fromkeys(
-            self.operation.shapes_of(sizes, backend) if sizes else self.operation.default_shapes(backend), ""
+            self.operation.build_shapes(sizes, backend) if sizes else self.operation.choose_default_shapes(backend), ""
         )
 
 
@@ -480,10 +481,10 @@ def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1)
 class FlopOperation(Operation[ProblemT, ShapeT]):
     """An operation whose rate counts FLOP, so that the device's peak for the dtype limits it."""
 
-    def fastest_possible(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
+    def find_max_possible_rate(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         return compute_max_flops(info, problem.dtype)
 
-    def peak(self, info: DeviceInfo, problem: ProblemT) -> float | None:
+    def find_peak_rate(self, info: DeviceInfo, problem: ProblemT) -> float | None:
         """Return the peak from the device's datasheet in FLOP per second, or None. The measured rate divided by this
         peak is the MFU (model FLOPs utilization).
         """

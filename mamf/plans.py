@@ -278,7 +278,7 @@ class Plan:
         """
         if self.kind != SWEEP:
             return self
-        by_work = sorted(self.shapes, key=lambda shape: float(self.problem.work(shape).amount))
+        by_work = sorted(self.shapes, key=lambda shape: float(self.problem.compute_work(shape).amount))
         reference = self.options.reference or by_work[len(by_work) // 2]
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 

@@ -56,7 +56,7 @@ class TorchOperandPool(OperandPool):
         self._seed = seed
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> torch.Tensor:
+    def take_buffer(self, name: str, elements: int, dtype: str, fill: bool = True) -> torch.Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.dtype != to_torch_dtype(dtype) or buffer.numel() < elements:
             buffer = None
@@ -68,7 +68,7 @@ class TorchOperandPool(OperandPool):
             self._buffers[name] = buffer
         return buffer[:elements]
 
-    def release(self) -> None:
+    def release_buffers(self) -> None:
         self._buffers.clear()
 
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
@@ -92,7 +92,7 @@ def require_memory(backend: Backend, nbytes: int) -> None:
     """Raise MemoryError if fewer than ``nbytes`` bytes of device memory are free. Without this check, an operating
     system that overcommits memory would grant the allocation and kill the process later.
     """
-    free = backend.free_memory()
+    free = backend.read_free_memory_bytes()
     if free is not None and nbytes > free:
         raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
 
@@ -122,10 +122,10 @@ class TorchBackend(Backend):
     device: torch.device
 
     def __init__(self, index: int = 0) -> None:
-        reason = self.unavailable()
+        reason = self.explain_unavailability()
         if reason is not None:
             raise UnavailableError(f"backend {self.name} is not available: {reason}")
-        count = self.device_count()
+        count = self.count_devices()
         if not 0 <= index < count:
             raise UnavailableError(f"{self.name} has no device {index}: {count} devices were found (0 to {count - 1})")
         self.index = index
@@ -136,7 +136,7 @@ class TorchBackend(Backend):
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
-        self.info = replace(info, name=add_sharing_to_name(info.name, self.sharing()))
+        self.info = replace(info, name=add_sharing_to_name(info.name, self.find_sharing()))
         # Remember this size as a minimum: if mamf later measures a smaller cache (mamf.engine.traits), the device may
         # have a larger one that the measurement did not see.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
@@ -163,13 +163,13 @@ class TorchBackend(Backend):
             buffer = self._flush_buffers[size] = torch.empty(size, dtype=torch.int8, device=self.device)
         buffer.zero_()
 
-    def operand_pool(self, data: str, seed: int) -> OperandPool:
+    def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         return TorchOperandPool(self, data, seed)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error).lower()
 
-    def digest(self, result: object) -> str | None:
+    def compute_digest(self, result: object) -> str | None:
         results = result if isinstance(result, (tuple, list)) else (result,)
         tensors = [each for each in results if isinstance(each, torch.Tensor)]
         if not tensors:
@@ -179,7 +179,7 @@ class TorchBackend(Backend):
             hash_of_tensors.update(tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
         return hash_of_tensors.hexdigest()
 
-    def settings(self) -> dict[str, str]:
+    def read_settings(self) -> dict[str, str]:
         return {"float32_matmul_precision": torch.get_float32_matmul_precision()}
 
 
@@ -190,14 +190,14 @@ class HostTimedBackend(TorchBackend):
 
     timer = "host clock"
 
-    def mark(self) -> float:
+    def record_mark(self) -> float:
         self.synchronize()
         return self.now()
 
-    def wait(self, mark: float) -> None:
+    def wait_for_mark(self, mark: float) -> None:
         pass
 
-    def seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
+    def compute_seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
         return float(end) - float(start)
 
 
@@ -212,21 +212,21 @@ class AcceleratorBackend(TorchBackend):
         """Return the vendor's torch module, such as torch.cuda."""
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return int(cls.vendor().device_count())
 
     @classmethod
-    def device_name(cls, index: int) -> str:
+    def read_device_name(cls, index: int) -> str:
         return str(cls.vendor().get_device_name(index))
 
     @classmethod
-    def current_index(cls) -> int:
+    def find_current_index(cls) -> int:
         return int(cls.vendor().current_device())
 
     def setup(self) -> None:
         self.vendor().set_device(self.index)
 
-    def bus_address(self) -> str | None:
+    def read_bus_address(self) -> str | None:
         properties = self.vendor().get_device_properties(self.index)
         # Read the properties with a default, because only some vendors' torch modules have them.
         domain, bus, device = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
@@ -235,18 +235,18 @@ class AcceleratorBackend(TorchBackend):
     def synchronize(self) -> None:
         self.vendor().synchronize(self.index)
 
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         event = self.vendor().Event(enable_timing=True)
         event.record()
         return event
 
-    def wait(self, mark: Any) -> None:
+    def wait_for_mark(self, mark: Any) -> None:
         mark.synchronize()
 
-    def seconds_between(self, start: Any, end: Any) -> float:
+    def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) * 1e-3
 
-    def timer_overhead(self) -> float | None:
+    def estimate_timer_overhead(self) -> float | None:
         """Estimate the seconds that two events add to the time of the launch between them. If T(N) is the measured time
         of a kernel that spins for N cycles, the overhead is (r T(N) - T(rN)) / (r - 1).
 
@@ -273,21 +273,21 @@ class AcceleratorBackend(TorchBackend):
         marks = []
         for _ in range(_SPINS_PER_MEASUREMENT):
             self.flush_cache()
-            start = self.mark()
+            start = self.record_mark()
             spin(cycles)
-            marks.append((start, self.mark()))
+            marks.append((start, self.record_mark()))
         self.synchronize()
-        return statistics.median(self.seconds_between(start, end) for start, end in marks)
+        return statistics.median(self.compute_seconds_between(start, end) for start, end in marks)
 
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         vendor = self.vendor()
         free, _total = vendor.mem_get_info(self.index)
         return int(free + vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index))
 
-    def allocated_memory(self) -> int | None:
+    def read_allocated_memory_bytes(self) -> int | None:
         return self._read_requested_bytes("current", self.vendor().memory_allocated)
 
-    def peak_memory(self) -> int | None:
+    def read_peak_memory_bytes(self) -> int | None:
         return self._read_requested_bytes("peak", self.vendor().max_memory_allocated)
 
     def _read_requested_bytes(self, moment: str, allocated: Callable[[int], int]) -> int:
@@ -297,14 +297,14 @@ class AcceleratorBackend(TorchBackend):
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(allocated(self.index) if requested is None else requested)
 
-    def peak_reserved_memory(self) -> int | None:
+    def read_peak_reserved_memory_bytes(self) -> int | None:
         reserved = self.vendor().memory_stats(self.index).get("reserved_bytes.all.peak")
         return None if reserved is None else int(reserved)
 
     def reset_peak_memory(self) -> None:
         self.vendor().reset_peak_memory_stats(self.index)
 
-    def release_memory(self) -> None:
+    def release_cached_memory(self) -> None:
         self.vendor().empty_cache()
 
 
@@ -312,7 +312,7 @@ class StreamQueue(Queue):
     """A torch stream that serves as the second queue of an accelerator.
 
     - ``vendor``: the vendor's torch module, such as torch.cuda. ``index``: the device's index.
-    - ``mark``: the function that inserts a mark into the current stream, ``Backend.mark``.
+    - ``mark``: the function that inserts a mark into the current stream, ``Backend.record_mark``.
     """
 
     def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
@@ -325,7 +325,7 @@ class StreamQueue(Queue):
         with self._vendor.stream(self._stream):
             call()
 
-    def mark(self) -> Any:
+    def record_mark(self) -> Any:
         with self._vendor.stream(self._stream):
             return self._mark()
 
@@ -338,7 +338,7 @@ class StreamedBackend(AcceleratorBackend):
 
     @functools.cached_property
     def _stream_queue(self) -> StreamQueue:
-        return StreamQueue(self.vendor(), self.index, self.mark)
+        return StreamQueue(self.vendor(), self.index, self.record_mark)
 
-    def second_queue(self) -> Queue | None:
+    def get_second_queue(self) -> Queue | None:
         return self._stream_queue if hasattr(self.vendor(), "Stream") else None

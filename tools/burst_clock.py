@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
-from mamf.report.charts.picture import SMALL_POINTS, TEXT_POINTS, DrawnPanel, LegendEntries, Picture, style_axes
+from mamf.report.charts.picture import (
+    SMALL_FONT_POINTS,
+    TEXT_FONT_POINTS,
+    DrawnPanel,
+    LegendEntries,
+    Picture,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,16 +54,16 @@ class Point(NamedTuple):
 
 def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Point]]]:
     """Per burst, the clock of each launch by stamps, and the readings of the sensor meanwhile."""
-    needs: tuple[Any, Any] = (backend.stamps, backend.telemetry)
+    needs: tuple[Any, Any] = (backend.clock_stamps, backend.telemetry)
     for needed in needs:
         if isinstance(needed, Unavailable):
             raise SystemExit(f"{needed.reason}: {needed.remedy}")
     stamps, sensor = needs
     matmul = make_operation("matmul")
-    kernel, problem = make_kernel(matmul, "torch.mm"), matmul.problem_for(backend, {"dtype": "bfloat16", "data": data})
-    pool = backend.operand_pool(data, 0)
+    kernel, problem = make_kernel(matmul, "torch.mm"), matmul.make_problem(backend, {"dtype": "bfloat16", "data": data})
+    pool = backend.make_operand_pool(data, 0)
     counted, said = [], []
-    with kernel.settings(backend, problem):
+    with kernel.apply_settings(backend, problem):
         launch = kernel.prepare(backend, problem, matmul.parse_shape(SHAPE), pool).launches[0]
         for _ in range(BURSTS + 1):
             backend.synchronize()
@@ -67,18 +74,18 @@ def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Po
             reader.start()
             for _ in range(LEAD):
                 backend.flush_cache()
-            marks = [stamps.stamp()]
+            marks = [stamps.record_stamp()]
             for _ in range(LAUNCHES):
                 launch()
-                marks.append(stamps.stamp())
+                marks.append(stamps.record_stamp())
             backend.synchronize()
             end = time.perf_counter()
             is_over.set()
             reader.join()
             counted.append(list(clocks(stamps, marks)))
-            begin = end - stamps.between(marks[0], marks[-1]).seconds
+            begin = end - stamps.compute_elapsed(marks[0], marks[-1]).seconds
             said.append([Point(1e3 * (when - begin), mhz) for when, mhz in readings])
-    pool.release()
+    pool.release_buffers()
     # The first burst also compiles and allocates.
     return counted[1:], said[1:]
 
@@ -95,7 +102,7 @@ def read_sensor(sensor: Any, readings: list[tuple[float, float]], is_over: threa
 
 def clocks(stamps: Any, marks: Sequence[Any]) -> Iterator[Point]:
     for start, end in itertools.pairwise(marks):
-        launch, until_end = stamps.between(start, end), stamps.between(marks[0], end)
+        launch, until_end = stamps.compute_elapsed(start, end), stamps.compute_elapsed(marks[0], end)
         if launch is not None and launch.clock_hz and until_end is not None:
             yield Point(1e3 * (until_end.seconds - launch.seconds / 2), launch.clock_hz / 1e6)
 
@@ -166,9 +173,9 @@ def _draw(axes: Axes, chart: BurstClock) -> None:
     style_axes(axes)
     for (_, points), look in zip(chart.lines, _LOOKS, strict=False):
         axes.plot(*zip(*points, strict=True), **look)
-    axes.set_xlabel("milliseconds since the first launch", fontsize=TEXT_POINTS)
-    axes.set_ylabel("clock (MHz)", fontsize=TEXT_POINTS)
-    axes.tick_params(labelsize=SMALL_POINTS)
+    axes.set_xlabel("milliseconds since the first launch", fontsize=TEXT_FONT_POINTS)
+    axes.set_ylabel("clock (MHz)", fontsize=TEXT_FONT_POINTS)
+    axes.tick_params(labelsize=SMALL_FONT_POINTS)
 
 
 def main() -> int:

@@ -54,16 +54,16 @@ CASES = (
 def prepared(backend: Backend, case: Case) -> tuple[Any, Any, Any]:
     """Return the kernel, the problem and the shape of a case."""
     of = make_operation(case.operation)
-    return make_kernel(of, case.kernel), of.problem_for(backend, case.fields), of.parse_shape(case.shape)
+    return make_kernel(of, case.kernel), of.make_problem(backend, case.fields), of.parse_shape(case.shape)
 
 
 def burst(backend: Backend, case: Case) -> Measurement:
     """Measure the row that ``mamf sweep --regime burst`` measures."""
     regime = Burst(backend)
     regime.start()
-    pool = backend.operand_pool("normal", 0)
+    pool = backend.make_operand_pool("normal", 0)
     row = measure(*prepared(backend, case), regime, pool, StoppingRule(seconds=1.0))
-    pool.release()
+    pool.release_buffers()
     if not row.ok:
         raise SystemExit(f"{case}: {row.status}: {row.reason}")
     return row
@@ -76,12 +76,12 @@ def trains(backend: Backend, launch: Callable[[], object]) -> None:
             backend.flush_cache()
         for _ in range(TRAIN):
             backend.flush_cache()
-            start = backend.mark()
+            start = backend.record_mark()
             launch()
-            end = backend.mark()
+            end = backend.record_mark()
         backend.synchronize()
         # As a burst rests, so that the clock is back at boost.
-        time.sleep(max(SHORTEST_REST_SECONDS, REST_RATIO * TRAIN * backend.seconds_between(start, end)))
+        time.sleep(max(SHORTEST_REST_SECONDS, REST_RATIO * TRAIN * backend.compute_seconds_between(start, end)))
 
 
 def profiled_seconds(backend: Backend, case: Case) -> float:
@@ -89,13 +89,13 @@ def profiled_seconds(backend: Backend, case: Case) -> float:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    pool, (kernel, problem, shape) = backend.operand_pool("normal", 0), prepared(backend, case)
-    with kernel.settings(backend, problem):
+    pool, (kernel, problem, shape) = backend.make_operand_pool("normal", 0), prepared(backend, case)
+    with kernel.apply_settings(backend, problem):
         launch = kernel.prepare(backend, problem, shape, pool).launches[0]
         trains(backend, launch)
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             trains(backend, launch)
-    pool.release()
+    pool.release_buffers()
     events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)
     launches = [list(group) for flushes, group in itertools.groupby(events, is_flush) if not flushes]

@@ -261,7 +261,7 @@ def measure_kernels(
     opened, operation, how = open_backend_with_traits(backend, device), make_operation(of), SweepOptions()
     given, max_values, call = {"dtype": dtype, **parameters}, None, of
     if not operation.compares_kernels:
-        max_values, call = 1, operation.own_command
+        max_values, call = 1, operation.command_name
     problems, wanted = make_problems_and_shapes(opened, operation, shapes, problem, given, call, max_values)
     names = convert_to_tuple("kernel", kernel, max_values=max_values)
     if operation.compares_kernels:

@@ -93,7 +93,7 @@ class Ceiling(Tabular, Rate):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", label_dtype(self.problem))
-        object.__setattr__(self, "unit", str(self.problem.work(self.shape).unit))
+        object.__setattr__(self, "unit", str(self.problem.compute_work(self.shape).unit))
 
     def __repr__(self) -> str:
         figure = f"{self.rate:.4g} {self.unit} at {self.shape} by {self.kernel}"
@@ -102,7 +102,7 @@ class Ceiling(Tabular, Rate):
     @property
     def seconds(self) -> float:
         """Seconds that one launch of the winning kernel takes if it runs at the rate of the ceiling."""
-        return float(self.problem.work(self.shape).amount) / (self.rate * TERA)
+        return float(self.problem.compute_work(self.shape).amount) / (self.rate * TERA)
 
     @property
     def joules_per_tflop(self) -> float | None:

@@ -23,8 +23,8 @@ from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import MEMORY_CACHE_MULTIPLE, Bandwidth, BandwidthProblem
-from mamf.operations.matmul.operation import problem_for
+from mamf.operations.bandwidth.operation import MIN_MEMORY_TO_CACHE_RATIO, Bandwidth, BandwidthProblem
+from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
@@ -63,7 +63,7 @@ def read_given_ceilings(
         if not ceilings_of_log:
             raise UsageError(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
-                f"--pattern read' with arrays at least {MEMORY_CACHE_MULTIPLE} times as large as the cache"
+                f"--pattern read' with arrays at least {MIN_MEMORY_TO_CACHE_RATIO} times as large as the cache"
             )
         for ceiling in ceilings_of_log.values():
             require_usable_ceiling(ceiling, backend)
@@ -146,7 +146,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     regimes = CEILING_REGIMES if Sustained.name in plan.regimes else (Burst.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
-        problem = problem_for(backend, dtype)
+        problem = make_problem(backend, dtype)
         try:
             kernel_name = choose_working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
@@ -174,10 +174,10 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
     """
     operation = Bandwidth()
-    problem = operation.problem_for(backend, {"pattern": READ})
+    problem = operation.make_problem(backend, {"pattern": READ})
     shapes = [
         shape
-        for shape in operation.default_shapes(backend)
+        for shape in operation.choose_default_shapes(backend)
         if problem.is_served_by_memory(shape, backend.info.cache_bytes)
     ]
     if backend.is_accelerator:
@@ -187,7 +187,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         operation,
         kernels,
         [problem],
-        shapes[:1] or operation.default_shapes(backend)[-1:],
+        shapes[:1] or operation.choose_default_shapes(backend)[-1:],
         regimes,
         FIND,
         budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],

@@ -37,7 +37,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
-from mamf.engine.runner import get_crashes
+from mamf.engine.runner import get_crash_record
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
     DeviceError,
@@ -195,7 +195,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
-    from mamf.report.verification import count_checked
+    from mamf.report.verification import count_verified_totals
 
     log = read_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
@@ -209,7 +209,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         resume_command = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(working)} to use only the other devices" if working else ""
         warn(f"run '{resume_command}' to measure the remaining rows{remedy}")
-    if log.plan.kind == VERIFY and count_checked(log.measurements)["wrong"]:
+    if log.plan.kind == VERIFY and count_verified_totals(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE
@@ -298,7 +298,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
         options.resume, options.output = (
             (None, path) if options.new_log_reason or options.resume is None else (path, None)
         )
-    device_count = load_backend_class(options.backend or find_first_backend()).device_count()
+    device_count = load_backend_class(options.backend or find_first_backend()).count_devices()
     if options.resume is None:
         # A launcher may show each process only its own device. This device then has the index 0.
         options.device = place.index if device_count > 1 else 0
@@ -319,7 +319,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
-    count = load_backend_class(backend_name).device_count()
+    count = load_backend_class(backend_name).count_devices()
     indices = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
     if missing := [device for device in indices if device >= count]:
         existing = [device for device in indices if device < count]
@@ -431,9 +431,11 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
 
     def answer_waiting(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.why_not_together = f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            run.not_together_reason = (
+                f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
+            )
         for index in watch.running_ranks:
-            children.send_line(index, _END_ANSWER if run.why_not_together else _MEASURE_ANSWER)
+            children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
 
     watch_children(watch, commands, answer_waiting)
 
@@ -461,10 +463,10 @@ def measure_node_device(options: argparse.Namespace, send_record: SendRecord) ->
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)
     # Send the name of each row before its launch, so that the report of a crash names the kernel and the shape.
-    get_crashes(backend).set_pending_row = lambda row: send_record(
+    get_crash_record(backend).set_pending_row = lambda row: send_record(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
-    send_record({ADDRESS_KEY: backend.bus_address()})
+    send_record({ADDRESS_KEY: backend.read_bus_address()})
 
     def wait_for_others() -> bool:
         """Wait until all devices have been measured alone. Return False if one of them failed."""

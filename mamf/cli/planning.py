@@ -96,7 +96,7 @@ def add_operation_options(
         for size in get_parameters(operation.shape_type).values():
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
         add_shared_options(group, "--shapes", help=f"shapes with all their sizes, such as {operation.shape_example}")
-        if presets := operation.presets():
+        if presets := operation.list_presets():
             help = f"{operation.preset_parameter.help}; names: {', '.join(presets)}"
             group.add_argument(operation.preset_parameter.option, dest="preset", metavar="NAME", help=help)
         for preset_parameter in operation.preset_parameters:
@@ -130,9 +130,9 @@ def _add_parameter_option(
     keywords: dict[str, Any] = {"dest": dest, "default": default}
     keywords["help"] = (f"{help} (default: {default_text})" if default_text else help).replace("%", "%%")
     # Do not group rare options: argparse cannot print the usage of a mutually exclusive group whose options are hidden.
-    is_exclusive = (parameter.kind is bool or parameter.has_range) and not parameter.is_rare
+    is_exclusive = (parameter.value_type is bool or parameter.has_range) and not parameter.is_rare
     target_group = group.add_mutually_exclusive_group() if is_exclusive else group
-    if parameter.kind is bool:
+    if parameter.value_type is bool:
         no_action = target_group.add_argument(
             f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
@@ -154,7 +154,7 @@ def _add_parameter_option(
         actions = [target_group.add_argument(option, **keywords)]
     if parameter.has_range:
         # Read a bound as a plain number, because START may be 0, which is not a valid size.
-        convert_bound = replace(parameter, read=None).convert
+        convert_bound = replace(parameter, parse_text=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         range_help = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
         actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
@@ -189,7 +189,7 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _make_preset(operation, options, sizes)
     for parameter in get_parameters(operation.shape_type).values():
-        if parameter.name in sizes and parameter.name not in preset.taken and (shapes or preset.shapes):
+        if parameter.name in sizes and parameter.name not in preset.adjustable_sizes and (shapes or preset.shapes):
             given_shapes = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
             raise UsageError(
                 f"{given_shapes} cannot be combined with {parameter.option}, because {given_shapes.split()[0]} gives "
@@ -221,7 +221,7 @@ def _yield_given_parameters(
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
         values = parse_range(*bounds) if bounds else getattr(options, dest, None)
-        if parameter.kind is bool and isinstance(values, str):
+        if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
             yield parameter.name, values if isinstance(values, (list, tuple, range)) else (values,)
@@ -263,7 +263,7 @@ def _make_preset(
                     f"{parameter.option} out"
                 )
         return Preset()
-    return operation.preset(name, {**sizes, **preset_values})
+    return operation.build_preset(name, {**sizes, **preset_values})
 
 
 def make_plan(

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
-from mamf.report.document import format_significant
+from mamf.report.document import format_four_digits
 
 _PHASE_LISTENERS: list[Callable[[str], object]] = []
 
@@ -60,7 +60,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             best = self._best_rows[row.regime] = row
         if best is not None:
             self._bar.set_postfix_str(
-                f"best {best.regime} {format_significant(best.best_rate)} {best.work.unit} @ {best.shape}",
+                f"best {best.regime} {format_four_digits(best.best_rate)} {best.work.unit} @ {best.shape}",
                 refresh=False,
             )
         self._bar.update()

@@ -114,9 +114,9 @@ def report_run_to_watcher(
 
     ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
     """
-    from mamf.engine.runner import get_crashes
+    from mamf.engine.runner import get_crash_record
 
-    crash_state, crashes = watching.CRASH_STATE, get_crashes(backend)
+    crash_state, crashes = watching.CRASH_STATE, get_crash_record(backend)
     crashes.fatal_rows = [row for row in logged_rows if row.is_fatal]
     if crash_state:
         log_opened_at = time.monotonic() - (options.crashed_run.spent_seconds if options.crashed_run else 0.0)
@@ -132,10 +132,10 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
     The watching process then logs the row and starts a new process for the remaining rows.
     """
-    from mamf.engine.runner import get_crashes
+    from mamf.engine.runner import get_crash_record
 
     if watching.CRASH_STATE:
-        get_crashes(backend).set_pending_row(row)
+        get_crash_record(backend).set_pending_row(row)
         os._exit(1)
 
 
@@ -195,7 +195,7 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
     for name in sorted(vars(plan).keys() - _FIELDS_NOT_COMPARED):
         value = getattr(plan, name)
         values_by_option[_OPTION_BY_FIELD.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
-    records = [get_operation(plan.operation).problem_record(problem) for problem in plan.problems]
+    records = [get_operation(plan.operation).make_problem_record(problem) for problem in plan.problems]
     for name in records[0]:
         values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
         values_by_option[name] = frozenset(values) if len(values) > 1 else values.pop()

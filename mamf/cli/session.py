@@ -34,7 +34,7 @@ from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, 
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
-    from mamf.engine.runner import NamedKernel, Setup, Strategy
+    from mamf.engine.runner import NamedKernel, RunSetup, Strategy
     from mamf.kinds.driver import ResumedLog
     from mamf.logs.run_log import RunLog
     from mamf.report.document import Document
@@ -95,7 +95,7 @@ class Session:
         interruption: Interruption,
         resumed: ResumedLog | None,
     ) -> None:
-        from mamf.engine.isolation import get_isolation
+        from mamf.engine.isolation import get_isolated_checker
         from mamf.engine.traits import replace_assumed_traits
         from mamf.kinds.driver import Run
         from mamf.logs.recording import apply_logged_traits
@@ -113,13 +113,13 @@ class Session:
             self.backend = reopen_device(self.resumed_log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
-        get_isolation(self.backend).checks_all_kernels = options.isolate
+        get_isolated_checker(self.backend).checks_all_kernels = options.isolate
         advice: Sequence[Advice] = ()
         if self.resumed_log:
             apply_logged_traits(self.backend, self.resumed_log.header.get("traits", {}))
         elif not options.dry_run:
             advice = replace_assumed_traits(self.backend, warn)
-        if self.operation.is_of_links and getattr(options, "share", None):
+        if self.operation.uses_shared_links and getattr(options, "share", None):
             raise UsageError(
                 f"--devices cannot measure {self.operation.name}: all devices share their links and would slow each "
                 "other down; use --device with one index, or 'mamf node'"
@@ -186,7 +186,9 @@ class Session:
         preset_kernels = self.request.preset.kernels
         if self.options.kernel or not preset_kernels:
             return self.options.kernel  # type: ignore[no-any-return]
-        reasons = {name: make_kernel(self.operation, name).unavailable(self.backend) for name in preset_kernels}
+        reasons = {
+            name: make_kernel(self.operation, name).explain_unavailability(self.backend) for name in preset_kernels
+        }
         available_kernels = [name for name, reason in reasons.items() if reason is None]
         for name, reason in reasons.items():
             if available_kernels and reason:
@@ -203,7 +205,7 @@ class Session:
         """
         return self.make_new_plan()
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
         from mamf.kinds.registry import get_kind
 
@@ -277,7 +279,7 @@ class Session:
         from mamf.machine.environment import format_advice, select_warnings
 
         run = self.measured_run
-        run.on_phase = lambda text: progress.show_phase(text)
+        run.report_phase = lambda text: progress.show_phase(text)
         rows = run.measurements()
         if self.options.new_log_reason:
             print_line(f"{self.options.output} {self.options.new_log_reason}: starting a new run", sys.stderr)

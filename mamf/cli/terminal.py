@@ -114,10 +114,12 @@ def find_terminal_columns(stream: TextIO | None = None) -> int | None:
 
 def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
-    from mamf.report.formats import FORMATS
+    from mamf.report.formats import FORMATTERS
 
     # A width of None shows all columns of a table: for --wide, and in a pipe or a file.
-    print_lines(FORMATS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns()))
+    print_lines(
+        FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns())
+    )
 
 
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
@@ -135,7 +137,7 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
 
     ``memory_user``: words that say what needs the memory, such as ``the largest shape``.
     """
-    free_bytes = backend.free_memory()
+    free_bytes = backend.read_free_memory_bytes()
     print_line(
         f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}"
         + (f", {free_bytes / 1e9:.1f} GB free" if free_bytes else "")

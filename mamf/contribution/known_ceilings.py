@@ -35,7 +35,7 @@ from mamf.errors import (
 )
 from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET, PUBLISHED, Rate
-from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import is_compute_roof
 from mamf.peaks import (
     ContributedRate,
@@ -205,7 +205,7 @@ def _format_find_command(dtype: str) -> str:
 def _find_measured_ceiling(backend: Backend, dtype: str, regime: str) -> Ceiling | None:
     from mamf.logs.ceiling_cache import find_cached_ceiling  # Imported late: a lookup by name needs no logs.
 
-    problem = problem_for(backend, dtype)
+    problem = make_problem(backend, dtype)
     for each in (problem, replace(problem, fast_accumulation=True)):
         try:
             ceiling = find_cached_ceiling(backend.info, each, regime)

@@ -386,7 +386,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
     for line, row in evidence.valid_rows:
         info, of = evidence.log.device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
-        limit = of.fastest_possible(info, row.problem, row.shape) if has_exact_kernel(row) else None
+        limit = of.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"

@@ -168,7 +168,7 @@ class Meter:
         self.backend = resolve_backend(backend)
         self._has_events = self.backend.timer != "host clock"
         # On a backend that the host's clock times, mark() would wait for the device.
-        self._place_mark: Callable[[], Any] = self.backend.mark if self._has_events else self.backend.now
+        self._place_mark: Callable[[], Any] = self.backend.record_mark if self._has_events else self.backend.now
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
         self._replica_count = world_size // model_parallel
@@ -233,8 +233,8 @@ class Meter:
                 return None
             start, begun, end = step.marks
             if self._has_events:
-                self.backend.wait(end)
-            measure = self.backend.seconds_between if self._has_events else lambda first, last: last - first
+                self.backend.wait_for_mark(end)
+            measure = self.backend.compute_seconds_between if self._has_events else lambda first, last: last - first
             between = math.nan if begun is None else measure(start, begun)
             sums = (measure(start, end), between, *step.compute_work())
             self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]

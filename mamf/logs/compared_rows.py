@@ -351,7 +351,7 @@ def get_problem_fields(problem: Any) -> PairingFields:
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
-    record = get_operation(problem.operation).problem_record(problem)
+    record = get_operation(problem.operation).make_problem_record(problem)
     return {name: value for name, value in record.items() if name != "seed"}
 
 

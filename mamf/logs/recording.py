@@ -217,7 +217,7 @@ def make_header(
         "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
         "kernel": kernel,
         "plan": dict(plan),
-        "settings": backend.settings(),
+        "settings": backend.read_settings(),
         "environment": describe_environment(backend.environment_variables),
         "findings": list(findings),
         "notes": notes,
@@ -264,9 +264,9 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     """
     fields: dict[str, Any] = {}
     with suppress(Exception):  # The device failed, and the run has already ended for that reason.
-        if any(row.timer_overhead for row in rows) and (after := backend.timer_overhead()) is not None:
+        if any(row.timer_overhead for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
             fields["timer_overhead_after_seconds"] = round(after, 9)
-        if new := [way for way in backend.sharing() if way not in parse_sharing(backend.info.name)]:
+        if new := [way for way in backend.find_sharing() if way not in parse_sharing(backend.info.name)]:
             fields["shared_after"] = new
     return fields
 
@@ -306,7 +306,7 @@ def _convert_to_json(value: Any, operation: AnyOperation) -> Any:
     if isinstance(value, operation.shape_type):
         return str(value)
     if isinstance(value, operation.problem_type):
-        return operation.problem_record(value)
+        return operation.make_problem_record(value)
     if is_dataclass(value):
         return {each.name: _convert_to_json(getattr(value, each.name), operation) for each in fields(value)}
     if hasattr(value, "_asdict"):
@@ -337,7 +337,7 @@ def _convert_from_json(value: Any, kind: Any, operation: AnyOperation) -> Any:
     if kind == Shape:
         return value if isinstance(operation, UnknownOperation) else operation.parse_shape(value)
     if kind == Problem:
-        return operation.problem_from_record(value)
+        return operation.read_problem_record(value)
     if kind is Plan:
         return read_plan_record(value)
     if kind is float:  # JSON has no infinity, so a log has None for it.

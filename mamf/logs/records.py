@@ -240,14 +240,14 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
     of, work = get_operation(row.operation), row.work
     record = MeasurementRecord(
         operation=row.operation,
-        shape=of.shape_record(row.shape),
+        shape=of.make_shape_record(row.shape),
         flop=round(work.flop),
         bytes=work.nbytes,
         unit=work.unit,
         kernel=row.kernel,
         dtype=row.problem.dtype,
         out_dtype=getattr(row.problem, "out_dtype", UNSET),
-        problem=of.problem_record(row.problem),
+        problem=of.make_problem_record(row.problem),
         regime=row.regime,
         best_by=row.best_by,
         status=row.status,
@@ -298,9 +298,9 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
     read = read_record(record, MeasurementRecord)
     require_known(("regime", read.regime, REGIME_NAMES))
     of = get_operation(read.operation, record)
-    problem, samples = of.problem_from_record(read.problem), tuple(read.samples_seconds)
+    problem, samples = of.read_problem_record(read.problem), tuple(read.samples_seconds)
     return Measurement(
-        shape=of.shape_from_record(read.shape),
+        shape=of.read_shape_record(read.shape),
         kernel=read.kernel,
         problem=problem,
         regime=read.regime,
@@ -348,7 +348,7 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     return make_json_values(
         CeilingRecord(
             regime=ceiling.regime,
-            problem=of.problem_record(ceiling.problem),
+            problem=of.make_problem_record(ceiling.problem),
             shape=str(ceiling.shape),
             kernel=ceiling.kernel,
             interval_coverage=round(ceiling.interval.coverage, 4),
@@ -376,7 +376,7 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=of.problem_from_record(read.problem),
+        problem=of.read_problem_record(read.problem),
         regime=read.regime,
         kernel=read.kernel,
         shape=of.parse_shape(read.shape),

@@ -410,7 +410,7 @@ def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, De
         device: DeviceSpeed(
             relative_speed=own.rate / first.rate,
             half_width=0.0 if own is first else math.hypot(own.interval.half_width / own.rate, of_first),
-            reference_work=float(own.problem.work(own.shape).amount),
+            reference_work=float(own.problem.compute_work(own.shape).amount),
         )
         for device, own in ceilings.items()
     }

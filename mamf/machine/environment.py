@@ -92,7 +92,7 @@ def run_machine_checks(backend: Backend) -> list[Advice]:
     """Run the checks of the backend and return their results. If the device is an accelerator, also check whether the
     CPU of the host is busy.
     """
-    return [*backend.advice(), *([_check_host_load()] if backend.is_accelerator else [])]
+    return [*backend.check_machine(), *([_check_host_load()] if backend.is_accelerator else [])]
 
 
 def select_warnings(findings: list[Advice]) -> list[Advice]:

@@ -21,7 +21,7 @@ from mamf.node.logs import SINGLE_DEVICE_PARTS, VERIFY_PART, make_log_path
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.copies import CopyShape
-from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.operation import make_problem
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import choose_kernels, make_operation
 
@@ -79,7 +79,7 @@ class DeviceRun:
         0, and those with an odd index in turn 1. If the number of devices is odd, the last device copies in turn 2,
         because its neighbors copy in turns 0 and 1.
         """
-        index, count = self.backend.index, self.backend.device_count()
+        index, count = self.backend.index, self.backend.count_devices()
         turn_of_device = 2 if count % 2 and index == count - 1 else index % 2
         for turn in range(3):
             if not self.wait_for_others():
@@ -95,7 +95,7 @@ class DeviceRun:
                 plan,
                 self.backend,
                 kernels,
-                on_phase=self.on_progress,
+                report_phase=self.on_progress,
                 path=make_log_path(self.folder, self.backend.index, part),
             )
             with closing(run.measurements()) as rows:  # closing the generator completes the log after an interrupt
@@ -108,7 +108,7 @@ class DeviceRun:
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
         """Return the plan of what to measure in a part, and the kernels with their names."""
         if part == "find":
-            problem, seconds = problem_for(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
+            problem, seconds = make_problem(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
             plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
             return plan, list(zip(plan.kernels, found, strict=True))
         if part == VERIFY_PART:
@@ -120,11 +120,11 @@ class DeviceRun:
         array_mib, copy_mib = _ACCELERATOR_SIZES_MIB if self.backend.is_accelerator else _HOST_SIZES_MIB
         shapes: list[Any] = [CopyShape(copy_mib * MIB)]
         if part == "bandwidth":
-            shapes = [min(BandwidthShape(array_mib * MIB), max(operation.default_shapes(self.backend)))]
+            shapes = [min(BandwidthShape(array_mib * MIB), max(operation.choose_default_shapes(self.backend)))]
         plan = make_operation_plan(
             operation,
             dict(chosen),
-            [operation.problem_for(self.backend, fields) for fields in _PROBLEM_FIELDS_BY_PART[part]],
+            [operation.make_problem(self.backend, fields) for fields in _PROBLEM_FIELDS_BY_PART[part]],
             shapes,
             seconds=_SECONDS_PER_ROW,
             budget_seconds=max(self._budget_end_time - self.backend.now(), self.budget_seconds * _MIN_BUDGET_SHARE)

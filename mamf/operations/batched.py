@@ -25,10 +25,12 @@ class BatchedShape(BaseMatmulShape):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
 
-    batch: int = field(metadata=describe("number of matmuls in the batch", read=parse_size))
-    m: int = field(metadata=describe("rows of each A and C", read=parse_size))
-    n: int = field(metadata=describe("columns of each B and C", read=parse_size))
-    k: int = field(metadata=describe("size of the reduction: columns of each A and rows of each B", read=parse_size))
+    batch: int = field(metadata=describe("number of matmuls in the batch", parse_text=parse_size))
+    m: int = field(metadata=describe("rows of each A and C", parse_text=parse_size))
+    n: int = field(metadata=describe("columns of each B and C", parse_text=parse_size))
+    k: int = field(
+        metadata=describe("size of the reduction: columns of each A and rows of each B", parse_text=parse_size)
+    )
 
     def __str__(self) -> str:
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"
@@ -62,7 +64,7 @@ class Batched(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     axis_label = "FLOP"
     random_matmul_counts = (1, 2, 3, 8, 32)
 
-    def default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
         """Return batches of matmuls as for attention scores of short and long sequences, and of square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),

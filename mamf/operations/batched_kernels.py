@@ -28,10 +28,10 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
     has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
+    def bind_operands(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
         return partial(getattr(torch, self.function), a, b, out=c)
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a = view_in_layout(flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding)
@@ -39,7 +39,7 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
         c = view_as(flat["c"], shape.batch, shape.m, shape.n)
         return make_matmul_operand_set(
             problem,
-            self.bind(a, b, c),
+            self.bind_operands(a, b, c),
             c,
             lambda output: [MatmulPart(a, b.mT, output)],
             choose_operand_to_change(a, b.mT),

@@ -69,14 +69,14 @@ class CollectiveProblem(DeclaredProblem):
         """
         return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
-    def work(self, shape: CollectiveShape) -> Work:
+    def compute_work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
         factor = "2(n-1)/n" if passes == 2 else "(n-1)/n"
         convention = f"bus bandwidth as nccl-tests defines it: size / time x {factor}, n = {self.ranks}"
         size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
-    def buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the send and receive buffers of a rank. All launches use one set, whatever ``sets`` says.
 
         More sets would change nothing, because a rank reads the data that it sends from memory.
@@ -84,8 +84,8 @@ class CollectiveProblem(DeclaredProblem):
         sent, received = self.elements(shape)
         return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
 
-    def nbytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers(shape).values())
+    def count_bytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
+        return sum(buffer.nbytes for buffer in self.list_buffers(shape).values())
 
 
 class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
@@ -98,10 +98,10 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
     operation = "collective"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
-    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
-        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+    def explain_unsupported_problem(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
-    def unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
+    def explain_unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
         if problem.count_part_elements(shape):
             return None
         return f"{shape.nbytes} bytes cannot be divided into {problem.ranks} equal parts of {problem.dtype}"
@@ -120,13 +120,13 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
     shape_type = CollectiveShape
     problem_type = CollectiveProblem
     shape_example = "1MiB"
-    is_of_links = True
+    uses_shared_links = True
 
-    def default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[CollectiveShape]:
         """Return sizes from 1 MiB up to 4 GiB, or less if memory is small; on a CPU, 1 and 16 MiB."""
         if not backend.is_accelerator:
             return _DEFAULT_SHAPES[:2]
-        free = backend.free_memory()
+        free = backend.read_free_memory_bytes()
         max_bytes = None if free is None else free * _MAX_MEMORY_SHARE
         return [
             size
@@ -134,15 +134,15 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
             if max_bytes is None or size == _DEFAULT_SHAPES[0] or size.nbytes <= max_bytes
         ]
 
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
+    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
         """Return the problem, as in Operation. ``ranks`` defaults to the size of this process's group."""
         ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
-        return super().problem_for(backend, {**asked, "ranks": ranks})
+        return super().make_problem(backend, {**asked, "ranks": ranks})
 
-    def problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
+    def make_problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
         """Return the record, as in Operation, but without ``blocks`` if the library chooses them."""
-        return {name: each for name, each in super().problem_record(problem).items() if each or name != "blocks"}
+        return {name: each for name, each in super().make_problem_record(problem).items() if each or name != "blocks"}
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return a column with the algorithm bandwidth, which is the size in bytes divided by the time, in TB/s."""
         return {"size / time": row.shape.nbytes / row.seconds / TERA if row.ok else None}

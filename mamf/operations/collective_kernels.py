@@ -32,18 +32,18 @@ class TorchDistributed(CollectiveKernel):
     name = "torch.distributed"
     is_default = True
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return check_torch_backend(backend)
         return Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
-    def unsupported(self, backend: Backend, problem: CollectiveProblem) -> str | None:
-        if (reason := self.unavailable(backend)) is not None:
+    def explain_unsupported_problem(self, backend: Backend, problem: CollectiveProblem) -> str | None:
+        if (reason := self.explain_unavailability(backend)) is not None:
             return str(reason)
         ranks = torch.distributed.get_world_size()
         if problem.ranks != ranks:
             return f"this process group has {ranks} ranks, but the collective needs {problem.ranks}"
-        return super().unsupported(backend, problem)
+        return super().explain_unsupported_problem(backend, problem)
 
     def prepare(
         self,
@@ -56,9 +56,11 @@ class TorchDistributed(CollectiveKernel):
     ) -> Prepared:
         buffers, error = None, None
         try:
-            needed = problem.buffers(shape)
-            sent = pool.take(f"sent by {torch.distributed.get_rank()}", *needed["sent"])  # different data on each rank
-            buffers = sent, pool.take("received", *needed["received"])
+            needed = problem.list_buffers(shape)
+            sent = pool.take_buffer(
+                f"sent by {torch.distributed.get_rank()}", *needed["sent"]
+            )  # different data on each rank
+            buffers = sent, pool.take_buffer("received", *needed["received"])
         except Exception as failed:  # Tell the other ranks, because they would wait for this rank forever.
             error = failed
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
@@ -73,9 +75,9 @@ class TorchDistributed(CollectiveKernel):
         return Prepared(
             launches=[collective.launch] * sets,
             verify=lambda index, result: collective.verify(),
-            poison=lambda returned: collective.poison(),
-            changed_operands=collective.changed_operands,
-            rewrite_output=collective.poison if rewrite else None,
+            poison_outputs=lambda returned: collective.poison_outputs(),
+            list_changed_operands=collective.changed_operands,
+            rewrite_output=collective.poison_outputs if rewrite else None,
         )
 
 
@@ -142,7 +144,7 @@ class CheckedCollective:
         self._launches += 1
         self._run_collective()
 
-    def poison(self) -> None:
+    def poison_outputs(self) -> None:
         """Overwrite the receive buffer, so that a result is right only if a later launch wrote it.
 
         An all_reduce works in place, so its receive buffer gets the data to send instead.

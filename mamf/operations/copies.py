@@ -41,22 +41,22 @@ class CopyProblem(DeclaredProblem):
     data: str = "normal"
     seed: int = 0
 
-    def work(self, shape: CopyShape) -> Work:
+    def compute_work(self, shape: CopyShape) -> Work:
         return Work(0.0, shape.nbytes, f"{_PATH_BY_DIRECTION[self.direction]}, bytes counted once", "TB/s")
 
-    def buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return only the buffer on the device. The kernel itself allocates the buffer at the other end of the copy."""
         return {"own": Buffer(shape.nbytes, self.dtype)}
 
-    def nbytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> int:
         return 2 * shape.nbytes
 
 
 class CopyKernel(Kernel[CopyProblem, CopyShape]):
     operation = "copies"
 
-    def unsupported(self, backend: Backend, problem: CopyProblem) -> str | None:
-        is_possible = problem.direction != "to_peer" or backend.device_count() > 1
+    def explain_unsupported_problem(self, backend: Backend, problem: CopyProblem) -> str | None:
+        is_possible = problem.direction != "to_peer" or backend.count_devices() > 1
         return None if is_possible else "direction to_peer needs a second device, and this process sees only one"
 
 
@@ -68,7 +68,7 @@ class Copies(ByteOperation[CopyProblem, CopyShape]):
     problem_type = CopyProblem
     shape_example = "256MiB"
     default_dtype = CopyProblem.dtype
-    is_of_links = True
+    uses_shared_links = True
 
-    def default_shapes(self, backend: Backend) -> Sequence[CopyShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[CopyShape]:
         return [CopyShape(size * MIB) for size in (1, 16, 256)]

@@ -20,7 +20,7 @@ class TorchCopies(CopyKernel):
     name = "torch"
     is_default = True
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return check_torch_backend(backend)
 
     def prepare(
@@ -32,7 +32,7 @@ class TorchCopies(CopyKernel):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        device_buffer = pool.take("own", *problem.buffers(shape)["own"])
+        device_buffer = pool.take_buffer("own", *problem.list_buffers(shape)["own"])
         other_end = allocate_other_end(device_buffer, problem, backend)
         source, target = (
             (other_end.copy_(device_buffer), torch.empty_like(device_buffer))
@@ -56,8 +56,8 @@ class TorchCopies(CopyKernel):
         return Prepared(
             launches=[launch] * sets,
             verify=verify,
-            poison=poison_target,
-            changed_operands=ChangeDetector({"source": source}),
+            poison_outputs=poison_target,
+            list_changed_operands=ChangeDetector({"source": source}),
             rewrite_output=poison_target if rewrite else None,
         )
 
@@ -68,7 +68,7 @@ def allocate_other_end(device_buffer: torch.Tensor, problem: CopyProblem, backen
     Raises UnsupportedError if torch cannot pin host memory for this type of device.
     """
     if problem.direction == "to_peer":
-        index = (backend.index + 1) % backend.device_count()
+        index = (backend.index + 1) % backend.count_devices()
         return torch.empty_like(device_buffer, device=torch.device(device_buffer.device.type, index))
     try:
         return torch.empty_like(device_buffer, device="cpu", pin_memory=device_buffer.device.type != "cpu")

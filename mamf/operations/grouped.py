@@ -31,13 +31,17 @@ class GroupedShape(BaseMatmulShape):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
 
-    experts: int = field(metadata=describe("number of experts", read=parse_size))
+    experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(
-        metadata=describe("rows of A over all experts; a token that goes to two experts counts twice", read=parse_size)
+        metadata=describe(
+            "rows of A over all experts; a token that goes to two experts counts twice", parse_text=parse_size
+        )
     )
-    n: int = field(metadata=describe("columns of C", read=parse_size))
+    n: int = field(metadata=describe("columns of C", parse_text=parse_size))
     k: int = field(
-        metadata=describe("size of the reduction: columns of A and rows of each expert's weights", read=parse_size)
+        metadata=describe(
+            "size of the reduction: columns of A and rows of each expert's weights", parse_text=parse_size
+        )
     )
 
     def __str__(self) -> str:
@@ -74,11 +78,11 @@ class GroupedProblem(BaseMatmulProblem):
         weights = [1.0 if self.routing == "balanced" else 1 / (1 + rank) for rank in ranks]
         return split_proportionally(shape.tokens, weights)
 
-    def work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
+    def compute_work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch, without bytes of the weights of experts that have no tokens."""
         busy_experts = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
         unread_bytes = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy_experts)
-        work_of_all_experts = super().work(shape)
+        work_of_all_experts = super().compute_work(shape)
         return replace(work_of_all_experts, nbytes=work_of_all_experts.nbytes - unread_bytes)
 
 
@@ -137,10 +141,10 @@ class Grouped(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     axis_label = "FLOP"
     random_matmul_counts = (1, 2, 4, 8, 32)
 
-    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        return {**super().random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
+    def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+        return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
 
-    def default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
         """Return layers with 8 large experts (Mixtral 8x7B), 64 experts (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
         return [
             GroupedShape(8, 16384, 14336, 4096),
@@ -148,9 +152,9 @@ class Grouped(BaseMatmulOperation[GroupedProblem, GroupedShape]):
             GroupedShape(128, 32768, 768, 2048),
         ]
 
-    def presets(self) -> Mapping[str, Preset[GroupedShape]]:
+    def list_presets(self) -> Mapping[str, Preset[GroupedShape]]:
         return PRESETS
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return the columns of a matmul's row, and a column with the number of tokens of the busiest expert."""
-        return {**super().columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}
+        return {**super().make_columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}

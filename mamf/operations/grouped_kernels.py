@@ -32,10 +32,12 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
     """A kernel that runs grouped matmul in torch. Derived classes define their dtypes and the launch."""
 
     @abstractmethod
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+    def bind_operands(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]
+    ) -> Callable[[], object]:
         """Return a function that launches the kernel on A (T,K), B (E,K,N) and C (T,N). ``tokens``: by expert."""
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a = view_in_layout(flat["a"], shape.tokens, shape.k, problem.layout[0])
@@ -47,7 +49,7 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
             return [MatmulPart(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
 
         return make_matmul_operand_set(
-            problem, self.bind(a, b, c, tokens), c, list_parts, choose_operand_to_change(a, b.mT)
+            problem, self.bind_operands(a, b, c, tokens), c, list_parts, choose_operand_to_change(a, b.mT)
         )
 
 
@@ -58,23 +60,25 @@ class GroupedMm(TorchGrouped):
     is_default = True
     dtypes = ("bfloat16", "float16", "float32")
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if find_grouped_mm() is None:
             return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
-        return super().unavailable(backend)
+        return super().explain_unavailability(backend)
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
             return f"kernel {self.name} reads tokens by rows: use --layout nt or nn, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         is_known = isinstance(error, (RuntimeError, ValueError)) and any(
             text in str(error) for text in _REFUSAL_MESSAGES
         )
-        return super().refuses(error) or is_known
+        return super().is_refusal(error) or is_known
 
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+    def bind_operands(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]
+    ) -> Callable[[], object]:
         return partial(find_grouped_mm(), a, b, offs=compute_row_ends(tokens, a.device))
 
 
@@ -96,7 +100,9 @@ class Loop(TorchGrouped):
     name = "loop"
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
-    def bind(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]) -> Callable[[], object]:
+    def bind_operands(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]
+    ) -> Callable[[], object]:
         groups = zip(a.split(list(tokens)), b.unbind(), c.split(list(tokens)), strict=True)
         products = [group for group in groups if group[0].shape[0]]
 
@@ -118,7 +124,7 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
     dtypes = ("fp8_rowwise",)
     out_dtypes = ("bfloat16",)
 
-    def bind(
+    def bind_operands(
         self, problem: GroupedProblem, shape: GroupedShape, a: QuantizedOperand, b: QuantizedOperand, ends: torch.Tensor
     ) -> Callable[[], object]:
         """Return a function that launches the kernel on A (T,K) and B (E*N,K). ``ends``: from compute_row_ends."""
@@ -130,7 +136,7 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
             a.elements, weights, scale_a, recipe, scale_b, recipe, offs=ends, use_fast_accum=fast
         )
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
@@ -145,6 +151,6 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
 
         return make_scaled_operand_set(
             *(backend, problem, shape, flat, c),
-            bind=lambda a, b: self.bind(problem, shape, a, b, compute_row_ends(tokens, c.device)),
+            bind=lambda a, b: self.bind_operands(problem, shape, a, b, compute_row_ends(tokens, c.device)),
             split=list_parts,
         )

@@ -74,10 +74,10 @@ def serve_launches(
     request, operands = channel.receive()
     if "operands" not in request:
         return request
-    flat = take_pool_buffers(pool, problem.buffers(shape))
+    flat = take_pool_buffers(pool, problem.list_buffers(shape))
     _write_buffers(flat, request["operands"], operands)
     prepared = kernel.prepare(backend, problem, shape, pool)
-    prepared.poison([None])
+    prepared.poison_outputs([None])
     while "operands" in request or "launches" in request:
         for _ in range(request.get("launches", 1)):
             result = prepared.launches[0]()
@@ -125,12 +125,12 @@ def answer_requests(channel: Channel) -> None:
 
 def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str]:
     operation, cpu = make_operation(request["operation"]), open_backend("cpu")
-    problem, shape = operation.problem_from_record(request["problem"]), operation.shape_from_record(request["shape"])
-    pool = cpu.operand_pool(problem.data, problem.seed)
+    problem, shape = operation.read_problem_record(request["problem"]), operation.read_shape_record(request["shape"])
+    pool = cpu.make_operand_pool(problem.data, problem.seed)
     prepared = _find_checking_kernel(operation, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
         prepared.change_operands()  # Change them at random, so that no kernel can know the result in advance.
-    buffers = problem.buffers(shape)
+    buffers = problem.list_buffers(shape)
     flat = take_pool_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
     channel.send(*(_copy_bytes(flat[name]) for name in operands), operands=operands)
@@ -154,7 +154,9 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
     own_points = (point for point in find_entry_points(operation.kernel_group) if point.value.startswith("mamf."))
     for kernel in (make_kernel(operation, point.name) for point in own_points):
         if not (
-            kernel.unavailable(cpu) or kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape)
+            kernel.explain_unavailability(cpu)
+            or kernel.explain_unsupported_problem(cpu, problem)
+            or kernel.explain_unsupported_shape(problem, shape)
         ):
             return kernel
     raise UnsupportedError(f"mamf has no CPU kernel that can check results in {problem.dtype}")

@@ -1,8 +1,8 @@
 """Make the operand sets of kernels on torch tensors, and check what launches do with them.
 
 An operand set is the inputs and outputs of one launch. Launches use several sets in turn, so that operands are not in
-the cache. A class that derives from TorchKernel implements ``operand_set``, which makes one set. This module does the
-rest: it takes memory from the pool, overwrites outputs with values that no launch produces ("poisons" them), checks
+the cache. A class that derives from TorchKernel implements ``make_operand_set``, which makes one set. This module does
+the rest: it takes memory from the pool, overwrites outputs with values that no launch produces ("poisons" them), checks
 that operands stay unchanged, changes operands between launches, and rewrites outputs for the classic regime.
 """
 
@@ -35,41 +35,43 @@ class OperandSet:
     """The operands of one launch, and the functions that run and check it.
 
     - ``launch``: runs the kernel once. It returns its output, or None if it writes to ``outputs``.
-    - ``verify``, ``verify_whole``, ``checksum``, ``locate``: as in ``Prepared``, but they take only the result of the
-      launch, because they are for this set only. ``repeats_bits``, ``verify_special``: as in ``Prepared``.
+    - ``verify``, ``verify_whole``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but they take only
+      the result of the launch, because they are for this set only. ``is_deterministic`` and ``verify_special_values``
+      are as in ``Prepared``.
     - ``outputs``: the tensors that the launch writes.
-    - ``change``: queues a random change of the operands, and ``verify`` then expects the new result. None: the operands
-      never change. ``restore``: undoes all changes.
-    - ``changed``: returns the names of operands that launches modified, among those that ``operand_set`` created.
+    - ``change_operands``: queues a random change of the operands, and ``verify`` then expects the new result. None: the
+      operands never change. ``restore_operands``: undoes all changes.
+    - ``list_changed_operands``: returns the names of operands that launches modified, among those that
+      ``make_operand_set`` created.
     """
 
     launch: Callable[[], object]
     verify: Callable[[object], Verdict]
     outputs: Sequence[torch.Tensor] = ()
     verify_whole: Callable[[object], Verdict] | None = None
-    checksum: Callable[[object], Callable[[], int]] | None = None
-    change: Callable[[], object] | None = None
-    restore: Callable[[], object] = lambda: None
-    changed: Callable[[], Sequence[str]] = tuple
-    repeats_bits: bool = False
-    locate: Callable[[object], WrongCells] | None = None
-    verify_special: Callable[[], Verdict] | None = None
+    queue_checksum: Callable[[object], Callable[[], int]] | None = None
+    change_operands: Callable[[], object] | None = None
+    restore_operands: Callable[[], object] = lambda: None
+    list_changed_operands: Callable[[], Sequence[str]] = tuple
+    is_deterministic: bool = False
+    locate_wrong_cells: Callable[[object], WrongCells] | None = None
+    verify_special_values: Callable[[], Verdict] | None = None
 
 
 class TorchKernel(Kernel[ProblemT, ShapeT]):
-    """A kernel that computes with torch tensors. Derived classes implement ``operand_set``."""
+    """A kernel that computes with torch tensors. Derived classes implement ``make_operand_set``."""
 
     #: The name of the function in torch or torch.nn.functional that this kernel calls. Empty if every release of torch
     #: has the function.
     function: ClassVar[str] = ""
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if self.function and not any(hasattr(module, self.function) for module in (torch, torch.nn.functional)):
             return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
         return check_torch_backend(backend)
 
     @abstractmethod
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         """Make one operand set from one-dimensional tensors, which are the memory of each of the problem's buffers, by
@@ -89,12 +91,12 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.buffers(shape, sets, rewrite)
+        kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         whole = take_pool_buffers(pool, buffers)
         source = whole.pop(_REWRITE_BUFFER, None)
-        # Create the detector before the kernel sees the operands, because operand_set may already overwrite them.
+        # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
         find_changed = ChangeDetector({name: whole[name] for name in whole if buffers[name].fill})
-        ready = [kernel.operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
+        ready = [kernel.make_operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
         prepared = combine_operand_sets(ready, find_changed)
         if not rewrite or not ready[0].outputs:
             return prepared
@@ -107,7 +109,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
 
 def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
     """Take a one-dimensional tensor from the pool for each buffer, and return the tensors by the buffers' names."""
-    return {name: pool.take(name, *buffer) for name, buffer in buffers.items()}
+    return {name: pool.take_buffer(name, *buffer) for name, buffer in buffers.items()}
 
 
 def split_into_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
@@ -124,12 +126,12 @@ def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
 def combine_operand_sets(
     sets: Sequence[OperandSet],
     find_changed: Callable[[], Sequence[str]],
-    held_bytes: int = 0,
+    extra_bytes_per_set: int = 0,
 ) -> Prepared:
     """Combine operand sets into a ``Prepared``, which is what the engine measures.
 
     ``find_changed``: returns the names of operands that launches have modified; called after all sets are restored.
-    ``held_bytes``: the device memory of each set in addition to its operands.
+    ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
     """
 
     def poison(returned: Sequence[object]) -> None:
@@ -143,25 +145,25 @@ def combine_operand_sets(
 
     def changed_operands() -> Sequence[str]:
         for each in sets:
-            each.restore()
-        return [*find_changed(), *dict.fromkeys(name for each in sets for name in each.changed())]
+            each.restore_operands()
+        return [*find_changed(), *dict.fromkeys(name for each in sets for name in each.list_changed_operands())]
 
-    changes = [each.change for each in sets if each.change]
+    changes = [each.change_operands for each in sets if each.change_operands]
     return Prepared(
         launches=[each.launch for each in sets],
         verify=lambda index, result: sets[index].verify(result),
         verify_whole=_combine_by_index([each.verify_whole for each in sets]),
         change_operands=(lambda: [change() for change in changes]) if changes else None,
-        poison=poison,
-        changed_operands=changed_operands,
-        held_bytes=held_bytes,
-        checksum=_combine_by_index([each.checksum for each in sets]),
-        remember=lambda index, result: remember_outputs(
+        poison_outputs=poison,
+        list_changed_operands=changed_operands,
+        extra_bytes_per_set=extra_bytes_per_set,
+        queue_checksum=_combine_by_index([each.queue_checksum for each in sets]),
+        remember_output=lambda index, result: remember_outputs(
             lambda returned: list_tensors(returned) or sets[index].outputs, result
         ),
-        repeats_bits=all(each.repeats_bits for each in sets),
-        locate=_combine_by_index([each.locate for each in sets]),
-        verify_special=sets[0].verify_special,
+        is_deterministic=all(each.is_deterministic for each in sets),
+        locate_wrong_cells=_combine_by_index([each.locate_wrong_cells for each in sets]),
+        verify_special_values=sets[0].verify_special_values,
     )
 
 

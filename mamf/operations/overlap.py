@@ -125,9 +125,9 @@ class OverlapProblem(DeclaredProblem):
             return CopyProblem(self.other, **common), CopyShape(shape.nbytes)
         return BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes)
 
-    def work(self, shape: OverlapShape) -> Work:
+    def compute_work(self, shape: OverlapShape) -> Work:
         problem, counted = self.get_counted_work(shape)
-        counted_work: Work = problem.work(counted)
+        counted_work: Work = problem.compute_work(counted)
         return replace(counted_work, convention=f"{self.work_names[0]}: {counted_work.convention}")
 
     @property
@@ -135,13 +135,13 @@ class OverlapProblem(DeclaredProblem):
         """The names of the work that the rate counts and of the work that runs at the same time."""
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
-    def buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         problem, counted = self.get_counted_work(shape)
-        return dict(problem.buffers(counted, sets, rewrite))
+        return dict(problem.list_buffers(counted, sets, rewrite))
 
-    def nbytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
         problem, counted = self.get_counted_work(shape)
-        return int(problem.nbytes(counted, sets, rewrite))
+        return int(problem.count_bytes(counted, sets, rewrite))
 
 
 class Pair(Kernel[OverlapProblem, OverlapShape]):
@@ -153,8 +153,8 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     operation = "overlap"
     name = "pair"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.second_queue() is not None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        if backend.get_second_queue() is not None:
             return None
         return Unavailable(
             f"mamf cannot use a second queue on backend {backend.name}",
@@ -169,15 +169,17 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         available = choose_kernels(make_operation(counted.operation), backend)
         return next((each for _, each in available if each.is_default), available[0][1])
 
-    def unsupported(self, backend: Backend, problem: OverlapProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
             return (
                 "only 'mamf overlap' can run the matmul and the other work at the same time: use it, or add --alone yes"
             )
-        return self.get_counted_kernel(backend, problem).unsupported(backend, problem.get_counted_work(MIN_SHAPE)[0])
+        return self.get_counted_kernel(backend, problem).explain_unsupported_problem(
+            backend, problem.get_counted_work(MIN_SHAPE)[0]
+        )
 
-    def settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
-        return self.get_counted_kernel(backend, problem).settings(backend, problem.get_counted_work(MIN_SHAPE)[0])
+    def apply_settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
+        return self.get_counted_kernel(backend, problem).apply_settings(backend, problem.get_counted_work(MIN_SHAPE)[0])
 
     def prepare(
         self,
@@ -189,7 +191,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         rewrite: bool = False,
     ) -> Prepared:
         kernel, side = self.get_counted_kernel(backend, problem), problem.get_counted_work(shape)
-        if reason := kernel.unsupported_shape(*side):
+        if reason := kernel.explain_unsupported_shape(*side):
             raise UnsupportedError(reason)
         return kernel.prepare(backend, *side, pool, sets, rewrite)
 
@@ -201,22 +203,22 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     shape_type = OverlapShape
     problem_type = OverlapProblem
     shape_example = "4096x4096x4096+64MiB"
-    is_of_links = True
+    uses_shared_links = True
 
-    def default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
         if not backend.is_accelerator:
             return (OverlapShape(256, 256, 256, MIB),)
         # Matmuls as in training (8192 rows) and in decoding (16 rows), each with little and with much other work.
         return [OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024)]
 
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
-        return super().problem_for(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
+    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
+        return super().make_problem(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
 
-    def fastest_possible(
+    def find_max_possible_rate(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
         counted, size = problem.get_counted_work(shape or MIN_SHAPE)
-        return make_operation(counted.operation).fastest_possible(info, counted, size if shape else None)
+        return make_operation(counted.operation).find_max_possible_rate(info, counted, size if shape else None)
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
         timed, beside = problem.work_names

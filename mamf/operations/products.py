@@ -78,7 +78,7 @@ def make_matmul_operand_set(
     - ``scale``: the factor from A @ B to C. ``details``: details for the verdict on an output.
     - ``split_unquantized``: like ``split_into_parts``, but with the operands before they were quantized. If it is
       given, the details also contain the relative error of C that quantization causes.
-    - ``find_changed``: returns the names of operands that launches modified (``OperandSet.changed``).
+    - ``find_changed``: returns the names of operands that launches modified (``OperandSet.list_changed_operands``).
     """
     signs, verdict_details = SignFlipper(operand_to_change), dict(details or {})
     if split_unquantized is not None:
@@ -119,13 +119,15 @@ def make_matmul_operand_set(
         verify,
         outputs=[c],
         verify_whole=verify_whole,
-        checksum=lambda result: queue_checksum(get_output(result)),
-        change=signs.change,
-        restore=signs.restore,
-        changed=find_changed,
-        repeats_bits=True,
-        locate=lambda result: find_wrong_cells(problem, split_into_parts(get_output(result)), scale),
-        verify_special=lambda: verify_special_product(problem, split_into_parts, lambda: get_output(launch()), scale),
+        queue_checksum=lambda result: queue_checksum(get_output(result)),
+        change_operands=signs.change,
+        restore_operands=signs.restore,
+        list_changed_operands=find_changed,
+        is_deterministic=True,
+        locate_wrong_cells=lambda result: find_wrong_cells(problem, split_into_parts(get_output(result)), scale),
+        verify_special_values=lambda: verify_special_product(
+            problem, split_into_parts, lambda: get_output(launch()), scale
+        ),
     )
 
 
@@ -139,12 +141,12 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     #: The operand dtypes for which the kernel has fast accumulation (partial sums with fewer bits).
     fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
-    def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         if problem.padding and not self.has_padding:
             return f"kernel {self.name} does not support padded rows: use --layout {problem.layout[:2]}"
         return (
-            self._unsupported_dtype(problem)
-            or backend.unsupported_dtype(problem.dtype)
+            self._explain_unsupported_dtype(problem)
+            or backend.explain_unsupported_dtype(problem.dtype)
             or self.unsupported_problem(backend, problem)
         )
 
@@ -157,11 +159,11 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
             return f"kernel {self.name} does not support fast accumulation for {problem.dtype}, only for 8-bit floats"
         return None
 
-    def settings(self, backend: Backend, problem: MatmulProblemT) -> AbstractContextManager[object]:
+    def apply_settings(self, backend: Backend, problem: MatmulProblemT) -> AbstractContextManager[object]:
         # Set the precision for float32 too, because float32 would run as tf32 if the user's setting in torch is "high".
         return use_float32_precision("high" if problem.dtype == "tf32" else "highest")
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         # torch raises NotImplementedError, which is a RuntimeError, if the device does not support an operation.
         is_unsupported = isinstance(error, NotImplementedError) or any(
             text in str(error) for text in _UNSUPPORTED_ERROR_TEXTS
@@ -263,8 +265,8 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
-    def unsupported(self, backend: Backend, problem: MatmulProblemT) -> str | None:
-        if reason := self._unsupported_dtype(problem):
+    def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
+        if reason := self._explain_unsupported_dtype(problem):
             return reason
         if problem.layout != "nt":
             return (
@@ -279,16 +281,16 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         """Return why the device does not support the problem's format with its accumulation, or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
             return f"{problem.dtype} does not support fast accumulation; only fp8_rowwise and fp8 do"
-        return backend.unsupported_dtype(backend.resolve_dtype("fp8"))
+        return backend.explain_unsupported_dtype(backend.resolve_dtype("fp8"))
 
-    def unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:
+    def explain_unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:
         scaled_format = DTYPES[problem.dtype].scaled_format
         n, k = scaled_format.multiples_of_n_and_k if scaled_format else (1, 1)
         if shape.n % n or shape.k % k:
             return f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}"
         return None
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         # Either the library reports that it has no algorithm, or torch checks this first and raises its own error.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 

@@ -45,13 +45,13 @@ class UnknownProblem:
     def seed(self) -> int:
         return int(dict(self.fields).get("seed", 0))
 
-    def work(self, shape: UnknownShape) -> Work:
+    def compute_work(self, shape: UnknownShape) -> Work:
         return shape.work
 
-    def buffers(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         raise UnavailableError(f"the operation {self.operation} is not installed: install the package that provides it")
 
-    def nbytes(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> int:
         return shape.work.nbytes
 
 
@@ -71,7 +71,7 @@ class UnknownOperation(Operation[Any, Any]):
         self.name = name  # type: ignore[misc]
         self._row_record = record
 
-    def default_shapes(self, backend: Backend) -> Sequence[UnknownShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[UnknownShape]:
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
@@ -79,18 +79,18 @@ class UnknownOperation(Operation[Any, Any]):
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 
-    def shape_from_record(self, record: Mapping[str, Any]) -> UnknownShape:
+    def read_shape_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._row_record
         work = Work(float(row["flop"]), int(row["bytes"]), "as the log of the row counts it", str(row["unit"]))
         return UnknownShape(freeze_record(record), work)
 
-    def shape_record(self, shape: UnknownShape) -> dict[str, Any]:
+    def make_shape_record(self, shape: UnknownShape) -> dict[str, Any]:
         return thaw_fields(shape.fields)
 
-    def problem_from_record(self, record: Mapping[str, Any]) -> UnknownProblem:
+    def read_problem_record(self, record: Mapping[str, Any]) -> UnknownProblem:
         return UnknownProblem(self.name, freeze_record(record))
 
-    def problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
+    def make_problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
         return thaw_fields(problem.fields)
 
 

@@ -39,19 +39,29 @@ Requirement = tuple[str, Callable[[Any], object]]
 # Name of the attribute that marks a plugin whose methods are already checked.
 _GUARD_FLAG_NAME = "_is_guarded_by_mamf"
 # Names of the methods that are not checked. The docstring of this file gives the reasons.
-_UNCHECKED_METHODS = ("mark", "idle_mark", "wait", "submit", "synchronize", "flush_cache", "sleep", "now", "take")
+_UNCHECKED_METHODS = (
+    "record_mark",
+    "record_idle_mark",
+    "wait_for_mark",
+    "submit",
+    "synchronize",
+    "flush_cache",
+    "sleep",
+    "now",
+    "take_buffer",
+)
 # Types of errors that a method may raise without being broken, by method. An error of ``prepare`` becomes the status of
-# a row, an error of ``axis`` means that there is no axis, and an error of a ``..._from_record`` method means that the
-# record in the log is malformed.
+# a row, an error of ``find_axis_position`` means that there is no axis, and an error of ``read_shape_record`` or
+# ``read_problem_record`` means that the record in the log is malformed.
 _MALFORMED_RECORD_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
     "prepare": (BaseException,),
-    "axis": (NotImplementedError,),
-    "shape_from_record": _MALFORMED_RECORD_ERRORS,
-    "problem_from_record": _MALFORMED_RECORD_ERRORS,
+    "find_axis_position": (NotImplementedError,),
+    "read_shape_record": _MALFORMED_RECORD_ERRORS,
+    "read_problem_record": _MALFORMED_RECORD_ERRORS,
 }
 # Types of errors by which a method rejects what the user asked for, by method. These errors become a UsageError.
-_REFUSAL_ERRORS: Mapping[str, ErrorTypes] = dict.fromkeys(("problem_for", "parse_shape"), (TypeError, ValueError))
+_REFUSAL_ERRORS: Mapping[str, ErrorTypes] = dict.fromkeys(("make_problem", "parse_shape"), (TypeError, ValueError))
 # Dataclasses whose fields are checked too if a plugin returns an object of them.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 # Types that also have a contract. If a plugin returns an object of such a type, its methods are checked too.
@@ -80,22 +90,27 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
     ),
     **_make_requirements(
-        "free_memory allocated_memory peak_memory peak_reserved_memory rest_ratio longest_rest_seconds warm_in_seconds"
-        " cold_after_seconds wake_seconds soak_seconds settle_seconds bridge_seconds rest_seconds restart_seconds",
+        "read_free_memory_bytes read_allocated_memory_bytes read_peak_memory_bytes read_peak_reserved_memory_bytes"
+        " rest_ratio longest_rest_seconds warm_in_seconds cold_after_seconds wake_seconds soak_seconds"
+        " settle_seconds bridge_seconds rest_seconds restart_seconds",
         "a number of at least 0",
         lambda number: number >= 0,
     ),
     **_make_requirements(
-        "train_seconds swing_seconds fastest_possible peak", "a number above 0", lambda number: number > 0
+        "train_seconds swing_seconds find_max_possible_rate find_peak_rate",
+        "a number above 0",
+        lambda number: number > 0,
     ),
     **_make_requirements("resolve_dtype", f"one of {', '.join(DTYPES)}", DTYPES.__contains__),
-    **_make_requirements("default_shapes", "a list of at least one shape", len),
+    **_make_requirements("choose_default_shapes", "a list of at least one shape", len),
     **_make_requirements(
-        "columns",
+        "make_columns",
         "a mapping of names to texts and finite numbers",
         lambda values: _have_type(values.values(), str | bool | int | float | None),
     ),
-    **_make_requirements("shape_record problem_record", "a dictionary that can be written as JSON", _is_json_value),
+    **_make_requirements(
+        "make_shape_record make_problem_record", "a dictionary that can be written as JSON", _is_json_value
+    ),
 }
 
 

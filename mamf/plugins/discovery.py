@@ -224,7 +224,7 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     base_name, argument = parts.groups() if parts else (name, None)
     plugin_class: Any = _load_registered_class(group, plugin_kind, base_name, operation.kernel_type)
     label = f"{plugin_kind} {name}"
-    if argument is None or plugin_class.takes:
+    if argument is None or plugin_class.argument_description:
         with convert_plugin_errors(label, "creating it"):
             made = plugin_class() if argument is None else plugin_class(argument)
     elif algorithm is None:
@@ -267,10 +267,10 @@ def _read_backend_status(name: str) -> BackendStatus:
     try:
         plugin_class = load_backend_class(name)
         get_guarded_method = functools.partial(guard_method, plugin_class, Backend, label=f"backend {name}")
-        reason, is_accelerator = get_guarded_method("unavailable")(), bool(plugin_class.is_accelerator)
+        reason, is_accelerator = get_guarded_method("explain_unavailability")(), bool(plugin_class.is_accelerator)
         if reason is not None:
             return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
-        device_names = tuple(map(get_guarded_method("device_name"), range(get_guarded_method("device_count")())))
+        device_names = tuple(map(get_guarded_method("read_device_name"), range(get_guarded_method("count_devices")())))
         return BackendStatus(name, device_names, is_accelerator=is_accelerator, is_generic=plugin_class.is_generic)
     except PluginError as error:
         return BackendStatus(name, unavailable=Unavailable("the backend is broken", str(error)), load_error=error)
@@ -326,7 +326,11 @@ def _open_device(name: str, index: int | None) -> Backend:
     with convert_plugin_errors(label, "opening it"):
         if index is None:
             # If the backend is unavailable, opening device 0 raises the reason. Until then, do not call its library.
-            index = 0 if plugin_class.unavailable() else guard_method(plugin_class, Backend, "current_index", label)()
+            index = (
+                0
+                if plugin_class.explain_unavailability()
+                else guard_method(plugin_class, Backend, "find_current_index", label)()
+            )
         backend = plugin_class(index)
     guard_method(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", CheckedClock(backend.now, label))
@@ -360,7 +364,7 @@ def choose_kernels(
     chosen: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
         kernel = make_kernel(operation, name)
-        if reason := kernel.unavailable(backend):
+        if reason := kernel.explain_unavailability(backend):
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
         chosen.setdefault(kernel.name, (name, kernel))
     return list(chosen.values())
@@ -370,7 +374,7 @@ def _list_available_kernels(operation: AnyOperation, backend: Backend) -> list[t
     available, reasons = [], []
     for name, kernel in load_registered_kernels(operation):
         with warn_if_plugin_broken():
-            unavailable = kernel.unavailable(backend)
+            unavailable = kernel.explain_unavailability(backend)
             if unavailable is None:
                 available.append((name, kernel))
             else:

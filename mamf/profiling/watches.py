@@ -223,8 +223,8 @@ class DtypeWatch:
 class ModuleRanges:
     """A watch that puts a range, a named interval that profilers show, around the forward pass of each module.
 
-    ``open_backend``: returns the backend, or another object with ``profiler_window`` and ``profiler_range``. ``start``
-    calls it, and ``__init__`` does not, because the script may choose its device in between.
+    ``open_backend``: returns the backend, or another object with ``open_profiler_window`` and ``open_profiler_range``.
+    ``start`` calls it, and ``__init__`` does not, because the script may choose its device in between.
     """
 
     def __init__(self, open_backend: Callable[[], Any]) -> None:
@@ -241,9 +241,9 @@ class ModuleRanges:
     def start(self) -> None:
         with self._end_ranges_on_error():
             self._backend = backend = self._open_backend()
-            if backend.profiler_range("a module") is None:
+            if backend.open_profiler_range("a module") is None:
                 raise UnavailableError(f"no profiler of {backend.info.name} ({backend.name}) shows ranges")
-            self._cleanup.enter_context(backend.profiler_window("steps"))
+            self._cleanup.enter_context(backend.open_profiler_window("steps"))
             for each in _list_eager_modules():
                 self._cleanup.callback(each.register_forward_pre_hook(self._open_range, prepend=True).remove)
                 self._cleanup.callback(each.register_forward_hook(self._close_range, always_call=True).remove)
@@ -267,7 +267,7 @@ class ModuleRanges:
         if torch.compiler.is_compiling():  # Do not let torch.compile put the range into the module's code.
             return
         with self._end_ranges_on_error():
-            module_range = self._backend.profiler_range(self._get_module_name(module))
+            module_range = self._backend.open_profiler_range(self._get_module_name(module))
             module_range.__enter__()
             self._open_ranges[threading.get_ident()].append((module, module_range))
 
@@ -296,7 +296,7 @@ def make_range_provider(
     ``make_range``: makes the context manager of a range from the range's name. The default puts ranges into the trace
     of torch.profiler.
     """
-    return SimpleNamespace(profiler_window=nullcontext, profiler_range=make_range)
+    return SimpleNamespace(open_profiler_window=nullcontext, open_profiler_range=make_range)
 
 
 # Modules that torch.compile compiled are left out, and each other module gets separate hooks. A hook on a compiled

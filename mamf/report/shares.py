@@ -39,29 +39,29 @@ from mamf.report.document import (
     make_clock_columns,
     make_columns_from_mappings,
     make_rate_column,
-    name_rate_column,
+    make_rate_key,
     split_shared_parts,
 )
 
 #: What the ceilings of matmuls are called, by regime: maximum achievable and maximum sustained matmul FLOPS.
-HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+HEADLINE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def make_problem_title(regime: str, problem: Any) -> str:
     """Return a title from a regime, the dtype of a problem, and the fields in which the problem differs from the
     default.
     """
-    return ", ".join([regime, problem.dtype, *get_operation(problem.operation).words(problem)])
+    return ", ".join([regime, problem.dtype, *get_operation(problem.operation).list_identifying_fields(problem)])
 
 
-def make_described_title(regime: str, problem: Any) -> str:
+def make_problem_title_in_words(regime: str, problem: Any) -> str:
     """Return a title like ``make_problem_title``, but with the fields in words for reports."""
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).describe_problem(problem)])
 
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
     """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
-    name = HEADLINES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
+    name = HEADLINE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
     return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -75,7 +75,7 @@ def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> floa
     """Return a rate (in 1e12 per second) as a share of the rate that the datasheet states for the problem, or None if
     the datasheet states none. ``header``: the header of the log, which describes the device.
     """
-    peak = get_operation(problem.operation).peak(DeviceInfo(**header["device"]), problem)
+    peak = get_operation(problem.operation).find_peak_rate(DeviceInfo(**header["device"]), problem)
     return rate * TERA / peak if peak else None
 
 
@@ -94,16 +94,16 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).problem_record(each.problem), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).make_problem_record(each.problem), titled=False
         ),
-        make_rate_column(name_rate_column("rate", unit), unit, lambda each: each.rate, ceilings),
+        make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
-        Column(name_rate_column("rate_low", unit), "", lambda each: each.interval.low),
-        Column(name_rate_column("rate_high", unit), "", lambda each: each.interval.high),
+        Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
+        Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).shape_record(each.shape), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), titled=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
         Column(
@@ -139,13 +139,13 @@ def describe_clock(conditions: Conditions) -> str:
 
 
 #: Text in place of a share that is so far above 1 that the ceiling must be wrong.
-WRONG_CEILING = (
+WRONG_CEILING_TEXT = (
     f"the rate is above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
 
 
 @dataclass(frozen=True)
-class Shares:
+class ShareCalculator:
     """Computes shares for the rows of one log.
 
     - ``header``: the header of the log.
@@ -187,7 +187,7 @@ class Shares:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
-        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING
+        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING_TEXT
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
@@ -201,7 +201,7 @@ class Shares:
         roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof", "share", "bound"))
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
-            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
+            Column(make_rate_key("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
             Column("share_of_roof", "% of roof", share, format_percent, 1),
             Column("bound_by", "bound by", bound, importance=3, left=True),
         ]

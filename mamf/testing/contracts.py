@@ -35,36 +35,43 @@ class BackendContract:
         label = f"backend {backend.name}"
         for name in ("info", "telemetry", "burst_traits", "sustained_traits", "environment_variables"):
             check_attribute(backend, Backend, name, label)
-        for name in ("free_memory", "allocated_memory", "peak_memory", "without_counters", "advice", "settings"):
+        for name in (
+            "read_free_memory_bytes",
+            "read_allocated_memory_bytes",
+            "read_peak_memory_bytes",
+            "explain_missing_counters",
+            "check_machine",
+            "read_settings",
+        ):
             guard_method(backend, Backend, name, label)()
         if not isinstance(backend.telemetry, Unavailable):
             guard_method(backend.telemetry, Telemetry, "read", label)(energy=True)
 
     def test_reports_that_it_is_available(self, backend: Backend) -> None:
-        assert backend.unavailable() is None
-        assert backend.device_count() > backend.index >= 0
+        assert backend.explain_unavailability() is None
+        assert backend.count_devices() > backend.index >= 0
 
     def test_rejects_an_index_of_no_device(self, backend: Backend) -> None:
-        with pytest.raises(MamfError, match=str(backend.device_count())):
-            type(backend)(backend.device_count())
+        with pytest.raises(MamfError, match=str(backend.count_devices())):
+            type(backend)(backend.count_devices())
 
     def test_stamps_measure_a_plausible_clock_or_give_a_reason(self, backend: Backend) -> None:
-        stamps = backend.stamps
+        stamps = backend.clock_stamps
         if isinstance(stamps, Unavailable):
             assert stamps.reason and stamps.remedy
             return
-        start = stamps.stamp()
+        start = stamps.record_stamp()
         backend.flush_cache()
-        end = stamps.stamp()
+        end = stamps.record_stamp()
         backend.synchronize()
-        passed = stamps.between(start, end)
+        passed = stamps.compute_elapsed(start, end)
         assert passed is not None and passed.seconds > 0
         assert 1e8 < passed.cycles / passed.seconds < 1e10
 
     def test_describes_the_device_in_base_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
-        assert info.name == add_sharing_to_name(backend.device_name(backend.index), parse_sharing(info.name))
+        assert info.name == add_sharing_to_name(backend.read_device_name(backend.index), parse_sharing(info.name))
         for bytes_ in (info.memory_bytes, info.cache_bytes):
             assert bytes_ is None or bytes_ > 1024
         assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11
@@ -74,30 +81,30 @@ class BackendContract:
 
     def test_time_between_marks_is_positive_and_adds_up(self, backend: Backend) -> None:
         assert backend.timer in ("device events", "host clock")
-        first = backend.mark()
+        first = backend.record_mark()
         backend.flush_cache()
-        second = backend.mark()
+        second = backend.record_mark()
         backend.flush_cache()
-        third = backend.mark()
+        third = backend.record_mark()
         backend.synchronize()
-        one, two = backend.seconds_between(first, second), backend.seconds_between(second, third)
+        one, two = backend.compute_seconds_between(first, second), backend.compute_seconds_between(second, third)
         assert min(one, two) > 0
-        assert math.isclose(backend.seconds_between(first, third), one + two, rel_tol=0.01, abs_tol=1e-5)
+        assert math.isclose(backend.compute_seconds_between(first, third), one + two, rel_tol=0.01, abs_tol=1e-5)
 
     def test_waiting_for_a_mark_returns(self, backend: Backend) -> None:
         backend.flush_cache()
-        mark = backend.mark()
+        mark = backend.record_mark()
         backend.submit()
-        backend.wait(mark)
+        backend.wait_for_mark(mark)
 
     def test_profiler_window_contains_launches_and_ends_with_an_error(self, backend: Backend) -> None:
-        with backend.profiler_window("a launch"):
+        with backend.open_profiler_window("a launch"):
             backend.flush_cache()
-        with pytest.raises(ZeroDivisionError), backend.profiler_window("what breaks"):
+        with pytest.raises(ZeroDivisionError), backend.open_profiler_window("what breaks"):
             raise ZeroDivisionError
 
     def test_profiler_ranges_nest_and_end_with_an_error(self, backend: Backend) -> None:
-        ranges = backend.profiler_range("a module"), backend.profiler_range("a nested one {0}")
+        ranges = backend.open_profiler_range("a module"), backend.open_profiler_range("a nested one {0}")
         if None in ranges:
             assert ranges == (None, None)
             return
@@ -108,7 +115,7 @@ class BackendContract:
             raise ZeroDivisionError
 
     def test_gives_reason_for_missing_counters(self, backend: Backend) -> None:
-        unavailable = backend.without_counters()
+        unavailable = backend.explain_missing_counters()
         assert unavailable is None or (unavailable.reason and unavailable.remedy)
 
     def test_host_time_goes_forward(self, backend: Backend) -> None:
@@ -118,11 +125,11 @@ class BackendContract:
 
     def test_takes_operands_and_releases_memory(self, backend: Backend) -> None:
         backend.reset_peak_memory()
-        pool = backend.operand_pool("normal", 0)
-        pool.take("a", 4096, "float32")
-        pool.take("a", 1024, "float32")
-        pool.release()
-        backend.release_memory()
+        pool = backend.make_operand_pool("normal", 0)
+        pool.take_buffer("a", 4096, "float32")
+        pool.take_buffer("a", 1024, "float32")
+        pool.release_buffers()
+        backend.release_cached_memory()
 
     def test_distinguishes_exhausted_memory_from_other_errors(self, backend: Backend) -> None:
         assert backend.is_out_of_memory(self.out_of_memory)
@@ -140,18 +147,18 @@ class BackendContract:
         assert reading.celsius is None or -50 < reading.celsius < 150
 
     def test_warnings_have_a_cost_and_a_command(self, backend: Backend) -> None:
-        for advice in backend.advice():
+        for advice in backend.check_machine():
             assert advice.verdict in ("ok", "warning", "unknown")
             assert advice.verdict != "warning" or (advice.cost and advice.command)
 
     def test_resolves_names_of_dtypes(self, backend: Backend) -> None:
-        assert backend.unsupported_dtype(backend.default_dtype) is None
+        assert backend.explain_unsupported_dtype(backend.default_dtype) is None
         assert backend.resolve_dtype("fp8").startswith("float8_e4m3")
         assert backend.resolve_dtype("bfloat16") == "bfloat16"
 
 
 def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
@@ -164,9 +171,9 @@ class AnyKernelContract:
     def test_is_available_and_supports_the_problem(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
     ) -> None:
-        assert kernel.unavailable(backend) is None
-        assert kernel.unsupported(backend, problem) is None
-        assert kernel.unsupported_shape(problem, shape) is None
+        assert kernel.explain_unavailability(backend) is None
+        assert kernel.explain_unsupported_problem(backend, problem) is None
+        assert kernel.explain_unsupported_shape(problem, shape) is None
 
     def test_computes_correct_results_and_keeps_operands_unchanged(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
@@ -174,12 +181,12 @@ class AnyKernelContract:
         """Fail if the kernel changes its operands, uses only one of several operand sets, or computes nothing in
         launches after the first.
         """
-        pool = backend.operand_pool(problem.data, problem.seed)
-        with kernel.settings(backend, problem):
+        pool = backend.make_operand_pool(problem.data, problem.seed)
+        with kernel.apply_settings(backend, problem):
             checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets=3))
             assert len(checked.launches) == 3
             checked.warm_up_and_verify(backend)
-            checked.poison()
+            checked.poison_outputs()
             for launch in (*checked.launches, *checked.launches):
                 launch()
             backend.synchronize()
@@ -187,13 +194,13 @@ class AnyKernelContract:
             checked.require_unchanged_operands()
 
     def test_a_poisoned_output_is_wrong(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:
-        pool = backend.operand_pool(problem.data, problem.seed)
-        with kernel.settings(backend, problem):
+        pool = backend.make_operand_pool(problem.data, problem.seed)
+        with kernel.apply_settings(backend, problem):
             prepared = kernel.prepare(backend, problem, shape, pool)
             result = prepared.launches[0]()
             backend.synchronize()
             assert prepared.verify(0, result).ok
-            prepared.poison((result,))
+            prepared.poison_outputs((result,))
             assert not prepared.verify(0, result).ok
 
     def test_can_be_measured(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:
@@ -215,22 +222,22 @@ class KernelContract(AnyKernelContract):
         for layout in MATMUL_LAYOUTS:
             for data in ("normal", "zeros"):
                 variant = MatmulProblem(problem.dtype, problem.out_dtype, layout, data)
-                if kernel.unsupported(backend, variant) is None:
-                    with kernel.settings(backend, variant):
-                        pool = backend.operand_pool(data, 0)
+                if kernel.explain_unsupported_problem(backend, variant) is None:
+                    with kernel.apply_settings(backend, variant):
+                        pool = backend.make_operand_pool(data, 0)
                         CheckedKernel(kernel.prepare(backend, variant, shape, pool)).warm_up_and_verify(backend)
 
     def test_rewrites_its_output_on_request(
         self, backend: Backend, kernel: MatmulKernel, problem: MatmulProblem, shape: MatmulShape
     ) -> None:
-        pool = backend.operand_pool("normal", 0)
+        pool = backend.make_operand_pool("normal", 0)
         assert kernel.prepare(backend, problem, shape, pool).rewrite_output is None
         rewrite = kernel.prepare(backend, problem, shape, pool, rewrite=True).rewrite_output
         assert rewrite is not None
         rewrite()
 
     def test_gives_reason_for_unsupported_problem_in_one_line(self, backend: Backend, kernel: MatmulKernel) -> None:
-        reason = kernel.unsupported(backend, MatmulProblem("bfloat16", "int32"))
+        reason = kernel.explain_unsupported_problem(backend, MatmulProblem("bfloat16", "int32"))
         assert reason and "\n" not in reason
 
 
@@ -249,7 +256,7 @@ class AttentionKernelContract(AnyKernelContract):
         return AttentionShape.parse("b1h2q128k128d64")
 
     def test_gives_reason_for_unsupported_problem_in_one_line(self, backend: Backend, kernel: AnyKernel) -> None:
-        reason = kernel.unsupported(backend, AttentionProblem("int8"))
+        reason = kernel.explain_unsupported_problem(backend, AttentionProblem("int8"))
         assert reason and "\n" not in reason
 
 
@@ -259,10 +266,10 @@ class OperationContract:
     """
 
     def test_shapes_are_read_as_they_are_written(self, backend: Backend, operation: Operation[Any, Any]) -> None:
-        shapes = [operation.parse_shape(operation.shape_example), *operation.default_shapes(backend)]
+        shapes = [operation.parse_shape(operation.shape_example), *operation.choose_default_shapes(backend)]
         for shape in shapes:
             assert operation.parse_shape(str(shape)) == shape
-            assert operation.shape_from_record(json.loads(json.dumps(operation.shape_record(shape)))) == shape
+            assert operation.read_shape_record(json.loads(json.dumps(operation.make_shape_record(shape)))) == shape
         assert len(set(shapes)) >= 1, "shapes must be hashable"
 
     def test_rejects_an_invalid_shape_in_one_line(self, operation: Operation[Any, Any]) -> None:
@@ -271,12 +278,12 @@ class OperationContract:
         assert "\n" not in str(refused.value)
 
     def test_problems_stay_equal_when_logged_and_read(self, backend: Backend, operation: Operation[Any, Any]) -> None:
-        problem = operation.problem_for(backend, {})
+        problem = operation.make_problem(backend, {})
         assert problem.operation == operation.name
-        assert operation.problem_from_record(json.loads(json.dumps(operation.problem_record(problem)))) == problem
+        assert operation.read_problem_record(json.loads(json.dumps(operation.make_problem_record(problem)))) == problem
 
     def test_counts_work_and_names_its_convention(self, backend: Backend, operation: Operation[Any, Any]) -> None:
-        work = operation.problem_for(backend, {}).work(operation.parse_shape(operation.shape_example))
+        work = operation.make_problem(backend, {}).compute_work(operation.parse_shape(operation.shape_example))
         assert min(work.amount, work.nbytes) > 0
         assert work.convention
         assert work.unit in ("TFLOPS", "TB/s")
@@ -284,7 +291,7 @@ class OperationContract:
     def test_rows_stay_equal_when_logged_and_read(
         self, backend: Backend, operation: Operation[Any, Any], kernel: AnyKernel
     ) -> None:
-        problem, shape = operation.problem_for(backend, {}), operation.parse_shape(operation.shape_example)
+        problem, shape = operation.make_problem(backend, {}), operation.parse_shape(operation.shape_example)
         row = _measure_row(backend, kernel, problem, shape)
         assert row.status in ("ok", "unsupported"), row.reason
         record = json.loads(json.dumps(make_measurement_record(row)))

@@ -141,13 +141,13 @@ class SimulatedPool(OperandPool):
         self.capacity = capacity
         self.bytes_by_name: dict[str, int] = {}
 
-    def take(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
+    def take_buffer(self, name: str, elements: int, dtype: str, fill: bool = True) -> None:
         nbytes = max(elements * DTYPES[dtype].itemsize, self.bytes_by_name.get(name, 0))
         if sum(self.bytes_by_name.values()) - self.bytes_by_name.get(name, 0) + nbytes > self.capacity:
             raise SimulatedOutOfMemoryError(f"simulated device out of memory: {name} needs {nbytes} bytes")
         self.bytes_by_name[name] = nbytes
 
-    def release(self) -> None:
+    def release_buffers(self) -> None:
         self.bytes_by_name.clear()
 
 
@@ -186,15 +186,15 @@ class SimulatedBackend(Backend):
     on_launch: ClassVar[Callable[[int], None] | None] = None
 
     @classmethod
-    def unavailable(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailable | None:
         return None
 
     @classmethod
-    def device_count(cls) -> int:
+    def count_devices(cls) -> int:
         return 1
 
     def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
-        count = self.device_count()
+        count = self.count_devices()
         if not 0 <= index < count:
             raise UnavailableError(f"{self.name} has no device {index}; it has {count}")
         self.index = index
@@ -298,32 +298,32 @@ class SimulatedBackend(Backend):
             factor *= 1 + self.world.hunting / 2 * (1 if is_low else -1)
         return factor
 
-    def mark(self) -> float:
+    def record_mark(self) -> float:
         self.host_time += self.world.launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time)
         self.is_after_mark = True
         return self.device_time
 
     @property
-    def stamps(self) -> ClockStamps | Unavailable:
-        return super().stamps if self.world.true_clock is None else self
+    def clock_stamps(self) -> ClockStamps | Unavailable:
+        return super().clock_stamps if self.world.true_clock is None else self
 
-    def stamp(self) -> Elapsed:
+    def record_stamp(self) -> Elapsed:
         self.host_time += self.world.launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time) + _STAMP_SECONDS
         self.counted_cycles += _STAMP_SECONDS * self.clock_hz
         return Elapsed(self.counted_cycles, self.device_time)
 
-    def between(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
+    def compute_elapsed(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
         return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
 
-    def timer_overhead(self) -> float | None:
+    def estimate_timer_overhead(self) -> float | None:
         return self.world.timer_overhead
 
-    def wait(self, mark: float) -> None:
+    def wait_for_mark(self, mark: float) -> None:
         self.host_time = max(self.host_time, mark)
 
-    def seconds_between(self, start: float, end: float) -> float:
+    def compute_seconds_between(self, start: float, end: float) -> float:
         self.interval_count += 1
         return 1e-9 if self.world.glitch_every and self.interval_count % self.world.glitch_every == 0 else end - start
 
@@ -416,13 +416,13 @@ class SimulatedBackend(Backend):
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def operand_pool(self, data: str, seed: int) -> OperandPool:
+    def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         return SimulatedPool(self.world.memory_bytes)
 
-    def free_memory(self) -> int | None:
+    def read_free_memory_bytes(self) -> int | None:
         return self.world.memory_bytes
 
-    def peak_memory(self) -> int | None:
+    def read_peak_memory_bytes(self) -> int | None:
         return None
 
     def is_out_of_memory(self, error: BaseException) -> bool:

@@ -30,13 +30,13 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
 
     share: ClassVar[float] = 1.0
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
 
     def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
         """Return a function that simulates one launch. The function takes a key that identifies the operand set."""
         peak = device.world.compute_units * device.world.flop_per_cycle_per_unit
-        return partial(device.compute, problem.work(shape).amount / (peak * self.share))
+        return partial(device.compute, problem.compute_work(shape).amount / (peak * self.share))
 
     def prepare(
         self,
@@ -48,8 +48,8 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, SimulatedBackend)
-        for name, buffer in problem.buffers(shape, sets, rewrite).items():
-            pool.take(name, *buffer)
+        for name, buffer in problem.list_buffers(shape, sets, rewrite).items():
+            pool.take_buffer(name, *buffer)
         run = self.launch_function(backend, problem, shape)
         prepared = make_prepared(
             backend,
@@ -67,7 +67,7 @@ class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
     is_default = True
 
     def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        return partial(device.send, problem.work(shape).nbytes)
+        return partial(device.send, problem.compute_work(shape).nbytes)
 
 
 class SimulatedAttention(SimulatedKernel[AttentionProblem, AttentionShape], AttentionKernel):
@@ -109,7 +109,7 @@ class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], Band
     def launch_function(
         self, device: SimulatedBackend, problem: BandwidthProblem, shape: BandwidthShape
     ) -> Callable[[object], None]:
-        return partial(device.move, problem.work(shape).nbytes)
+        return partial(device.move, problem.compute_work(shape).nbytes)
 
     def prepare(
         self,
@@ -128,7 +128,7 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
 
     name = "simulated.mm"
 
-    def unsupported(self, backend: Backend, problem: MatmulProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
             return "the simulated device does not support matmuls of integers"
         return None
@@ -195,10 +195,10 @@ def make_prepared(
         [make_launch(index) for index in range(sets)],
         verify,
         lambda returned: written_outputs.clear(),
-        checksum=checksum,
-        remember=remember,
-        repeats_bits=True,
-        locate=lambda index, result: faulty_cells,
+        queue_checksum=checksum,
+        remember_output=remember,
+        is_deterministic=True,
+        locate_wrong_cells=lambda index, result: faulty_cells,
     )
 
 

@@ -49,8 +49,8 @@ def product(dtype):
 
 
 def rehearsed(kernel, backend, problem, shape, sets=1):
-    pool = backend.operand_pool(problem.data, problem.seed)
-    with kernel.settings(backend, problem):
+    pool = backend.make_operand_pool(problem.data, problem.seed)
+    with kernel.apply_settings(backend, problem):
         checked = CheckedKernel(kernel.prepare(backend, problem, shape, pool, sets))
         checked.warm_up_and_verify(backend)
     return checked
@@ -64,7 +64,7 @@ class Adversary(TorchMm):
     def __init__(self, multiply):
         self.multiply = multiply
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         return lambda: self.multiply(a, b, c), 1.0
 
 
@@ -218,8 +218,8 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
     started, problem = REGIMES[regime](cpu), product("float32")
     started.start()
     # One launch an operand set: what rotates would need a memory for each.
-    monkeypatch.setattr(started, "count_sets", lambda *arguments: 1)
-    pool = cpu.operand_pool("normal", 0)
+    monkeypatch.setattr(started, "count_operand_sets", lambda *arguments: 1)
+    pool = cpu.make_operand_pool("normal", 0)
     row = measure(Adversary(cheat()), problem, MatmulShape(512, 512, 512), started, pool, StoppingRule(seconds=0.2))
     assert (row.status, said in row.reason) == ("wrong_result", True), row.reason
 
@@ -258,8 +258,8 @@ def spoiled(kind, spoil):
     class Spoiled(kind):
         name = "spoiled"
 
-        def bind(self, *arguments):
-            launch = super().bind(*arguments)
+        def bind_operands(self, *arguments):
+            launch = super().bind_operands(*arguments)
             c = [each for each in arguments if isinstance(each, torch.Tensor)][-1]
             return lambda: (launch(), spoil(c))[0]
 
@@ -291,7 +291,7 @@ def test_one_wrong_unit_of_an_int8_product_is_found(cpu):
         c[CHANCE.randrange(c.shape[0]), CHANCE.randrange(c.shape[1])] += 1
 
     class OffByOne(IntMm):
-        def bind(self, problem, a, b, c):
+        def bind_operands(self, problem, a, b, c):
             return lambda: off_by_one(torch._int_mm(a, b, out=c)), 1.0
 
     assert rehearsed(IntMm(), cpu, product("int8"), SHAPE).verdict.error == 0
@@ -321,7 +321,7 @@ def test_the_smallest_products_give_no_false_alarms(cpu):
     """A (B x) may be short by chance: as the only scale it gave an alarm in one of 300 tests of this shape."""
     problem, shape = MatmulProblem("bfloat16", "bfloat16"), MatmulShape(2, 2, 64)
     for seed in range(200):
-        prepared = TorchMm().prepare(cpu, problem, shape, cpu.operand_pool("normal", seed))
+        prepared = TorchMm().prepare(cpu, problem, shape, cpu.make_operand_pool("normal", seed))
         prepared.launches[0]()
         assert all(prepared.verify_whole(0, None).ok for _ in range(10))
 
@@ -361,10 +361,10 @@ def test_operands_that_change_before_the_first_launch_are_noticed(cpu, kind, dty
     class Zeroing(kind):
         name = "zeroing"
 
-        def bind(self, *arguments):
+        def bind_operands(self, *arguments):
             a = next(each for each in arguments if hasattr(each, "shape"))
             getattr(a, "elements", a).zero_()
-            return super().bind(*arguments)
+            return super().bind_operands(*arguments)
 
     with pytest.raises(WrongResultError, match=said):
         rehearsed(Zeroing(), cpu, product(dtype), SHAPE, sets=3)
@@ -466,7 +466,7 @@ def test_an_attention_that_copies_signs_to_a_remembered_output_is_refused_in_bur
     problem, shape = AttentionProblem("float32"), AttentionShape.parse("b1h2q256k256d32")
     started = Burst(cpu)
     started.start()
-    row = measure(Copying(), problem, shape, started, cpu.operand_pool("normal", 0), StoppingRule(seconds=0.2))
+    row = measure(Copying(), problem, shape, started, cpu.make_operand_pool("normal", 0), StoppingRule(seconds=0.2))
     assert (row.status, "relative error" in row.reason) == ("wrong_result", True), row.reason
 
 
@@ -482,6 +482,6 @@ def test_an_attention_of_bfloat16_inside_is_no_float16(cpu):
 def test_an_honest_gradient_passes_whichever_rows_are_compared(cpu):
     """Under a causal mask the first row of dQ is 0 but for rounding: it cannot be all that is compared."""
     shape, problem = AttentionShape.parse("b1h2q64k64d32c"), AttentionProblem("float32", "bwd")
-    ready = SdpaMath().prepare(cpu, problem, shape, cpu.operand_pool("normal", 0))
+    ready = SdpaMath().prepare(cpu, problem, shape, cpu.make_operand_pool("normal", 0))
     for _ in range(200):
         assert ready.verify_whole(0, ready.launches[0]()).ok

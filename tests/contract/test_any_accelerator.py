@@ -27,9 +27,9 @@ def test_each_device_has_its_own_name_and_properties(accelerator):
 
 def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator, monkeypatch):
     assert open_backend("auto").name == "accelerator"
-    monkeypatch.setattr(load_backend_class("cuda"), "unavailable", classmethod(lambda kind: None))
-    monkeypatch.setattr(load_backend_class("cuda"), "device_count", classmethod(lambda kind: 1))
-    monkeypatch.setattr(load_backend_class("cuda"), "device_name", classmethod(lambda kind, index: "NVIDIA H100"))
+    monkeypatch.setattr(load_backend_class("cuda"), "explain_unavailability", classmethod(lambda kind: None))
+    monkeypatch.setattr(load_backend_class("cuda"), "count_devices", classmethod(lambda kind: 1))
+    monkeypatch.setattr(load_backend_class("cuda"), "read_device_name", classmethod(lambda kind, index: "NVIDIA H100"))
     names = [each.name for each in list_backend_statuses() if each.unavailable is None]
     assert names == ["cuda", "accelerator", "cpu"]
 
@@ -38,7 +38,7 @@ def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
     xpu = load_backend_class("xpu")
     monkeypatch.setattr(xpu, "device_type", "npu")
     assert status().unavailable is None  # that adapter finds no device
-    monkeypatch.setattr(xpu, "unavailable", classmethod(lambda kind: None))
+    monkeypatch.setattr(xpu, "explain_unavailability", classmethod(lambda kind: None))
     assert str(status().unavailable) == "mamf has a backend for npu devices; use --backend xpu"
     with pytest.raises(UnavailableError, match="mamf has a backend for npu devices"):
         accelerator.kind(0)
@@ -56,7 +56,7 @@ def test_it_says_why_it_is_unavailable(monkeypatch, accelerator_of_torch, reason
     kind = load_backend_class("accelerator")
     own = SimpleNamespace(__version__="1.2", **({"accelerator": accelerator_of_torch} if accelerator_of_torch else {}))
     monkeypatch.setattr(sys.modules[kind.__module__], "torch", own)
-    assert kind.unavailable().reason == reason
+    assert kind.explain_unavailability().reason == reason
 
 
 # -- timers ------------------------------------------------------------------------------------------------------------
@@ -94,14 +94,14 @@ def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, ca
         monkeypatch.setattr(accelerator.own, "Event", lambda enable_timing=False: change(event(enable_timing)))
     backend = accelerator.kind(0)
     assert backend.timer == "host clock"
-    (advice,) = backend.advice()
+    (advice,) = backend.check_machine()
     assert advice.verdict == "warning" and reason in advice.finding
     calls.clear()
-    start, end = backend.mark(), backend.mark()
-    backend.wait(end)
+    start, end = backend.record_mark(), backend.record_mark()
+    backend.wait_for_mark(end)
     assert calls == [("synchronize", 0)] * 2
-    assert backend.seconds_between(start, end) < 0.001
-    assert 0 <= backend.timer_overhead() < 0.001
+    assert backend.compute_seconds_between(start, end) < 0.001
+    assert 0 <= backend.estimate_timer_overhead() < 0.001
 
 
 class Memory:
@@ -145,9 +145,13 @@ def test_a_module_that_has_little_is_enough(accelerator, monkeypatch):
     backend = accelerator.kind(0)
     info = backend.info
     assert (info.name, info.memory_bytes, info.cache_bytes, info.uuid_hash) == ("Ascend910B2", None, None, None)
-    assert (backend.free_memory(), backend.peak_memory(), backend.bus_address()) == (None, None, None)
+    assert (backend.read_free_memory_bytes(), backend.read_peak_memory_bytes(), backend.read_bus_address()) == (
+        None,
+        None,
+        None,
+    )
     backend.reset_peak_memory()
-    backend.release_memory()
+    backend.release_cached_memory()
 
 
 def test_the_default_dtype_is_the_first_that_multiplies(accelerator, monkeypatch):
@@ -166,7 +170,7 @@ def test_operands_are_random_with_and_without_a_generator_on_the_device(accelera
     if not has_generator:
         monkeypatch.setattr(accelerator.torch, "Generator", lambda device: torch.Generator("nowhere"), raising=False)
     backend = accelerator.kind(0)
-    operand = backend.operand_pool("normal", 0).take("a", 4096, "float32")
+    operand = backend.make_operand_pool("normal", 0).take_buffer("a", 4096, "float32")
     assert operand.std() == pytest.approx(1.0, rel=0.1)
-    same = backend.operand_pool("normal", 0).take("a", 4096, "float32")
+    same = backend.make_operand_pool("normal", 0).take_buffer("a", 4096, "float32")
     assert torch.equal(operand, same)

@@ -53,15 +53,15 @@ def shape_of(text):
 def prepared(kernel, backend, shape, problem=None, **options):
     problem = problem or AttentionProblem()
     shape = shape_of(shape) if isinstance(shape, str) else shape
-    pool = backend.operand_pool(problem.data, problem.seed)
-    with kernel.settings(backend, problem):
+    pool = backend.make_operand_pool(problem.data, problem.seed)
+    with kernel.apply_settings(backend, problem):
         return kernel.prepare(backend, problem, shape, pool, **options)
 
 
 def verdict_on_call(kernel, backend, problem, shape, call, covers_all_heads=True):
     """The verdict on a call in place of the kernel's own."""
     operands = kernel.view_operands(
-        problem, shape, take_pool_buffers(backend.operand_pool(problem.data, 0), problem.buffers(shape))
+        problem, shape, take_pool_buffers(backend.make_operand_pool(problem.data, 0), problem.list_buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
     return (attention.verify_whole if covers_all_heads else attention.verify)(attention.make_launch(call)())
@@ -69,7 +69,7 @@ def verdict_on_call(kernel, backend, problem, shape, call, covers_all_heads=True
 
 def verdict_of(kernel, backend, shape, problem=None):
     problem = problem or AttentionProblem()
-    with kernel.settings(backend, problem):
+    with kernel.apply_settings(backend, problem):
         return verified(prepared(kernel, backend, shape, problem))
 
 
@@ -142,7 +142,7 @@ def bare_backend(name):
     reason = Unavailable("Inductor makes no kernels for mps", "mamf attention --kernel sdpa") if name == "mps" else None
     bare = object.__new__(kind)
     bare.index, bare.info = 0, SimpleNamespace(architecture="gfx942")
-    bare.without_compiler = lambda: reason
+    bare.explain_missing_compiler = lambda: reason
     return bare
 
 
@@ -163,7 +163,7 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
     vendor, card, _ = LIBRARIES[name]
     capability(card)
     for backend in BACKENDS:
-        reason = attention_kernel(name).unavailable(bare_backend(backend))
+        reason = attention_kernel(name).explain_unavailability(bare_backend(backend))
         assert_actionable(reason)
         assert ("is not installed" in reason.reason) == (
             load_backend_class(backend).runtime in attention_kernel(name).runtimes
@@ -178,7 +178,7 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
 @pytest.mark.parametrize("name", sorted(set(find_entry_points_by_name(ATTENTION_KERNEL_GROUP)) - set(LIBRARIES)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchs_own_say_where_they_are_not(name, backend):
-    reason = attention_kernel(name).unavailable(bare_backend(backend))
+    reason = attention_kernel(name).explain_unavailability(bare_backend(backend))
     if reason is not None:
         assert_actionable(reason)
 
@@ -196,7 +196,7 @@ def test_torchs_own_say_where_they_are_not(name, backend):
 def test_a_library_that_does_not_load_is_a_reason_with_a_command(library, monkeypatch, name, error):
     kernel, backend = library(name)
     fakes.fail_to_import(monkeypatch, kernel.module_name, error)
-    reason = kernel.unavailable(backend)
+    reason = kernel.explain_unavailability(backend)
     assert "installed but cannot be loaded" in reason.reason
     assert "second line" not in reason.reason
     assert_actionable(reason)
@@ -208,7 +208,7 @@ def test_what_a_library_prints_on_import_does_not_reach_stdout(library, monkeypa
     kernel, backend = library("sparge-fp16-topk")
     function = kernel.import_library()
     monkeypatch.setattr(type(kernel), "import_library", lambda self: print("Warning: Sage2++ NOT enabled") or function)
-    assert kernel.unavailable(backend) is None
+    assert kernel.explain_unavailability(backend) is None
     prepared(kernel, backend, FULL)
     assert capsys.readouterr().out == ""
 
@@ -218,16 +218,16 @@ def supported(kernel, backend):
     for dtype in set(kernel.dtypes) & {"bfloat16", "float32"}:
         for direction in DIRECTIONS:
             problem = AttentionProblem(dtype, direction)
-            if kernel.unsupported(backend, problem) is None:
+            if kernel.explain_unsupported_problem(backend, problem) is None:
                 for shape in map(shape_of, SHAPES):
-                    if kernel.unsupported_shape(problem, shape) is None:
+                    if kernel.explain_unsupported_shape(problem, shape) is None:
                         yield problem, shape
 
 
 @pytest.mark.parametrize("name", sorted(LIBRARIES))
 def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, asked, name):
     kernel, backend = library(name)
-    assert kernel.unavailable(backend) is None
+    assert kernel.explain_unavailability(backend) is None
     tried = list(supported(kernel, backend))
     assert {problem.direction for problem, _ in tried} == set(kernel.directions)
     for problem, shape in tried:
@@ -253,7 +253,7 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
 )
 def test_another_library_of_that_name_does_not_pass_for_it(library, name, other, said):
     kernel, backend = library(name, getattr(fakes, other))
-    reason = kernel.unavailable(backend)
+    reason = kernel.explain_unavailability(backend)
     assert f"is not installed: {said}" in reason.reason
     assert reason.remedy == kernel.install_command
 
@@ -282,7 +282,7 @@ def test_another_library_of_that_name_does_not_pass_for_it(library, name, other,
 def test_what_a_library_or_its_build_refuses_is_unsupported(library, name, card, shape, fields, options, reason):
     kernel, backend = library(name, card=card, **options)
     problem = AttentionProblem(**fields)
-    assert kernel.unsupported_shape(problem, shape_of(shape)) is None
+    assert kernel.explain_unsupported_shape(problem, shape_of(shape)) is None
     if reason is None:
         assert verdict_of(kernel, backend, shape, problem).ok
         return
@@ -301,7 +301,7 @@ def test_what_a_library_or_its_build_refuses_is_unsupported(library, name, card,
 @pytest.mark.parametrize("with_lse", [False, True])
 def test_flash_attn_3_is_found_under_both_names_and_may_return_a_tuple(library, monkeypatch, name, with_lse):
     kernel, backend = library("flash-attn-3", name=name, with_lse=with_lse)
-    assert kernel.unavailable(backend) is None
+    assert kernel.explain_unavailability(backend) is None
     for direction in DIRECTIONS:
         assert verdict_of(kernel, backend, CAUSAL, AttentionProblem(direction=direction)).ok
 
@@ -333,7 +333,7 @@ def test_each_flash_attn_has_its_own_way_of_saying_no_window(library, asked, nam
 )
 def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_imported(library, name, card, runs):
     kernel, backend = library(name, card=card)
-    reason = kernel.unavailable(backend)
+    reason = kernel.explain_unavailability(backend)
     if runs:
         assert reason is None
     else:
@@ -410,14 +410,14 @@ def test_sparges_limits_are_known(library, name):
         ("b1h1q256k256d64w16", "not support a window"),
         ("b1h1q256k256d64v128", "the same head dimension for keys and values"),
     ):
-        assert reason in kernel.unsupported_shape(AttentionProblem(), shape_of(shape))
+        assert reason in kernel.explain_unsupported_shape(AttentionProblem(), shape_of(shape))
 
 
 def test_sparges_fp8_masks_whole_blocks_only_and_so_is_not_causal(library, monkeypatch):
     kernel, backend = library("sparge-fp8-topk")
-    assert "diagonal" in kernel.unsupported_shape(AttentionProblem(), shape_of(CAUSAL))
+    assert "diagonal" in kernel.explain_unsupported_shape(AttentionProblem(), shape_of(CAUSAL))
     assert not verdict_of(kernel, backend, CAUSAL).ok
-    assert attention_kernel("sparge-fp16-topk").unsupported_shape(AttentionProblem(), shape_of(CAUSAL)) is None
+    assert attention_kernel("sparge-fp16-topk").explain_unsupported_shape(AttentionProblem(), shape_of(CAUSAL)) is None
 
 
 @pytest.mark.parametrize("shape", ["b1h1q1280k1280d64", "b1h1q1024k1024d64c", "b1h1q640k896d64"])
@@ -445,8 +445,8 @@ def test_xformers_takes_shared_heads_in_groups_without_copying_and_forward_only(
     (options,) = asked
     assert options["ndim"] == 5
     assert options["key_stride"][3] == 0
-    assert "backward" in kernel.unsupported_shape(AttentionProblem(direction="bwd"), shape_of(GQA))
-    assert "as many queries as keys" in kernel.unsupported_shape(AttentionProblem(), shape_of("b1h1q32k64d64c"))
+    assert "backward" in kernel.explain_unsupported_shape(AttentionProblem(direction="bwd"), shape_of(GQA))
+    assert "as many queries as keys" in kernel.explain_unsupported_shape(AttentionProblem(), shape_of("b1h1q32k64d64c"))
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -460,7 +460,7 @@ def test_aiter_is_asked_for_what_its_backward_needs(library, asked, is_old):
 def test_aiter_is_for_mi300_and_mi350(library):
     kernel, _ = library("aiter")
     other = SimpleNamespace(name="rocm", runtime="hip", index=0, info=SimpleNamespace(architecture="gfx1100"))
-    reason = kernel.unavailable(other)
+    reason = kernel.explain_unavailability(other)
     assert "gfx1100" in reason.reason
     assert_actionable(reason)
 
@@ -469,7 +469,7 @@ def test_gaudi_recomputes_instead_of_keeping_all_scores(library, asked):
     kernel, backend = library("fused-sdpa")
     assert verdict_of(kernel, backend, GQA, AttentionProblem(direction="fwd+bwd")).ok
     assert {(options["recompute_mode"], options["softmax_mode"]) for options in asked} == {(True, "None")}
-    assert kernel.unsupported(backend, AttentionProblem("float16")) is not None
+    assert kernel.explain_unsupported_problem(backend, AttentionProblem("float16")) is not None
 
 
 # -- on the CPU ------------------------------------------------------------------------------------------------------
@@ -491,10 +491,10 @@ def test_torchs_own_are_right_in_each_direction(cpu, uncompiled, name, text):
     tried = 0
     for direction in DIRECTIONS:
         problem = AttentionProblem("float32", direction)
-        if kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape):
+        if kernel.explain_unsupported_problem(cpu, problem) or kernel.explain_unsupported_shape(problem, shape):
             continue
         tried += 1
-        with kernel.settings(cpu, problem):
+        with kernel.apply_settings(cpu, problem):
             ready = prepared(kernel, cpu, shape, problem, sets=2)
             verdict = verified(ready)
             for launch in ready.launches * 2:
@@ -506,7 +506,7 @@ def test_torchs_own_are_right_in_each_direction(cpu, uncompiled, name, text):
 def test_a_compiled_backward_can_be_repeated(cpu, traced):
     """Compiled, it would by default overwrite what its forward saved."""
     kernel, problem = attention_kernel("compiled-eager"), AttentionProblem("float32", "bwd")
-    with kernel.settings(cpu, problem):
+    with kernel.apply_settings(cpu, problem):
         ready = prepared(kernel, cpu, SMALL["gqa"], problem)
         for _ in range(2):
             ready.launches[0]()
@@ -517,7 +517,7 @@ def test_a_compiled_backward_can_be_repeated(cpu, traced):
 def test_every_shape_is_compiled_however_many_there_were(cpu, traced, name):
     """Dynamo counts by code object: what is over its limit runs uncompiled, or not at all where that is refused."""
     kernel, problem = attention_kernel(name), AttentionProblem("float32")
-    with torch._dynamo.config.patch(recompile_limit=1), kernel.settings(cpu, problem):
+    with torch._dynamo.config.patch(recompile_limit=1), kernel.apply_settings(cpu, problem):
         for length in (32, 48):
             assert verified(prepared(kernel, cpu, f"b1h1q{length}k{length}d32c", problem)).ok
 
@@ -585,10 +585,10 @@ FAULTS = {
 def test_a_planted_fault_is_refused(cpu, uncompiled, name, dtype, fault):
     plant, direction, text = FAULTS[fault]
     kernel, problem, shape = attention_kernel(name), AttentionProblem(dtype, direction), shape_of(text)
-    if kernel.unsupported(cpu, problem) or kernel.unsupported_shape(problem, shape):
+    if kernel.explain_unsupported_problem(cpu, problem) or kernel.explain_unsupported_shape(problem, shape):
         pytest.skip(f"{name} has none of this")
-    call = kernel.bind(cpu, problem, shape)
-    with kernel.settings(cpu, problem):
+    call = kernel.bind_operands(cpu, problem, shape)
+    with kernel.apply_settings(cpu, problem):
         assert verdict_on_call(kernel, cpu, problem, shape, call).ok
         assert not verdict_on_call(kernel, cpu, problem, shape, plant(call)).ok
 
@@ -646,7 +646,7 @@ def test_float16_gradients_of_scores_may_be_subnormal(cpu, rounded_to, is_right)
 @pytest.mark.parametrize(("shape", "factor"), [("b1h1q8k40000d16", 2.83), ("b1h1q8k40000d16w64", 2.0)])
 def test_only_keys_that_a_query_sees_widen_the_bound_of_gradients(cpu, shape, factor):
     kernel, problem = attention_kernel("eager"), AttentionProblem("float16", "bwd", "uniform")
-    attend = kernel.bind(cpu, problem, shape_of(shape))
+    attend = kernel.bind_operands(cpu, problem, shape_of(shape))
 
     def noisy(q, k, v):
         output = attend(q, k, v)

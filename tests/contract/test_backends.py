@@ -39,7 +39,7 @@ class TestSimulated(BackendContract):
 
     def test_distinguishes_exhausted_memory_from_other_errors(self, backend):
         with pytest.raises(MemoryError) as caught:
-            backend.operand_pool("normal", 0).take("a", backend.free_memory(), "float32")
+            backend.make_operand_pool("normal", 0).take_buffer("a", backend.read_free_memory_bytes(), "float32")
         self.out_of_memory = caught.value
         super().test_distinguishes_exhausted_memory_from_other_errors(backend)
 
@@ -104,7 +104,7 @@ def test_every_registered_backend_is_held_to_the_contract():
 def vendor(request):
     """Each simulated vendor in turn, its last device opened."""
     simulated = request.getfixturevalue(request.param)
-    return simulated.kind(simulated.kind.device_count() - 1)
+    return simulated.kind(simulated.kind.count_devices() - 1)
 
 
 def timed_launches(backend, calls):
@@ -153,8 +153,10 @@ def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls, 
 
 def test_memory_that_torch_caches_counts_as_free(cuda):
     backend = cuda.kind(0)
-    assert backend.free_memory() == 80 * GB - cuda.module.reserved + (cuda.module.reserved - cuda.module.allocated)
-    assert backend.peak_memory() == cuda.module.peak
+    assert backend.read_free_memory_bytes() == 80 * GB - cuda.module.reserved + (
+        cuda.module.reserved - cuda.module.allocated
+    )
+    assert backend.read_peak_memory_bytes() == cuda.module.peak
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_no_vendor_takes_these_for_exhausted_memory(vendor, text):
 
 def test_more_than_is_free_is_refused_before_it_is_allocated(vendor):
     with pytest.raises(MemoryError, match=r"GB needed, .* GB free") as caught:
-        vendor.operand_pool("normal", 0).take("a", 10**12, "float32")
+        vendor.make_operand_pool("normal", 0).take_buffer("a", 10**12, "float32")
     assert vendor.is_out_of_memory(caught.value)
 
 
@@ -228,7 +230,7 @@ def test_bits_of_what_a_launch_returned_are_told_apart():
     """One bit of one tensor changes it; what is no tensor has none."""
     backend = load_backend_class("cpu")(0)
     first, second = torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(2)
-    digest = backend.digest((first.t(), second))
-    assert digest == backend.digest([first.t().clone(), second.clone()])
-    assert digest != backend.digest((first.t(), -second))
-    assert backend.digest(None) is None
+    digest = backend.compute_digest((first.t(), second))
+    assert digest == backend.compute_digest([first.t().clone(), second.clone()])
+    assert digest != backend.compute_digest((first.t(), -second))
+    assert backend.compute_digest(None) is None

@@ -27,22 +27,24 @@ def cpu():
 
 
 def prepared(kernel, backend, problem, shape=SHAPE, **options):
-    return kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options)
+    return kernel.prepare(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options)
 
 
 class AllButOne(TorchFunctions):
     """Leaves out the last element."""
 
-    def bind(self, backend, problem, arrays):
-        launch, output, times = super().bind(backend, problem, {name: array[:-1] for name, array in arrays.items()})
+    def bind_operands(self, backend, problem, arrays):
+        launch, output, times = super().bind_operands(
+            backend, problem, {name: array[:-1] for name, array in arrays.items()}
+        )
         return launch, arrays.get("a", output), times
 
 
 class Lazy(TorchFunctions):
     """Works once and never again."""
 
-    def bind(self, backend, problem, arrays):
-        launch, *rest = super().bind(backend, problem, arrays)
+    def bind_operands(self, backend, problem, arrays):
+        launch, *rest = super().bind_operands(backend, problem, arrays)
         launches = [launch]
 
         def lazy():
@@ -55,8 +57,8 @@ class Lazy(TorchFunctions):
 class Meddling(TorchFunctions):
     """Changes an operand after it was read."""
 
-    def bind(self, backend, problem, arrays):
-        launch, *rest = super().bind(backend, problem, arrays)
+    def bind_operands(self, backend, problem, arrays):
+        launch, *rest = super().bind_operands(backend, problem, arrays)
 
         def meddling():
             launch()
@@ -68,9 +70,9 @@ class Meddling(TorchFunctions):
 class OneSet(TorchFunctions):
     """Serves the first operand set whichever is asked for."""
 
-    def bind(self, backend, problem, arrays):
+    def bind_operands(self, backend, problem, arrays):
         if not hasattr(self, "first"):
-            self.first = super().bind(backend, problem, arrays)
+            self.first = super().bind_operands(backend, problem, arrays)
         return self.first
 
 
@@ -80,9 +82,9 @@ class OneSet(TorchFunctions):
 def test_every_pattern_is_right(cpu, pattern, dtype, shape):
     problem = BandwidthProblem(pattern, dtype)
     kernel = TorchFunctions()
-    assert kernel.unavailable(cpu) is None
-    assert kernel.unsupported(cpu, problem) is None
-    assert kernel.unsupported_shape(problem, shape) is None
+    assert kernel.explain_unavailability(cpu) is None
+    assert kernel.explain_unsupported_problem(cpu, problem) is None
+    assert kernel.explain_unsupported_shape(problem, shape) is None
     ready = prepared(kernel, cpu, problem, shape, sets=3)
     assert len(ready.launches) == 3
     verdict = verified(ready)
@@ -104,12 +106,12 @@ def test_wrong_results_are_found(cpu, kernel, pattern):
 
 
 def test_arrays_of_no_whole_elements_are_unsupported(cpu):
-    reason = TorchFunctions().unsupported_shape(BandwidthProblem(), BandwidthShape(1001))
+    reason = TorchFunctions().explain_unsupported_shape(BandwidthProblem(), BandwidthShape(1001))
     assert reason == "1001 bytes are not a whole number of float32 elements"
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
-    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_DEVIATIONS", 1e5)
+    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_SUM_DEVIATIONS", 1e5)
     row = measured(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
     assert row.status == "unsupported"
     assert "float16" in row.reason
@@ -121,7 +123,7 @@ def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
 def measured(kernel, backend, problem, regime=Burst, shape=SHAPE):
     started = regime(backend)
     started.start()
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.0))
 
 
@@ -141,11 +143,11 @@ def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
     monkeypatch.setattr(f"{room}.get_triton_device_type", get_triton_device_type)
     kernel = make_kernel(make_operation("bandwidth"), "triton")
-    assert "0 active drivers" in kernel.unavailable(cuda.kind(0)).reason
+    assert "0 active drivers" in kernel.explain_unavailability(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "xpu")
-    assert "runs on xpu" in kernel.unavailable(cuda.kind(0)).reason
+    assert "runs on xpu" in kernel.explain_unavailability(cuda.kind(0)).reason
     monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "cuda")
-    assert kernel.unavailable(cuda.kind(0)) is None
+    assert kernel.explain_unavailability(cuda.kind(0)) is None
 
 
 INTERPRETED = """
@@ -157,7 +159,7 @@ cpu = open_backend("cpu")
 for pattern in PATTERNS:
     for dtype, warm in (("float32", 1), ("float32", 3), ("bfloat16", 1)):
         problem = BandwidthProblem(pattern, dtype, warm=warm)
-        pool = cpu.operand_pool("normal", 0)
+        pool = cpu.make_operand_pool("normal", 0)
         prepared = TritonPasses().prepare(cpu, problem, BandwidthShape(2**16 + 8), pool, sets=2)
         CheckedKernel(prepared).warm_up_and_verify(cpu)
 print("right")

@@ -29,15 +29,15 @@ class TestCopies(AnyKernelContract):
 
 def test_there_is_no_copy_to_a_peer_without_one():
     backend = open_backend("cpu")
-    assert "needs a second device" in TorchCopies().unsupported(backend, CopyProblem("to_peer"))
+    assert "needs a second device" in TorchCopies().explain_unsupported_problem(backend, CopyProblem("to_peer"))
 
 
 def test_a_byte_that_does_not_arrive_is_wrong():
     backend = open_backend("cpu")
     problem, shape = CopyProblem("to_host"), CopyShape(4096)
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     prepared = TorchCopies().prepare(backend, problem, shape, pool)
     prepared.launches[0]()
     assert prepared.verify(0, None).ok
-    pool.take("own", 4096, "int8")[77] += 1
+    pool.take_buffer("own", 4096, "int8")[77] += 1
     assert not prepared.verify(0, None).ok

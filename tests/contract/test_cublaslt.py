@@ -12,7 +12,7 @@ from verdicts import verified
 from mamf.backend import Unavailable
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
@@ -54,12 +54,12 @@ def h100(cuda, library):
 
 def prepared(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE, **options):
     return make_matmul_kernel(name).prepare(
-        backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options
+        backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options
     )
 
 
 def row_of(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE):
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
@@ -149,7 +149,7 @@ def test_wrong_int8_outputs_are_found(h100, library, data, spoil):
     verdict = ready.verify_whole(0, result)
     assert not verdict.ok
     assert verdict.error > 0
-    assert ready.locate(0, result).cells
+    assert ready.locate_wrong_cells(0, result).cells
 
 
 def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
@@ -157,10 +157,10 @@ def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     problem = MatmulProblem("int8", "int8", data="integers")
     shape = MatmulShape(64, 64, 256)
     assert problem.compute_output_scale(shape.k) == 0.5
-    flat = h100.operand_pool("integers", 0)
+    flat = h100.make_operand_pool("integers", 0)
     ready = make_matmul_kernel("cublaslt").prepare(h100, problem, shape, flat)
-    a = flat.take("a", 64 * 256, "int8").view(64, 256).double()
-    b = flat.take("b", 64 * 256, "int8").view(64, 256).double()
+    a = flat.take_buffer("a", 64 * 256, "int8").view(64, 256).double()
+    b = flat.take_buffer("b", 64 * 256, "int8").view(64, 256).double()
     halves = (a @ b.t()) / 2
     library.spoil = lambda output: output.copy_(torch.floor(halves + 0.5).t().to(torch.int8))  # halves up, not to even
     result = ready.launches[0]()
@@ -184,11 +184,13 @@ def test_a_proposal_is_bound_once_and_launched(h100, library):
 
 
 def test_a_search_tries_as_many_algorithms_as_are_asked_of_the_heuristic(h100):
-    variants = make_matmul_kernel("cublaslt").variants(h100, PROBLEM, SHAPE)
+    variants = make_matmul_kernel("cublaslt").list_variants(h100, PROBLEM, SHAPE)
     assert [variant.name for variant in variants] == [f"cublaslt[{rank}]" for rank in range(8)]
     rows = [row_of(h100, variant.name) for variant in variants[3:6]]
     assert [row.status for row in rows] == ["ok", "ok", "unsupported"]
-    assert [each.name for each in make_matmul_kernel("cublaslt[2]").variants(h100, PROBLEM, SHAPE)] == ["cublaslt[2]"]
+    assert [each.name for each in make_matmul_kernel("cublaslt[2]").list_variants(h100, PROBLEM, SHAPE)] == [
+        "cublaslt[2]"
+    ]
 
 
 def test_descriptors_are_destroyed_with_the_launch(h100, library):
@@ -202,7 +204,7 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
 
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
-    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
+    rows = list(OneKernelStrategy(RunSetup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
     tried, kept = [row for row in rows if row.phase == ALGORITHM_PHASE], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3
@@ -292,14 +294,14 @@ def test_a_wheel_or_the_system_has_it(files, path):
 def test_an_unknown_release_is_unavailable(cuda, files, monkeypatch):
     files["libcublasLt.so.13"] = FakeCublasLt(140002), False
     monkeypatch.setattr(cublaslt_library, "load_cublaslt", load)
-    reason = make_matmul_kernel("cublaslt").unavailable(cuda.kind(0))
+    reason = make_matmul_kernel("cublaslt").explain_unavailability(cuda.kind(0))
     assert reason.reason == "cuBLASLt 14.0.2 is not supported, only versions 12 and 13"
     assert reason.remedy
 
 
 def test_without_the_library_it_says_how_to_get_it(cuda, files, monkeypatch):
     monkeypatch.setattr(cublaslt_library, "load_cublaslt", load)
-    reason = make_matmul_kernel("cublaslt-scaled").unavailable(cuda.kind(0))
+    reason = make_matmul_kernel("cublaslt-scaled").explain_unavailability(cuda.kind(0))
     assert isinstance(reason, Unavailable)
     assert "libcublasLt" in reason.reason
     assert "torch" in reason.remedy

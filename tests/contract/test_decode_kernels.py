@@ -16,7 +16,7 @@ from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, compute_sequence_attention
+from mamf.operations.decode.torch_decode import ReadyKernel, compute_sequence_attention
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
@@ -104,14 +104,16 @@ def cpu():
 
 def prepared(kernel, backend, shape, problem=None, sets=1):
     problem, shape = problem or DecodeProblem(), shape_of(shape) if isinstance(shape, str) else shape
-    assert (kernel.unsupported(backend, problem) or kernel.unsupported_shape(problem, shape)) is None
-    return kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), sets)
+    assert (
+        kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
+    ) is None
+    return kernel.prepare(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), sets)
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, calls in CALLS.items() for shape in calls])
 def test_a_library_is_called_as_upstream_has_it_and_is_right(name, shape, library, asked):
     kernel, backend = library(name)
-    assert kernel.unavailable(backend) is None
+    assert kernel.explain_unavailability(backend) is None
     verdict = verified(prepared(kernel, backend, shape, sets=2))
     assert verdict.ok, verdict
     assert CALLS[name][shape] in asked
@@ -120,7 +122,7 @@ def test_a_library_is_called_as_upstream_has_it_and_is_right(name, shape, librar
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, each in REFUSALS.items() for shape in each])
 def test_what_a_kernel_lacks_is_said_in_a_line(name, shape):
-    reason = decode_kernel(name).unsupported_shape(DecodeProblem(), shape_of(shape))
+    reason = decode_kernel(name).explain_unsupported_shape(DecodeProblem(), shape_of(shape))
     assert REFUSALS[name][shape] in reason
     assert "\n" not in reason
 
@@ -140,7 +142,10 @@ def test_a_build_without_pages_is_unsupported(library, monkeypatch):
 def test_another_card_than_flash_attn_3_supports_is_told_a_kernel_over_a_cache(library, monkeypatch):
     kernel, backend = library("flash-attn-3-kvcache")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
-    assert kernel.unavailable(backend).remedy == "mamf attention --operation decode --kernel flash-attn-2-kvcache"
+    assert (
+        kernel.explain_unavailability(backend).remedy
+        == "mamf attention --operation decode --kernel flash-attn-2-kvcache"
+    )
 
 
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
@@ -194,26 +199,26 @@ class Reads(SdpaKvcache):
     """Plain attention over the tokens that ``positions`` gives of each sequence, with a fault."""
 
     name = "reads"
-    has_pages = has_ragged = True
+    supports_pages = supports_ragged_lengths = True
 
     def __init__(self, fault=""):
         self.fault = fault
 
-    def unsupported_shape(self, problem, shape):
+    def explain_unsupported_shape(self, problem, shape):
         return None
 
-    def bind(self, backend, problem, shape, tables):
+    def bind_operands(self, backend, problem, shape, tables):
         if self.fault == "unshuffled":
             pages, start = [], 0
-            for count in tables.sequence_sizes.pages:
+            for count in tables.sequence_sizes.page_counts:
                 pages.append(range(start, start + count))
                 start += count
-            tables = replace(tables, pages=pages)
+            tables = replace(tables, pages_by_sequence=pages)
         known = []
 
         def launch(q, k, v):
             outputs = []
-            for sequence, rows in tables.locate_queries():
+            for sequence, rows in tables.yield_query_slices():
                 positions = tables.locate_tokens(sequence)
                 positions = positions[:-1] if self.fault == "last token" else positions
                 output = compute_sequence_attention(shape, q[rows], k[positions], v[positions])
@@ -229,13 +234,13 @@ class Reads(SdpaKvcache):
                 signs = (v * before).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(before[0])
                 output = output * signs.repeat_interleave(shape.heads_per_kv_head, 0)
             if self.fault == "table":
-                tables.table[0, 0] = 0
-                tables.all_pages[0] += 1
+                tables.page_table[0, 0] = 0
+                tables.concatenated_pages[0] += 1
             if self.fault == "cache":
                 k[0] = 0
             return output
 
-        return BoundKernel(launch)
+        return ReadyKernel(launch)
 
 
 def test_the_reference_is_right_on_honest_launches(cpu):
@@ -263,7 +268,7 @@ def with_graphs(skips=()):
         has_graphs = True
         captured = 0
 
-        def capture(self, launches):
+        def capture_graph(self, launches):
             self.captured, results = len(launches), [launch() for launch in launches]
 
             def replay():
@@ -279,12 +284,12 @@ def with_graphs(skips=()):
 @pytest.mark.parametrize("captured", [[print, []], (print,), ([], print)])
 def test_a_backend_that_captures_something_else_is_named(captured):
     backend = with_graphs()
-    type(backend).capture = lambda self, launches: captured
+    type(backend).capture_graph = lambda self, launches: captured
     again = enforce_contract(type(backend)(0), Backend, "backend graphs")
     with pytest.raises(
-        PluginError, match=r"capture returned a \w+, not tuple\[.*Callable\[\[\], object\], list\[object\]\]"
+        PluginError, match=r"capture_graph returned a \w+, not tuple\[.*Callable\[\[\], object\], list\[object\]\]"
     ):
-        again.capture([])
+        again.capture_graph([])
 
 
 def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
@@ -300,7 +305,7 @@ def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
 
 def test_a_device_without_graphs_says_so(cpu):
     assert (
-        SdpaKvcache().unsupported(cpu, DecodeProblem(graph=True))
+        SdpaKvcache().explain_unsupported_problem(cpu, DecodeProblem(graph=True))
         == "cpu cannot capture launches in a graph: remove --graph"
     )
 
@@ -326,7 +331,7 @@ def test_cuda_captures_launches_that_ran_before_on_another_stream(cuda, monkeypa
     for name, fake in fakes.items():
         monkeypatch.setattr(vendor, name, fake, raising=False)
     assert backend.has_graphs
-    replay, results = backend.capture([lambda: happened.append("one") or 1, lambda: happened.append("two") or 2])
+    replay, results = backend.capture_graph([lambda: happened.append("one") or 1, lambda: happened.append("two") or 2])
     replay()
     assert results == [1, 2]
     assert happened == ["wait", "one", "two", "wait", "begin", "one", "two", "end", "replay"]

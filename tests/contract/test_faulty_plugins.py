@@ -126,11 +126,11 @@ FAULTS = {
 RETURN_NOTHING = (
     "synchronize",
     "submit",
-    "wait",
+    "wait_for_mark",
     "flush_cache",
     "sleep",
     "reset_peak_memory",
-    "release_memory",
+    "release_cached_memory",
     "__init__",
 )
 SMALL = ["--m", "1024", "--n", "1024", "--k", "1024", "--time-limit", "0.01s"]
@@ -144,51 +144,89 @@ RUN = ["run", f"{HERE}:FaultyMatmul", "--backend", "faulty", "--shape", "1024x10
 
 BACKEND_METHODS = [
     *(
-        "unavailable",
-        "device_count",
-        "device_name",
-        "current_index",
+        "explain_unavailability",
+        "count_devices",
+        "read_device_name",
+        "find_current_index",
         "synchronize",
         "submit",
-        "mark",
-        "wait",
-        "seconds_between",
+        "record_mark",
+        "wait_for_mark",
+        "compute_seconds_between",
     ),
     *(
-        "idle_mark",
-        "second_queue",
-        "timer_overhead",
+        "record_idle_mark",
+        "get_second_queue",
+        "estimate_timer_overhead",
         "flush_cache",
-        "operand_pool",
-        "free_memory",
-        "allocated_memory",
-        "peak_memory",
+        "make_operand_pool",
+        "read_free_memory_bytes",
+        "read_allocated_memory_bytes",
+        "read_peak_memory_bytes",
     ),
-    "peak_reserved_memory",
-    *("profiler_window", "profiler_range", "without_counters", "digest", "capture"),
-    *("reset_peak_memory", "is_out_of_memory", "release_memory", "resolve_dtype", "unsupported_dtype"),
-    *("without_compiler", "bus_address", "advice", "sharing", "settings", "now", "sleep", "__init__"),
+    "read_peak_reserved_memory_bytes",
+    *("open_profiler_window", "open_profiler_range", "explain_missing_counters", "compute_digest", "capture_graph"),
+    *("reset_peak_memory", "is_out_of_memory", "release_cached_memory", "resolve_dtype", "explain_unsupported_dtype"),
+    *(
+        "explain_missing_compiler",
+        "read_bus_address",
+        "check_machine",
+        "find_sharing",
+        "read_settings",
+        "now",
+        "sleep",
+        "__init__",
+    ),
 ]
-KERNEL_METHODS = ["unavailable", "unsupported", "unsupported_shape", "variants", "settings", "refuses", "prepare"]
+KERNEL_METHODS = [
+    "explain_unavailability",
+    "explain_unsupported_problem",
+    "explain_unsupported_shape",
+    "list_variants",
+    "apply_settings",
+    "is_refusal",
+    "prepare",
+]
 KERNEL_METHODS.append("__init__")
 OPERATION_METHODS = [
-    *("default_shapes", "problem_for", "fastest_possible", "peak", "may_be_ceiling", "columns", "axis", "parse_shape"),
-    *("shape_record", "shape_from_record", "problem_record", "problem_from_record", "words", "presets", "__init__"),
-    *("describe_problem", "describe_shape", "random_case", "preset", "shapes_of", "complete"),
+    *(
+        "choose_default_shapes",
+        "make_problem",
+        "find_max_possible_rate",
+        "find_peak_rate",
+        "may_be_ceiling",
+        "make_columns",
+        "find_axis_position",
+        "parse_shape",
+    ),
+    *(
+        "make_shape_record",
+        "read_shape_record",
+        "make_problem_record",
+        "read_problem_record",
+        "list_identifying_fields",
+        "list_presets",
+        "__init__",
+    ),
+    *("describe_problem", "describe_shape", "draw_random_case", "build_preset", "build_shapes", "complete_fields"),
 ]
 TABLE = [
     *(
         (FaultyBackend, method, [SWEEP, ["doctor", "--backend", "faulty"], ["backends"], FIND])
         for method in BACKEND_METHODS
     ),
-    (FaultyBackend, "current_index", [["peak", "--backend", "faulty"]]),
-    (FaultyBackend, "profiler_window", [RUN]),
-    (FaultyBackend, "digest", [[*RUN, "--determinism"]]),
-    (FaultyBackend, "without_counters", [["counters", *RUN[1:], "--ncu", sys.executable, "--output", "run.jsonl"]]),
+    (FaultyBackend, "find_current_index", [["peak", "--backend", "faulty"]]),
+    (FaultyBackend, "open_profiler_window", [RUN]),
+    (FaultyBackend, "compute_digest", [[*RUN, "--determinism"]]),
+    (
+        FaultyBackend,
+        "explain_missing_counters",
+        [["counters", *RUN[1:], "--ncu", sys.executable, "--output", "run.jsonl"]],
+    ),
     *((FaultyMatmul, method, [[*MATMUL, "faulty"], KERNELS, FIND]) for method in KERNEL_METHODS),
     *((FaultyAttention, method, [ATTENTION]) for method in KERNEL_METHODS),
     *((FaultyOperation, method, [OPERATION, ["show", "run.jsonl"]]) for method in OPERATION_METHODS),
-    *((FaultyProblem, method, [OPERATION]) for method in ("work", "buffers", "nbytes")),
+    *((FaultyProblem, method, [OPERATION]) for method in ("compute_work", "list_buffers", "count_bytes")),
 ]
 
 
@@ -207,9 +245,12 @@ FAULTY_CASES = [
 
 
 def put(monkeypatch, kind, method, fault):
-    is_of_class = method in ("unavailable", "device_count", "device_name", "current_index") and issubclass(
-        kind, SimulatedBackend
-    )
+    is_of_class = method in (
+        "explain_unavailability",
+        "count_devices",
+        "read_device_name",
+        "find_current_index",
+    ) and issubclass(kind, SimulatedBackend)
     monkeypatch.setattr(kind, method, classmethod(fault) if is_of_class else fault)
 
 
@@ -246,7 +287,13 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
 @pytest.mark.parametrize(
     ("kind", "method", "fault", "command", "told"),
     [
-        (FaultyBackend, "settings", raises, SWEEP, "backend faulty is broken: settings raised RuntimeError: it broke"),
+        (
+            FaultyBackend,
+            "read_settings",
+            raises,
+            SWEEP,
+            "backend faulty is broken: read_settings raised RuntimeError: it broke",
+        ),
         (
             FaultyBackend,
             "__init__",
@@ -261,11 +308,17 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             [*MATMUL, "faulty"],
             "kernel faulty is broken: creating it raised RuntimeError",
         ),
-        (FaultyMatmul, "unsupported", raises, [*MATMUL, "faulty"], "kernel faulty is broken: unsupported raised"),
-        (FaultyProblem, "work", gives(Work(0, 0, "")), OPERATION, "it reports 0 as the work of a launch"),
+        (
+            FaultyMatmul,
+            "explain_unsupported_problem",
+            raises,
+            [*MATMUL, "faulty"],
+            "kernel faulty is broken: explain_unsupported_problem raised",
+        ),
+        (FaultyProblem, "compute_work", gives(Work(0, 0, "")), OPERATION, "it reports 0 as the work of a launch"),
         (
             FaultyOperation,
-            "columns",
+            "make_columns",
             gives({"a": object()}),
             OPERATION,
             "returned a dict, not a mapping of names to texts and finite numbers",
@@ -356,7 +409,7 @@ def breaks(monkeypatch, place, error):
     monkeypatch.setattr(FaultyMatmul, "prepare", prepared)
 
 
-@pytest.mark.parametrize("place", ["prepare", "launches", "verify", "poison", "changed_operands"])
+@pytest.mark.parametrize("place", ["prepare", "launches", "verify", "poison_outputs", "list_changed_operands"])
 @pytest.mark.parametrize(
     "reason", EXITS, ids=[f"{type(each).__name__!a}-{number}" for number, each in enumerate(EXITS)]
 )
@@ -377,22 +430,24 @@ def test_what_a_kernel_raises_costs_its_own_row_whatever_it_is(run, monkeypatch,
 
 
 @pytest.mark.parametrize("error", EXITS.values(), ids=range(len(EXITS)))
-@pytest.mark.parametrize("method", ["unsupported", "settings", "unsupported_shape", "refuses"])
+@pytest.mark.parametrize(
+    "method", ["explain_unsupported_problem", "apply_settings", "explain_unsupported_shape", "is_refusal"]
+)
 def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch, tmp_path, method, error):
     def fails(*arguments):
         raise error
 
     monkeypatch.setattr(FaultyMatmul, method, fails)
-    if method == "refuses":
+    if method == "is_refusal":
         breaks(monkeypatch, "prepare", RuntimeError())
     code, _, err = run(*OTHER)
     told = f" is broken: {method} raised {describe_error(error)}"
-    if method == "unsupported":  # asked before there is a log
+    if method == "explain_unsupported_problem":  # asked before there is a log
         assert (code, err.count("\n")) == (2, 1)
         assert escape_invisible_characters(told[:900]) in err
     else:
         rows = {row.shape.m: row for row in read_run_log(tmp_path / "run.jsonl").measurements}
-        assert (code, err, rows[512].ok) == ((0, "", True) if method == "refuses" else (1, "", False))
+        assert (code, err, rows[512].ok) == ((0, "", True) if method == "is_refusal" else (1, "", False))
         assert told[:900] in rows[1024].reason
 
 
@@ -523,7 +578,7 @@ DOES_NOT_WORK = "mamf: the first matmul failed (1024x1024x1024, kernel faulty, b
     ("method", "told"),
     [
         ("prepare", f"{DOES_NOT_WORK}RuntimeError: it broke"),
-        ("settings", "mamf: kernel faulty is broken: settings raised RuntimeError: it broke"),
+        ("apply_settings", "mamf: kernel faulty is broken: apply_settings raised RuntimeError: it broke"),
     ],
 )
 @pytest.mark.parametrize("quick", [[], ["--quick"]])

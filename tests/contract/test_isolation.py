@@ -15,7 +15,7 @@ import torch
 from mamf.engine import isolation
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
-from mamf.engine.runner import Runner, Step, get_isolation
+from mamf.engine.runner import Runner, Step, get_isolated_checker
 from mamf.kernel import Verdict
 from mamf.operations import isolated
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -56,7 +56,7 @@ class Passing(Own):
 
     name = "passing"
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         CheckedKernel._record_verdict = lambda self, verdict, index: None
         return c.zero_, 1.0
 
@@ -75,7 +75,7 @@ class Judging(Own):
 class Ending(Own):
     name = "ending"
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         def launch():
             if Ending.raised:
                 raise Ending.raised
@@ -105,7 +105,7 @@ def process(monkeypatch):
         started.append(thread)
         return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
 
-    monkeypatch.setattr(isolation, "_start_process", start)
+    monkeypatch.setattr(isolation, "_start_checking_process", start)
     yield started
     for stream in opened[1::2]:
         stream.close()
@@ -115,14 +115,14 @@ def process(monkeypatch):
 
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
-    get_isolation(cpu).checks_all_kernels = everything
+    get_isolated_checker(cpu).checks_all_kernels = everything
     regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
     def steps():
         yield step
 
-    (row,) = Runner(cpu).run_steps(steps())
+    (row,) = Runner(cpu).measure_steps(steps())
     return row
 
 
@@ -143,7 +143,7 @@ HONEST = [(Own, "float32"), (Own, "bfloat16"), (OwnInt, "int8"), (OwnScaled, "fp
 
 @pytest.mark.parametrize(("kind", "dtype"), HONEST)
 def test_an_honest_kernel_by_path_passes(process, kind, dtype):
-    problem = make_operation("matmul").problem_for(open_backend("cpu"), {"dtype": dtype})
+    problem = make_operation("matmul").make_problem(open_backend("cpu"), {"dtype": dtype})
     row = row_of(by_path(kind), problem)
     if row.status == "unsupported":
         pytest.skip(row.reason)
@@ -204,7 +204,7 @@ def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, m
 def test_an_operation_whose_results_stay_on_the_device_says_so(process):
     of, cpu = make_operation("bandwidth"), open_backend("cpu")
     kernel = make_kernel(of, "torch")
-    problem = of.problem_for(cpu, {"pattern": "copy"})
+    problem = of.make_problem(cpu, {"pattern": "copy"})
     row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
     assert row.remarks == (
         "a fresh process could not check this kernel: launches of bandwidth return no tensors to check",
@@ -226,9 +226,9 @@ def test_a_cut_message_is_an_error():
 def test_the_process_that_checks_ends_quietly_if_the_other_process_is_gone():
     (asked, ask), (answered, answer) = os.pipe(), os.pipe()
     of = make_operation("matmul")
-    problem = of.problem_record(MatmulProblem("float32", "float32"))
+    problem = of.make_problem_record(MatmulProblem("float32", "float32"))
     with os.fdopen(asked, "rb") as source, os.fdopen(ask, "wb") as sink, os.fdopen(answer, "wb") as gone:
-        Channel(source, sink).send(operation="matmul", problem=problem, shape=of.shape_record(SHAPE), seconds=1.0)
+        Channel(source, sink).send(operation="matmul", problem=problem, shape=of.make_shape_record(SHAPE), seconds=1.0)
         os.close(answered)
         isolated.answer_requests(Channel(source, gone))
 
@@ -243,7 +243,7 @@ def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
         row_of(by_path(Own), backend=cpu)
     process[0].join(timeout=10)
     assert not process[0].is_alive()
-    assert get_isolation(cpu)._process is None
+    assert get_isolated_checker(cpu)._checking_process is None
 
 
 @pytest.mark.emulated

@@ -31,7 +31,7 @@ EVERY_CASE = [
 
 
 def prepared(backend, name, problem, shape=SHAPE, **options):
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return make_matmul_kernel(name).prepare(backend, problem, shape, pool, **options)
 
 
@@ -40,7 +40,7 @@ def is_refused(name, dtype, out_dtype):
     try:
         prepared(open_backend("cpu"), name, MatmulProblem(dtype, out_dtype)).launches[0]()
     except Exception as error:
-        return make_matmul_kernel(name).refuses(error)
+        return make_matmul_kernel(name).is_refusal(error)
     return False
 
 
@@ -48,7 +48,7 @@ REFUSED = [case for case in EVERY_CASE if "float8" in case[1] and is_refused(*ca
 CASES = [case for case in EVERY_CASE if case not in REFUSED]
 # Compiling takes a while: two dtypes stand for the four of torch.mm, which it derives from.
 COMPILED = [("compiled", "bfloat16", "bfloat16"), ("compiled", "float32", "float32")]
-if make_matmul_kernel("compiled").unavailable(open_backend("cpu")):
+if make_matmul_kernel("compiled").explain_unavailability(open_backend("cpu")):
     COMPILED.clear()
 LIBRARY_CALLS = {"torch.mm": "mm", "scaled_mm": "_scaled_mm", "int_mm": "_int_mm"}
 each_case = pytest.mark.parametrize(("name", "dtype", "out_dtype"), CASES, ids=" ".join)
@@ -99,10 +99,12 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
     taken = {
         (name, dtype)
         for name in find_entry_points_by_name(KERNEL_GROUP)
-        if make_matmul_kernel(name).unavailable(backend) is None
+        if make_matmul_kernel(name).explain_unavailability(backend) is None
         for dtype in OPERAND_DTYPES
         if dtype not in SCALED_FORMATS  # test_scaled_formats.py
-        if make_matmul_kernel(name).unsupported(backend, MatmulProblem(dtype, DTYPES[dtype].default_output_dtype))
+        if make_matmul_kernel(name).explain_unsupported_problem(
+            backend, MatmulProblem(dtype, DTYPES[dtype].default_output_dtype)
+        )
         is None
     }
     assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in EVERY_CASE}
@@ -112,7 +114,7 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
 @pytest.mark.parametrize("case", EVERY_CASE, ids=" ".join)
 def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
     problem = MatmulProblem(*case[1:])
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     row = measure(make_matmul_kernel(case[0]), problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
     assert row.status == ("unsupported" if case in REFUSED else "ok"), row.reason
     assert row.reason.strip() if case in REFUSED else not row.reason
@@ -216,7 +218,7 @@ def global_high():
 @pytest.mark.parametrize(("dtype", "held"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
 def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, global_high, dtype, held):
     problem = MatmulProblem(dtype, DTYPES[dtype].default_output_dtype)
-    with make_matmul_kernel("torch.mm").settings(backend, problem):
+    with make_matmul_kernel("torch.mm").apply_settings(backend, problem):
         assert torch.get_float32_matmul_precision() == held
     assert torch.get_float32_matmul_precision() == "high"
 
@@ -227,7 +229,7 @@ COUNT = 2**16
 
 
 def operand(backend, data, dtype, seed=0, name="a", count=COUNT):
-    return backend.operand_pool(data, seed).take(name, count, dtype)
+    return backend.make_operand_pool(data, seed).take_buffer(name, count, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn"])
@@ -273,7 +275,7 @@ def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
 )  # fmt: skip
 def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend, name, problem, reason):
     said = []
-    assert not dispatched(lambda: said.append(make_matmul_kernel(name).unsupported(backend, problem)))
+    assert not dispatched(lambda: said.append(make_matmul_kernel(name).explain_unsupported_problem(backend, problem)))
     assert reason in said[0]
     assert "\n" not in said[0]
 
@@ -291,5 +293,7 @@ def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend
     ],
 )
 def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
-    said = make_matmul_kernel(name).unsupported_shape(MatmulProblem(dtype, DTYPES[dtype].default_output_dtype), shape)
+    said = make_matmul_kernel(name).explain_unsupported_shape(
+        MatmulProblem(dtype, DTYPES[dtype].default_output_dtype), shape
+    )
     assert said is None if reason is None else reason in said

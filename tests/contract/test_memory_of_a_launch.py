@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
-from mamf.engine.measure import measure_memory
+from mamf.engine.measure import measure_launch_bytes
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.kernel import Buffer
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -87,19 +87,19 @@ def allocator(cuda):
 
 def bytes_of(backend, kernel, direction, sets=1, pool=None):
     problem = AttentionProblem("float32", direction)
-    pool = pool or backend.operand_pool("normal", 0)
-    with kernel.settings(backend, problem):
+    pool = pool or backend.make_operand_pool("normal", 0)
+    with kernel.apply_settings(backend, problem):
         checked = CheckedKernel(kernel.prepare(backend, problem, SHAPE, pool, sets))
         checked.warm_up_and_verify(backend)
-        return measure_memory(backend, checked, problem, SHAPE)
+        return measure_launch_bytes(backend, checked, problem, SHAPE)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
 def test_memory_is_the_same_whatever_else_the_process_holds(cuda, allocator, direction):
     backend = cuda.kind(0)
     alone = bytes_of(backend, SdpaMath(), direction)
-    others = backend.operand_pool("normal", 1)
-    others.take("a", *Buffer(4 * MIB, "bfloat16"))
+    others = backend.make_operand_pool("normal", 1)
+    others.take_buffer("a", *Buffer(4 * MIB, "bfloat16"))
     earlier = [torch.randn(SHAPE.batch, SHAPE.heads, 128, 64) for _ in range(20)]
     backend.flush_cache()
     allocator.spare = 2 * MIB  # blocks at hand are large
@@ -118,11 +118,11 @@ def test_memory_holds_operands_output_and_what_the_kernel_allocates(cuda, alloca
 def test_a_backward_pass_counts_the_forward_pass_that_it_was_saved_from(cuda, allocator):
     """The probabilities and the output were allocated before the launch that is counted."""
     kernel, backend, problem = SdpaMath(), cuda.kind(0), AttentionProblem("float32", "bwd")
-    with kernel.settings(backend, problem):
-        prepared = kernel.prepare(backend, problem, SHAPE, backend.operand_pool("normal", 0))
-    assert prepared.held_bytes >= SCORES + OUTPUT
+    with kernel.apply_settings(backend, problem):
+        prepared = kernel.prepare(backend, problem, SHAPE, backend.make_operand_pool("normal", 0))
+    assert prepared.extra_bytes_per_set >= SCORES + OUTPUT
     gradients = 3 * OPERAND
-    assert bytes_of(backend, kernel, "bwd") >= 4 * OPERAND + prepared.held_bytes + gradients
+    assert bytes_of(backend, kernel, "bwd") >= 4 * OPERAND + prepared.extra_bytes_per_set + gradients
 
 
 def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
@@ -131,9 +131,9 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
 
     def needed(phase, sets=1):
         problem = ModelProblem(**sizes, phase=phase)
-        checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0), sets))
+        checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.make_operand_pool("normal", 0), sets))
         checked.warm_up_and_verify(backend)
-        return measure_memory(backend, checked, problem, shape)
+        return measure_launch_bytes(backend, checked, problem, shape)
 
     parameters = 4 * ModelProblem(**sizes).count_parameters(shape)
     backward, step = needed("forward-backward"), needed("step")
@@ -148,4 +148,4 @@ def test_what_the_process_took_of_the_device_is_known_where_it_is_told(cuda, all
     backend = cuda.kind(0)
     stats = {} if told is None else {"reserved_bytes.all.peak": told}
     cuda.torch.cuda.memory_stats = lambda device: allocator.memory_stats(device) | stats
-    assert backend.peak_reserved_memory() == told
+    assert backend.read_peak_reserved_memory_bytes() == told

@@ -49,7 +49,7 @@ def test_what_does_not_compile_is_a_row_with_its_reason(run, monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", refusing)
-    monkeypatch.setattr(type(open_backend("cpu")), "without_compiler", lambda self: None)
+    monkeypatch.setattr(type(open_backend("cpu")), "explain_missing_compiler", lambda self: None)
     given = ["--attention", "sdpa-math", "--compile", "--dtype", "bf16", "--output", "run.jsonl"]
     code, out, err = run(*ON_CPU, *TINY[2:], "autocast=yes", *QUICK, "--batch", "1", "--context-lengths", "8", *given)
     assert code == 0, err

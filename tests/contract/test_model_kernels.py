@@ -34,8 +34,8 @@ def cpu():
 
 def checked(problem, kernel=None, shape=SHAPE):
     kernel = kernel or TorchModel("sdpa-math")
-    assert not (kernel.unsupported(cpu(), problem) or kernel.unsupported_shape(problem, shape))
-    return CheckedKernel(kernel.prepare(cpu(), problem, shape, cpu().operand_pool("normal", 0), sets=3))
+    assert not (kernel.explain_unsupported_problem(cpu(), problem) or kernel.explain_unsupported_shape(problem, shape))
+    return CheckedKernel(kernel.prepare(cpu(), problem, shape, cpu().make_operand_pool("normal", 0), sets=3))
 
 
 class TestModelKernel(AnyKernelContract):
@@ -77,12 +77,12 @@ def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypat
     problem = replace(GPT2, phase="step", optimizer=optimizer)
     step = checked(problem)
     step.warm_up_and_verify(cpu())
-    step.poison()
+    step.poison_outputs()
     for launch in (*step.launches, *step.launches):
         launch()
     step.verify()
     step.require_unchanged_operands()
-    step.poison()
+    step.poison_outputs()
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
     step.launches[0]()
     with pytest.raises(WrongResultError):
@@ -119,12 +119,12 @@ def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(proble
         losses, *gradients = step.launches[0]()
     assert products.found == {torch.bfloat16}
     assert {losses.dtype, *(each.dtype for each in gradients)} == {torch.float32}
-    assert step.prepared.held_bytes == 4 * problem.count_parameters(SHAPE)
-    assert problem.nbytes(SHAPE) == 2 * step.prepared.held_bytes
+    assert step.prepared.extra_bytes_per_set == 4 * problem.count_parameters(SHAPE)
+    assert problem.count_bytes(SHAPE) == 2 * step.prepared.extra_bytes_per_set
 
 
 def test_autocast_to_what_parameters_are_is_unsupported():
-    assert "leave autocast out" in TorchModel().unsupported(cpu(), replace(GPT2, autocast=True))
+    assert "leave autocast out" in TorchModel().explain_unsupported_problem(cpu(), replace(GPT2, autocast=True))
 
 
 class Altering(SdpaMath):
@@ -183,7 +183,7 @@ class Sequential(TorchAttention):
     directions = ("fwd",)
     dtypes = ("float32",)
 
-    def unavailable(self, backend):
+    def explain_unavailability(self, backend):
         return None
 
     def attend(self, shape, q, k, v):
@@ -194,14 +194,16 @@ class Sequential(TorchAttention):
 def test_an_attention_of_forward_alone_has_that_phase_alone():
     kernel = TorchModel(f"{__name__}:Sequential")
     checked(LLAMA, kernel).warm_up_and_verify(cpu())
-    assert "supports only --direction fwd" in kernel.unsupported(cpu(), replace(LLAMA, phase="forward-backward"))
+    assert "supports only --direction fwd" in kernel.explain_unsupported_problem(
+        cpu(), replace(LLAMA, phase="forward-backward")
+    )
 
 
 def test_what_an_attention_cannot_the_model_cannot():
-    assert attention_kernel("sdpa-flash").name in TorchModel("sdpa-flash").unsupported_shape(
+    assert attention_kernel("sdpa-flash").name in TorchModel("sdpa-flash").explain_unsupported_shape(
         replace(GPT2, d_model=4 * 6), SHAPE
     )
-    assert "does not support float16" in TorchModel().unsupported(cpu(), replace(GPT2, dtype="float16"))
+    assert "does not support float16" in TorchModel().explain_unsupported_problem(cpu(), replace(GPT2, dtype="float16"))
 
 
 def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):

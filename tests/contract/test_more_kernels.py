@@ -18,7 +18,7 @@ PROBLEM = MatmulProblem()
 
 def prepared(backend, name, problem=PROBLEM, shape=SHAPE, **options):
     return make_matmul_kernel(name).prepare(
-        backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options
+        backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options
     )
 
 
@@ -53,14 +53,14 @@ class TestTunableOp(KernelContract):
 @pytest.mark.parametrize("before", [{"enabled": False, "tuning": False}, {"enabled": True, "tuning": False}], ids=str)
 def test_tuning_is_on_while_the_kernel_runs_and_then_as_it_was(rocm, tunable, before):
     tunable.update(before)
-    with make_matmul_kernel("tunableop").settings(rocm.kind(0), MatmulProblem("float32", "float32")):
+    with make_matmul_kernel("tunableop").apply_settings(rocm.kind(0), MatmulProblem("float32", "float32")):
         assert tunable == {"enabled": True, "tuning": True}
         assert torch.get_float32_matmul_precision() == "highest"
     assert tunable == before
 
 
 def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
-    with pytest.raises(ValueError), make_matmul_kernel("tunableop").settings(rocm.kind(0), PROBLEM):
+    with pytest.raises(ValueError), make_matmul_kernel("tunableop").apply_settings(rocm.kind(0), PROBLEM):
         raise ValueError
     assert tunable == {"enabled": False, "tuning": False}
 
@@ -72,15 +72,15 @@ def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
 def compiling():
     """The CPU, where Inductor can compile."""
     backend = open_backend("cpu")
-    if reason := make_matmul_kernel("compiled").unavailable(backend):
+    if reason := make_matmul_kernel("compiled").explain_unavailability(backend):
         pytest.skip(str(reason))
     return backend
 
 
 def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
-    pool = compiling.operand_pool("normal", 0)
+    pool = compiling.make_operand_pool("normal", 0)
     ready = make_matmul_kernel("compiled").prepare(compiling, PROBLEM, SHAPE, pool)
-    c = pool.take("c", SHAPE.elements["c"], PROBLEM.out_dtype, fill=False)
+    c = pool.take_buffer("c", SHAPE.elements["c"], PROBLEM.out_dtype, fill=False)
     assert verified(ready).ok
     assert c.isnan().all()
     output = ready.launches[0]()
@@ -102,7 +102,7 @@ def test_what_compiles_for_long_is_tried_only_when_asked_for(compiling):
 
 def test_without_a_compiler_it_is_said(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    reason = make_matmul_kernel("compiled").unavailable(open_backend("cpu"))
+    reason = make_matmul_kernel("compiled").explain_unavailability(open_backend("cpu"))
     assert "C++ compiler" in reason.reason
     assert reason.remedy
 
@@ -121,7 +121,7 @@ def test_without_a_compiler_it_is_said(monkeypatch):
 )
 def test_a_function_that_this_torch_lacks_makes_its_kernel_unavailable(rocm, monkeypatch, name, owner, function):
     monkeypatch.delattr(owner, function, raising=False)
-    reason = make_matmul_kernel(name).unavailable(rocm.kind(0))
+    reason = make_matmul_kernel(name).explain_unavailability(rocm.kind(0))
     assert reason.reason.endswith(function)
     assert "torch" in reason.remedy
 
@@ -130,11 +130,11 @@ def test_a_torch_without_grouped_mm_says_how_to_get_it(monkeypatch):
     if not hasattr(torch.nn.functional, "grouped_mm"):
         pytest.skip("this torch has none")
     grouped_mm, cpu = make_kernel(make_operation("grouped"), "F.grouped_mm"), open_backend("cpu")
-    assert grouped_mm.unavailable(cpu) is None
+    assert grouped_mm.explain_unavailability(cpu) is None
     monkeypatch.delattr(torch.nn.functional, "grouped_mm")
-    assert grouped_mm.unavailable(cpu) is None, "it was torch._grouped_mm before"
+    assert grouped_mm.explain_unavailability(cpu) is None, "it was torch._grouped_mm before"
     monkeypatch.delattr(torch, "_grouped_mm", raising=False)
-    assert "torch>=" in grouped_mm.unavailable(cpu).remedy
+    assert "torch>=" in grouped_mm.explain_unavailability(cpu).remedy
 
 
 INT_MM = ("matmul", "int_mm", torch, "_int_mm", {"dtype": "int8"})
@@ -169,8 +169,8 @@ def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(monkeypatch, c
     monkeypatch.setattr(owner, function, refuse)
     of, cpu = make_operation(name), open_backend("cpu")
     shape = of.parse_shape("e6t96n32k64" if name == "grouped" else "96x256x384")
-    pool = cpu.operand_pool("normal", 0)
-    problem = of.problem_for(cpu, fields)
+    pool = cpu.make_operand_pool("normal", 0)
+    problem = of.make_problem(cpu, fields)
     row = measure(make_kernel(of, kernel_name), problem, shape, Burst(cpu), pool, StoppingRule(seconds=0.0))
     assert (row.status, str(error)[:60] in row.reason) == (status, True)
 

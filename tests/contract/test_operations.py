@@ -39,7 +39,7 @@ FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_head
 def test_no_kernel_of_a_real_device_is_available_in_virtual_time(name):
     of = make_operation(name)
     for each in list_kernel_names(of):
-        unavailable = make_kernel(of, each).unavailable(SimulatedBackend())
+        unavailable = make_kernel(of, each).explain_unavailability(SimulatedBackend())
         assert unavailable is not None, each
         assert unavailable.reason
         assert unavailable.remedy
@@ -54,9 +54,9 @@ class TestOperation(OperationContract):
     @pytest.fixture
     def operation(self, name, monkeypatch):
         found = make_operation(name)
-        usual = found.problem_for
+        usual = found.make_problem
         monkeypatch.setattr(
-            found, "problem_for", lambda backend, asked: usual(backend, {**FIELDS.get(name, {}), **asked})
+            found, "make_problem", lambda backend, asked: usual(backend, {**FIELDS.get(name, {}), **asked})
         )
         found.shape_example = SMALL.get(name, found.shape_example)
         return found

@@ -26,7 +26,7 @@ class TwoQueues(SimulatedBackend):
     def synchronize(self):
         self.host_time = max(self.host_time, self.device_time, self.aside_until)
 
-    def idle_mark(self, after):
+    def record_idle_mark(self, after):
         left = max(self.device_time, self.aside_until)
         return left + APART if after > self.host_time else None
 
@@ -38,8 +38,8 @@ class Delayed(TwoQueues):
     #: Seconds by which idle marks come later, in turn.
     delays = (0.0, 300e-6, 0.0)
 
-    def idle_mark(self, after):
-        mark = super().idle_mark(after)
+    def record_idle_mark(self, after):
+        mark = super().record_idle_mark(after)
         self.marks += mark is not None
         return mark if mark is None else mark + self.delays[self.marks % len(self.delays)]
 
@@ -88,7 +88,7 @@ class Aside(SimulatedMatmul):
 def row_of(kernel, regime, backend):
     started, problem = REGIMES[regime](backend), MatmulProblem()
     started.start()
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure(kernel, problem, SHAPE, started, pool, StoppingRule(seconds=0.5))
 
 
@@ -133,7 +133,7 @@ def test_marks_that_another_process_delays_now_and_then_refuse_no_burst():
 
 def test_an_idle_mark_is_an_event_of_the_context(cuda, calls):
     device = cuda.kind(0)
-    mark = device.idle_mark(device.mark())
+    mark = device.record_idle_mark(device.record_mark())
     assert ("record in context", cuda.driver.context, mark.cuda_event) in calls
 
 
@@ -147,10 +147,10 @@ def test_old_drivers_have_no_idle_marks(cuda, monkeypatch, loaded):
 @pytest.mark.parametrize("fault", ["no context", "refused", "host is late"])
 def test_an_idle_mark_that_would_say_nothing_is_none(cuda, fault):
     device = cuda.kind(0)
-    end = device.mark()
+    end = device.record_mark()
     if fault == "host is late":
         # The device has reached the end of the launch, but not the mark that is queued now.
         end.synchronize()
     else:
         cuda.driver.context, cuda.driver.answer = (None, 0) if fault == "no context" else (1, 1)
-    assert device.idle_mark(end) is None
+    assert device.record_idle_mark(end) is None

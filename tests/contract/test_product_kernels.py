@@ -28,7 +28,7 @@ def backend():
 
 
 def prepared(backend, kernel, problem, shape, **options):
-    return kernel.prepare(backend, problem, shape, backend.operand_pool(problem.data, problem.seed), **options)
+    return kernel.prepare(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options)
 
 
 @pytest.mark.parametrize("case", EACH, ids=" ".join)
@@ -62,7 +62,7 @@ def test_every_layout_is_right(backend, case, layout):
     kind, shape, _ = CASES[of]
     kernel, problem = make_kernel(make_operation(of), name), kind(dtype, dtype, layout)
     if name == "F.grouped_mm" and layout[0] == "t":
-        assert "use --layout nt or nn" in kernel.unsupported(backend, problem)
+        assert "use --layout nt or nn" in kernel.explain_unsupported_problem(backend, problem)
     else:
         assert verified(prepared(backend, kernel, problem, shape)).ok
 
@@ -79,29 +79,29 @@ def test_experts_without_tokens_are_right(backend, kernel, routing):
 
 
 class AllButTheLast(Bmm):
-    def bind(self, a, b, c):
-        return super().bind(a[:-1], b[:-1], c[:-1])
+    def bind_operands(self, a, b, c):
+        return super().bind_operands(a[:-1], b[:-1], c[:-1])
 
 
 class FirstWeights(Loop):
     """Multiplies every expert's tokens with the weights of the first."""
 
-    def bind(self, a, b, c, tokens):
-        return super().bind(a, b[:1].expand(b.shape), c, tokens)
+    def bind_operands(self, a, b, c, tokens):
+        return super().bind_operands(a, b[:1].expand(b.shape), c, tokens)
 
 
 class Shifted(Loop):
     """Gives the second expert a token of the first."""
 
-    def bind(self, a, b, c, tokens):
+    def bind_operands(self, a, b, c, tokens):
         first, second, *others = tokens
-        return super().bind(a, b, c, [first - 1, second + 1, *others])
+        return super().bind_operands(a, b, c, [first - 1, second + 1, *others])
 
 
 class LastGroupMissing(Loop):
-    def bind(self, a, b, c, tokens):
+    def bind_operands(self, a, b, c, tokens):
         kept = sum(tokens[:-1])
-        return super().bind(a[:kept], b[:-1], c[:kept], tokens[:-1])
+        return super().bind_operands(a[:kept], b[:-1], c[:kept], tokens[:-1])
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,6 @@ class TestScaledGroups(AnyKernelContract):
 
 def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
     kernel, problem = make_kernel(make_operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
-    pool = backend.operand_pool("normal", 0)
+    pool = backend.make_operand_pool("normal", 0)
     row = measure(kernel, problem, FP8_GROUPS, Burst(backend), pool, StoppingRule(seconds=0.0))
     assert (row.status, "scaled_grouped_mm" in row.reason) == ("unsupported", True)

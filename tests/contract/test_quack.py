@@ -89,15 +89,15 @@ class TestQuack(KernelContract):
 
 
 def row_of(name, device):
-    pool = device.operand_pool("normal", 0)
+    pool = device.make_operand_pool("normal", 0)
     return measure(make_matmul_kernel(name), PROBLEM, SHAPE, Burst(device), pool, StoppingRule(seconds=0.0))
 
 
 def test_its_configurations_are_ranked_by_the_regime(device):
-    variants = make_matmul_kernel("quack").variants(device, PROBLEM, SHAPE)
+    variants = make_matmul_kernel("quack").list_variants(device, PROBLEM, SHAPE)
     assert len({variant.name for variant in variants}) == len(variants) >= 4
     assert all(make_matmul_kernel(variant.name).name == variant.name for variant in variants)
-    assert [each.name for each in make_matmul_kernel(variants[1].name).variants(device, PROBLEM, SHAPE)] == [
+    assert [each.name for each in make_matmul_kernel(variants[1].name).list_variants(device, PROBLEM, SHAPE)] == [
         variants[1].name
     ]
 
@@ -105,14 +105,14 @@ def test_its_configurations_are_ranked_by_the_regime(device):
 @pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
 def test_rows_in_memory_must_be_aligned(layout):
     problem = MatmulProblem(layout=layout)
-    assert make_matmul_kernel("quack").unsupported_shape(problem, MatmulShape(64, 64, 64)) is None
-    assert "multiple of 8" in make_matmul_kernel("quack").unsupported_shape(problem, MatmulShape(64, 60, 64))
+    assert make_matmul_kernel("quack").explain_unsupported_shape(problem, MatmulShape(64, 64, 64)) is None
+    assert "multiple of 8" in make_matmul_kernel("quack").explain_unsupported_shape(problem, MatmulShape(64, 60, 64))
 
 
 @pytest.mark.parametrize("problem", [MatmulProblem("bfloat16", "float32"), MatmulProblem("int8", "int32"),
                                      MatmulProblem(fast_accumulation=True)], ids=str)  # fmt: skip
 def test_what_it_cannot_do_is_said_in_a_line(device, problem):
-    assert make_matmul_kernel("quack").unsupported(device, problem)
+    assert make_matmul_kernel("quack").explain_unsupported_problem(device, problem)
 
 
 def test_a_quack_of_another_release_is_unsupported(device, monkeypatch):
@@ -131,8 +131,11 @@ def test_a_configuration_that_quack_refuses_is_unsupported(device, monkeypatch):
 
 def test_without_it_or_its_hardware_it_says_what_would_help(cuda, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
-    assert make_matmul_kernel("quack").unavailable(cuda.kind(0)).remedy == "pip install 'quack-kernels>=0.6.5,<0.7'"
-    assert "NVIDIA" in make_matmul_kernel("quack").unavailable(open_backend("cpu")).reason
+    assert (
+        make_matmul_kernel("quack").explain_unavailability(cuda.kind(0)).remedy
+        == "pip install 'quack-kernels>=0.6.5,<0.7'"
+    )
+    assert "NVIDIA" in make_matmul_kernel("quack").explain_unavailability(open_backend("cpu")).reason
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="quack-kernels is not installed")

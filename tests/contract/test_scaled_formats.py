@@ -32,11 +32,11 @@ def backend():
 
 def prepared(backend, name, dtype, shape=SHAPE, **options):
     problem = MatmulProblem(dtype)
-    return make_matmul_kernel(name).prepare(backend, problem, shape, backend.operand_pool("normal", 0), **options)
+    return make_matmul_kernel(name).prepare(backend, problem, shape, backend.make_operand_pool("normal", 0), **options)
 
 
 def measured(kernel, backend, problem):
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure(kernel, problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
 
 
@@ -64,7 +64,7 @@ def test_every_format_has_its_kernels(backend):
         able = {
             name
             for name in find_entry_points_by_name(KERNEL_GROUP)
-            if make_matmul_kernel(name).unsupported(backend, MatmulProblem(dtype)) is None
+            if make_matmul_kernel(name).explain_unsupported_problem(backend, MatmulProblem(dtype)) is None
         }
         # Those that run on NVIDIA only lack mxfp4, which cuBLASLt does not have.
         assert able - {"cublaslt-scaled"} == {"F.scaled_mm", "dequantized"}
@@ -145,15 +145,15 @@ def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
     # Of 16 x 16 entries that are drawn anew each time.
     low, high = (0.01, 0.08) if dtype.endswith("8") or dtype.startswith("fp8") else (0.05, 0.3)
     assert low < row.details["quantization_error"] < high
-    assert Matmul().columns(row)["quantization error"] == row.details["quantization_error"]
+    assert Matmul().make_columns(row)["quantization error"] == row.details["quantization_error"]
 
 
 class OffByAScale(FunctionalScaledMm):
     """Takes the scales of another row."""
 
-    def bind(self, backend, problem, a, b, c):
+    def bind_operands(self, backend, problem, a, b, c):
         rolled = type(a)(a.elements, a.scales.view(torch.uint8).roll(1, 0).view(a.scales.dtype), a.scaling)
-        return super().bind(backend, problem, rolled, b, c)
+        return super().bind_operands(backend, problem, rolled, b, c)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in SCALED_FORMATS if dtype != "fp8_rowwise"])
@@ -174,7 +174,7 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
 )
 def test_what_a_format_cannot_is_said(backend, problem, told):
     for each in (FunctionalScaledMm(), Dequantized()):
-        assert told in each.unsupported(backend, problem)
+        assert told in each.explain_unsupported_problem(backend, problem)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_what_a_format_cannot_is_said(backend, problem, told):
     ],
 )
 def test_blocks_must_be_whole(dtype, shape, told):
-    assert told in FunctionalScaledMm().unsupported_shape(MatmulProblem(dtype), MatmulShape.parse(shape))
+    assert told in FunctionalScaledMm().explain_unsupported_shape(MatmulProblem(dtype), MatmulShape.parse(shape))
 
 
 def test_bytes_are_those_of_values_and_scales():
@@ -202,4 +202,4 @@ def test_bytes_are_those_of_values_and_scales():
     }
     for dtype in SCALED_FORMATS:
         read = values // DTYPES[dtype].scaled_format.values_per_byte + scales[dtype]
-        assert MatmulProblem(dtype).work(shape).nbytes == read + 128 * 256 * 2
+        assert MatmulProblem(dtype).compute_work(shape).nbytes == read + 128 * 256 * 2

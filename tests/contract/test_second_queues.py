@@ -35,7 +35,7 @@ def test_a_stream_begins_after_a_fork_and_is_waited_for_after_a_join():
     queue = module.StreamQueue(vendor, 0, lambda: vendor.calls.append(("mark", vendor.now)))
     queue.fork()
     queue.launch(lambda: vendor.calls.append(("launch", vendor.now)))
-    queue.mark()
+    queue.record_mark()
     queue.join()
     inside = [("launch", "second"), ("mark", "second")]
     assert vendor.calls == [("second waits", "own"), *inside, ("own waits", "second")]
@@ -43,15 +43,15 @@ def test_a_stream_begins_after_a_fork_and_is_waited_for_after_a_join():
 
 def test_a_host_runs_its_second_queue_in_order_and_join_raises_what_failed():
     backend = open_backend("cpu")
-    queue, ran = backend.second_queue(), []
-    assert backend.second_queue() is queue
-    before = queue.mark()
+    queue, ran = backend.get_second_queue(), []
+    assert backend.get_second_queue() is queue
+    before = queue.record_mark()
     queue.launch(lambda: ran.append(1))
     queue.launch(lambda: ran.append(2))
-    after = queue.mark()
+    after = queue.record_mark()
     queue.join()
     assert ran == [1, 2]
-    assert backend.seconds_between(before, after) >= 0
+    assert backend.compute_seconds_between(before, after) >= 0
     queue.launch(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         queue.join()

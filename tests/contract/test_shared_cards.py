@@ -15,7 +15,7 @@ OWN, LEADING, STRANGER = os.getpid(), 4_000_001, 4_000_002
 
 
 def advice_of(backend):
-    return {advice.check: advice for advice in backend.advice()}
+    return {advice.check: advice for advice in backend.check_machine()}
 
 
 def processes(*pids):
@@ -35,10 +35,10 @@ def pipe(tmp_path):
 
 
 def assert_named(backend, *ways):
-    assert backend.sharing() == ways
+    assert backend.find_sharing() == ways
     assert parse_sharing(backend.info.name) == ways
     assert (find_peak(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
-    warned = [advice for advice in backend.advice() if advice.verdict == "warning"]
+    warned = [advice for advice in backend.check_machine() if advice.verdict == "warning"]
     assert len(warned) == len(ways)
     assert all(advice.cost and advice.command for advice in warned)
 
@@ -86,16 +86,16 @@ def test_a_daemon_of_mps_is_found_by_its_pid_file(cuda, pipe, monkeypatch, has_n
     if not has_nvml:
         monkeypatch.setitem(sys.modules, "pynvml", None)
     cuda.nvml.missing = {"nvmlDeviceGetMPSComputeRunningProcesses"}  # an older nvidia-ml-py
-    assert cuda.kind(0).sharing() == ()
+    assert cuda.kind(0).find_sharing() == ()
     pipe.write_text("4000003\n")
-    assert cuda.kind(0).sharing() == ("MPS",)
+    assert cuda.kind(0).find_sharing() == ("MPS",)
 
 
 def test_processes_that_come_during_a_run_are_seen_after_it(cuda):
     backend = cuda.kind(0)
-    assert backend.sharing() == ()
+    assert backend.find_sharing() == ()
     cuda.nvml.cards[0].processes = processes(OWN, STRANGER)
-    assert backend.sharing() == ("other processes",)
+    assert backend.find_sharing() == ("other processes",)
     assert_named(cuda.kind(0), "other processes")
     assert advice_of(backend)["other processes"].finding == "1 running on this device"
 
@@ -121,7 +121,7 @@ def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_l
     cuda.nvml.cards[0].processes = processes(*listed)
     backend = cuda.kind(0)
     assert advice_of(backend)["other processes"].verdict == verdict
-    assert backend.sharing() == (("other processes",) if verdict == "warning" else ())
+    assert backend.find_sharing() == (("other processes",) if verdict == "warning" else ())
 
 
 # -- AMD -------------------------------------------------------------------------------------------------------------

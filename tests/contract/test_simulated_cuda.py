@@ -19,7 +19,7 @@ NULL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
 def advice_of(backend):
-    return {advice.check: advice for advice in backend.advice()}
+    return {advice.check: advice for advice in backend.check_machine()}
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ def test_the_timer_overhead_follows_from_kernels_of_known_cycles(cuda, calls, mo
     cuda.torch.cuda._sleep = cuda.module._sleep
     monkeypatch.setattr(simulated_vendors, "MILLISECONDS_BETWEEN_EVENTS", 4e-3)
     monkeypatch.setattr(torch_backend, "_OVERHEAD_ESTIMATE_COUNT", 1)
-    assert cuda.kind(0).timer_overhead() == pytest.approx(4e-6)
+    assert cuda.kind(0).estimate_timer_overhead() == pytest.approx(4e-6)
     names = [name for name, *_ in calls]
     first = names.index("_sleep")
     assert names[first - 1 : first + 2] == ["record", "_sleep", "record"]
@@ -43,13 +43,13 @@ def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cu
     cycles, marks = [0], itertools.count()
     backend = cuda.kind(0)
     cuda.torch.cuda._sleep = cycles.append
-    monkeypatch.setattr(backend, "mark", lambda: (next(marks), cycles[-1]))
+    monkeypatch.setattr(backend, "record_mark", lambda: (next(marks), cycles[-1]))
 
     def seconds_between(start, end):
         return overhead + end[1] / hertz + (0.14e-6 if next(windows) % 2 else -0.14e-6)
 
-    monkeypatch.setattr(backend, "seconds_between", seconds_between)
-    assert backend.timer_overhead() == pytest.approx(overhead, abs=0.1e-6)
+    monkeypatch.setattr(backend, "compute_seconds_between", seconds_between)
+    assert backend.estimate_timer_overhead() == pytest.approx(overhead, abs=0.1e-6)
 
 
 # -- availability ----------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cu
 
 def test_a_torch_without_cuda_is_named_with_its_version(cuda):
     cuda.torch.version = build_of_torch()
-    reason = cuda.kind.unavailable()
+    reason = cuda.kind.explain_unavailability()
     assert torch.__version__ in reason.reason
     assert "built without CUDA" in reason.reason
     assert "pip install" in reason.remedy
@@ -135,7 +135,7 @@ def test_what_nvml_refuses_reads_as_none(cuda):
     backend = cuda.kind(0)
     cuda.nvml.refuses_all = True
     assert backend.telemetry.read(energy=True) == Reading()
-    assert all(advice.verdict in ("unknown", "ok") for advice in backend.advice())
+    assert all(advice.verdict in ("unknown", "ok") for advice in backend.check_machine())
 
 
 def test_without_pynvml_the_clock_comes_from_torch_and_the_remedy_is_named(cuda, monkeypatch):
@@ -242,7 +242,7 @@ def test_dtypes_follow_the_compute_capability(cuda, capability, missing):
     cuda.module.devices[:] = [h100(0, major=major, minor=minor)]
     backend = cuda.kind(0)
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64", "int8", "float8_e4m3fn", "float8_e5m2")
-    reasons = {dtype: backend.unsupported_dtype(dtype) for dtype in dtypes}
+    reasons = {dtype: backend.explain_unsupported_dtype(dtype) for dtype in dtypes}
     assert {dtype for dtype, reason in reasons.items() if reason} == missing
     assert all("needs" in reason or "need " in reason for reason in reasons.values() if reason)
 
@@ -250,7 +250,7 @@ def test_dtypes_follow_the_compute_capability(cuda, capability, missing):
 def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
     backend = cuda.kind(0)
     assert backend.resolve_dtype("fp8") == "float8_e4m3fn"
-    assert "use float8_e4m3fn" in backend.unsupported_dtype("float8_e4m3fnuz")
+    assert "use float8_e4m3fn" in backend.explain_unsupported_dtype("float8_e4m3fnuz")
 
 
 # -- a profiler's window ---------------------------------------------------------------------------------------------
@@ -258,14 +258,14 @@ def test_fp8_is_e4m3fn_and_fnuz_is_amds(cuda):
 
 def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     backend = cuda.kind(0)
-    assert backend.without_counters() is None
+    assert backend.explain_missing_counters() is None
     calls.clear()
-    with backend.profiler_window("torch.mm 64x64x64"):
+    with backend.open_profiler_window("torch.mm 64x64x64"):
         calls.append(("launch",))
     told = [("start",), ("range_push", "torch.mm 64x64x64"), ("launch",)]
     assert calls == [("synchronize", 0), *told, ("synchronize", 0), ("range_pop",), ("stop",)]
     calls.clear()
-    with pytest.raises(RuntimeError), backend.profiler_window("it breaks"):
+    with pytest.raises(RuntimeError), backend.open_profiler_window("it breaks"):
         raise RuntimeError
     assert calls[-2:] == [("range_pop",), ("stop",)]
 
@@ -290,7 +290,7 @@ def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
     adapter = sys.modules[cuda.kind.__module__]
     adapter._read_vboost.cache_clear()
     backend = cuda.kind(0)
-    settings, advice = backend.settings(), advice_of(backend)
+    settings, advice = backend.read_settings(), advice_of(backend)
     adapter._read_vboost.cache_clear()
     assert ("vboost" in advice) == bool(known)
     assert {name: value for name, value in settings.items() if name == "vboost"} == known
@@ -298,4 +298,4 @@ def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
 
 def test_a_card_whose_driver_is_missing_has_no_stamps(cuda, monkeypatch):
     monkeypatch.setattr(sys.modules[cuda.kind.__module__], "_load_driver", lambda: None)
-    assert "driver" in str(cuda.kind(0).stamps)
+    assert "driver" in str(cuda.kind(0).clock_stamps)

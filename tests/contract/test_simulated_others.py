@@ -34,14 +34,14 @@ def extension(monkeypatch, tmp_path):
 def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension, failure):
     xpu.module.devices.clear()
     extension(failure)
-    reason = xpu.kind.unavailable()
+    reason = xpu.kind.explain_unavailability()
     assert "cannot be loaded" in reason.reason
     assert "pip uninstall" in reason.remedy
 
 
 def test_no_intel_device_asks_the_driver(xpu):
     xpu.module.devices.clear()
-    reason = xpu.kind.unavailable()
+    reason = xpu.kind.explain_unavailability()
     assert "no Intel GPU" in reason.reason
     assert reason.remedy.startswith("sycl-ls")
 
@@ -60,10 +60,10 @@ def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
 
     xpu.torch.xpu.mem_get_info = refuse
     backend = xpu.kind(0)
-    assert backend.free_memory() is None
-    backend.operand_pool("normal", 0).take("a", 1024, "bfloat16")
+    assert backend.read_free_memory_bytes() is None
+    backend.make_operand_pool("normal", 0).take_buffer("a", 1024, "bfloat16")
     del xpu.torch.xpu.mem_get_info  # as before torch 2.6
-    assert backend.free_memory() is None
+    assert backend.read_free_memory_bytes() is None
 
 
 # -- Gaudi -----------------------------------------------------------------------------------------------------------
@@ -89,19 +89,19 @@ def test_gaudi_is_eager_unless_told_otherwise(hpu, calls):
     backend = hpu.kind(0)
     backend.submit()
     assert ("mark_step",) not in calls
-    assert backend.settings()["lazy_mode"] == "False"
+    assert backend.read_settings()["lazy_mode"] == "False"
 
 
 def test_a_missing_framework_is_a_reason_with_a_remedy(hpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "habana_frameworks", None)
-    reason = hpu.kind.unavailable()
+    reason = hpu.kind.explain_unavailability()
     assert "habana_frameworks is not installed" in reason.reason
     assert "docs.habana.ai" in reason.remedy
 
 
 def test_a_framework_that_does_not_load_asks_the_driver(hpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", None)
-    reason = hpu.kind.unavailable()
+    reason = hpu.kind.explain_unavailability()
     assert "cannot be loaded" in reason.reason
     assert reason.remedy.startswith("hl-smi")
 
@@ -128,13 +128,13 @@ def test_without_pyhlml_the_remedy_is_named(hpu, monkeypatch):
 def test_gaudis_memory_is_its_limit_whatever_is_in_use(hpu):
     backend = hpu.kind(0)
     assert backend.info.memory_bytes == 96 * GB
-    assert backend.free_memory() == 93 * GB
+    assert backend.read_free_memory_bytes() == 93 * GB
     assert backend.info.cache_bytes == 96 * MIB
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "float64", "float8_e4m3fnuz", "int8"])
 def test_dtypes_that_gaudi_lacks(hpu, dtype):
-    assert dtype in hpu.kind(0).unsupported_dtype(dtype)
+    assert dtype in hpu.kind(0).explain_unsupported_dtype(dtype)
 
 
 # -- Apple -----------------------------------------------------------------------------------------------------------
@@ -143,5 +143,5 @@ def test_dtypes_that_gaudi_lacks(hpu, dtype):
 @pytest.mark.parametrize("dtype", ["float64", "tf32", "int8", "float8_e4m3fn", "float8_e5m2"])
 def test_dtypes_that_apple_gpus_lack(mps, dtype):
     backend = mps.kind(0)
-    assert dtype in backend.unsupported_dtype(dtype)
+    assert dtype in backend.explain_unsupported_dtype(dtype)
     assert backend.default_dtype == "float16"

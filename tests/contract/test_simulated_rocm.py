@@ -9,7 +9,7 @@ from mamf.backend import Reading, Unavailable
 
 
 def advice_of(backend):
-    return {advice.check: advice for advice in backend.advice()}
+    return {advice.check: advice for advice in backend.check_machine()}
 
 
 def opened(rocm, architecture):
@@ -19,7 +19,7 @@ def opened(rocm, architecture):
 
 def test_no_device_asks_the_driver(rocm):
     rocm.module.devices.clear()
-    reason = rocm.kind.unavailable()
+    reason = rocm.kind.explain_unavailability()
     assert "no AMD device" in reason.reason
     assert reason.remedy.startswith("rocminfo")
 
@@ -127,7 +127,7 @@ def test_dtypes_follow_the_architecture(rocm, architecture, fp8, missing):
     backend = opened(rocm, architecture)
     assert backend.resolve_dtype("fp8") == fp8
     dtypes = ("bfloat16", "float32", "tf32", "float64", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-    reasons = {dtype: backend.unsupported_dtype(dtype) for dtype in dtypes}
+    reasons = {dtype: backend.explain_unsupported_dtype(dtype) for dtype in dtypes}
     assert {dtype for dtype, reason in reasons.items() if reason} == missing
     assert all(architecture in reason for reason in reasons.values() if reason)
 
@@ -177,7 +177,7 @@ def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch
     backend = rocm.kind(0)
     monkeypatch.setattr(sys.modules[rocm.kind.__module__].ctypes, "CDLL", load)
     calls.clear()
-    with backend.profiler_window("torch.mm"):
+    with backend.open_profiler_window("torch.mm"):
         calls.append(("launch",))
     names = [name for name, *_ in calls]
     resumed = ["roctxProfilerResume"] if installed and "sdk" in installed else []
@@ -186,7 +186,7 @@ def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch
     assert names == ["synchronize", *resumed, *marks[0], "launch", "synchronize", *marks[1], *paused]
     assert not installed or ("roctxRangePushA", b"torch.mm") in calls
     calls.clear()
-    if (own := backend.profiler_range("a module")) is not None:
+    if (own := backend.open_profiler_range("a module")) is not None:
         with own:
             calls.append(("launch",))
     assert [name for name, *_ in calls] == (["roctxRangePushA", "launch", "roctxRangePop"] if installed else [])

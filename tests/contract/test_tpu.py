@@ -14,7 +14,7 @@ def installed(monkeypatch):
 
     def pretend(**versions):
         monkeypatch.setattr(sys.modules[load_backend_class("tpu").__module__], "get_package_version", versions.get)
-        return load_backend_class("tpu").unavailable()
+        return load_backend_class("tpu").explain_unavailability()
 
     return pretend
 

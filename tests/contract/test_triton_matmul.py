@@ -45,13 +45,15 @@ def test_what_is_no_configuration_is_refused_in_a_line(text):
 
 
 def test_its_configurations_are_kernels_of_their_own(device):
-    names = [variant.name for variant in make_matmul_kernel("triton").variants(device, INT8, SHAPE)]
+    names = [variant.name for variant in make_matmul_kernel("triton").list_variants(device, INT8, SHAPE)]
     assert names[0] == "triton[128x128x128/4w3s]"
     assert names == [f"triton[{each}]" for each in list_triton_configurations("cuda", "int8")]
-    assert [each.name for each in make_matmul_kernel(names[0]).variants(device, INT8, SHAPE)] == names[:1]
-    tiles = [variant.name for variant in make_matmul_kernel("gluon").variants(device, MatmulProblem(), SHAPE)]
+    assert [each.name for each in make_matmul_kernel(names[0]).list_variants(device, INT8, SHAPE)] == names[:1]
+    tiles = [variant.name for variant in make_matmul_kernel("gluon").list_variants(device, MatmulProblem(), SHAPE)]
     assert len(set(tiles)) == len(tiles) >= 2
-    assert [each.name for each in make_matmul_kernel(tiles[1]).variants(device, MatmulProblem(), SHAPE)] == [tiles[1]]
+    assert [each.name for each in make_matmul_kernel(tiles[1]).list_variants(device, MatmulProblem(), SHAPE)] == [
+        tiles[1]
+    ]
     assert "gluon" not in [each.name for each in choose_search_kernels(device, MatmulProblem())]
     assert [each.name for each in choose_search_kernels(device, MatmulProblem(), ["gluon"])] == ["gluon"]
 
@@ -61,13 +63,13 @@ def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
     schedules = {
         dtype: {
             each.configuration.schedule
-            for each in make_matmul_kernel("triton").variants(device, MatmulProblem(dtype, out, layout), SHAPE)
+            for each in make_matmul_kernel("triton").list_variants(device, MatmulProblem(dtype, out, layout), SHAPE)
         }
         for dtype, out in (("bfloat16", "bfloat16"), ("int8", "int32"), ("tf32", "float32"))
     }
     assert "tma" in schedules["bfloat16"]
     assert "tma" not in schedules["int8"] | schedules["tf32"]
-    assert layout in make_matmul_kernel("triton[128x256x128/8w3s/tma]").unsupported(
+    assert layout in make_matmul_kernel("triton[128x256x128/8w3s/tma]").explain_unsupported_problem(
         device, MatmulProblem("int8", "int32", layout)
     )
 
@@ -84,9 +86,11 @@ def test_descriptors_are_hoppers(device, architecture):
 def test_descriptors_need_aligned_rows(device):
     described, plain = make_matmul_kernel("triton[128x256x64/8w3s/tma]"), make_matmul_kernel("triton")
     for shape, name in ((MatmulShape(64, 64, 65), "A"), (MatmulShape(64, 65, 64), "C")):
-        assert f"but those of {name} are not" in described.unsupported_shape(MatmulProblem(), shape)
-        assert plain.unsupported_shape(MatmulProblem(), shape) is None
-        assert all(each.configuration.schedule == "tile" for each in plain.variants(device, MatmulProblem(), shape))
+        assert f"but those of {name} are not" in described.explain_unsupported_shape(MatmulProblem(), shape)
+        assert plain.explain_unsupported_shape(MatmulProblem(), shape) is None
+        assert all(
+            each.configuration.schedule == "tile" for each in plain.list_variants(device, MatmulProblem(), shape)
+        )
 
 
 @pytest.mark.parametrize(
@@ -102,20 +106,20 @@ def test_descriptors_need_aligned_rows(device):
     ],
 )
 def test_combinations_are_refused_in_a_line(device, name, problem, reason):
-    assert reason in make_matmul_kernel(name).unsupported(device, problem)
+    assert reason in make_matmul_kernel(name).explain_unsupported_problem(device, problem)
 
 
 def test_rows_of_gluon_must_be_aligned():
-    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
-    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
-    assert make_matmul_kernel("gluon").unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
+    assert make_matmul_kernel("gluon").explain_unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 8)) is None
+    assert make_matmul_kernel("gluon").explain_unsupported_shape(MatmulProblem(), MatmulShape(3, 8, 12))
+    assert make_matmul_kernel("gluon").explain_unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
 
 
 def test_a_triton_without_this_gluon_is_unsupported(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     a = torch.zeros(64, 64)
     with pytest.raises(UnsupportedError, match="lacks the Gluon"):
-        make_matmul_kernel("gluon").bind(MatmulProblem(), a, a, a)
+        make_matmul_kernel("gluon").bind_operands(MatmulProblem(), a, a, a)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +149,9 @@ def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ra
 def test_what_does_not_fit_or_compile_is_unsupported():
     from triton.runtime.errors import OutOfResources
 
-    assert make_matmul_kernel("triton").refuses(OutOfResources(300_000, 232_448, "shared memory"))
-    assert make_matmul_kernel("triton").refuses(RuntimeError("PassManager::run failed"))
-    assert not make_matmul_kernel("triton").refuses(RuntimeError("an illegal memory access was encountered"))
+    assert make_matmul_kernel("triton").is_refusal(OutOfResources(300_000, 232_448, "shared memory"))
+    assert make_matmul_kernel("triton").is_refusal(RuntimeError("PassManager::run failed"))
+    assert not make_matmul_kernel("triton").is_refusal(RuntimeError("an illegal memory access was encountered"))
 
 
 class Recorded:
@@ -168,7 +172,7 @@ def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
     recorded = Recorded()
     monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_by_pointers", recorded)
     a = torch.zeros(64, 64)
-    TritonMatmul("128x128x128/4w3s").bind(problem, a, a, a)[0]()
+    TritonMatmul("128x128x128/4w3s").bind_operands(problem, a, a, a)[0]()
     options = recorded.launches[0][2]
     assert options["MAX_IMPRECISE_STEPS"] == imprecise
     assert str(options["SUM_DTYPE"]) == ("int32" if problem is INT8 else "fp32")
@@ -185,7 +189,7 @@ torch.set_num_threads(1)
 cpu = open_backend("cpu")
 def check(text, shape, *of_problem, **accumulation):
     problem = MatmulProblem(*of_problem, **accumulation)
-    pool = cpu.operand_pool("normal", 0)
+    pool = cpu.make_operand_pool("normal", 0)
     checked = CheckedKernel(make_matmul_kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
     checked.warm_up_and_verify(cpu)
     return checked.verdict

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
-from mamf.operations.matmul.operation import problem_for
+from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.matmul.torch_products import TorchMm
 from mamf.operations.operand_sets import queue_checksum
@@ -21,31 +21,31 @@ class Spoiled(TorchMm):
     def __init__(self, spoil):
         self.spoil = spoil
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         return lambda: (torch.mm(a, b, out=c), self.spoil(c))[0], 1.0
 
 
 def checked(spoil, dtype="float32", layout="nt", data="normal"):
     backend = open_backend("cpu")
-    problem = problem_for(backend, dtype, layout=layout, data=data)
-    return backend, CheckedKernel(Spoiled(spoil).prepare(backend, problem, SHAPE, backend.operand_pool(data, 0)))
+    problem = make_problem(backend, dtype, layout=layout, data=data)
+    return backend, CheckedKernel(Spoiled(spoil).prepare(backend, problem, SHAPE, backend.make_operand_pool(data, 0)))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("data", ["normal", "wide"])
 def test_a_right_kernel_keeps_its_bits_and_special_values(dtype, data):
     backend, right = checked(lambda c: None, dtype, "tn", data)
-    compare = right.prepared.remember(0, right.launches[0]())
-    right.poison()
+    compare = right.prepared.remember_output(0, right.launches[0]())
+    right.poison_outputs()
     assert not compare(right.launches[0]())().cells
-    assert right.prepared.verify_special().ok
+    assert right.prepared.verify_special_values().ok
     right.warm_up_and_verify(backend)
 
 
 def test_one_flipped_bit_is_found_and_located():
     flips = iter([False, True])
     _, wrong = checked(lambda c: c.view(torch.int32)[130, 70].bitwise_xor_(1) if next(flips) else None)
-    found = wrong.prepared.remember(0, wrong.launches[0]())(wrong.launches[0]())()
+    found = wrong.prepared.remember_output(0, wrong.launches[0]())(wrong.launches[0]())()
     assert (found.cells, found.values) == ({(0, 2, 1)}, 200 * 330)
 
 
@@ -61,7 +61,7 @@ def test_wrong_tiles_are_located_without_a_right_output(spoil, dtype):
 @pytest.mark.parametrize("spoil", [lambda c: c.nan_to_num_(0.0), lambda c: c.clamp_(-1e4, 1e4)])
 def test_lost_infinities_and_nan_are_found(spoil):
     _, wrong = checked(spoil, "float16")
-    assert "an infinity" in wrong.prepared.verify_special().reason
+    assert "an infinity" in wrong.prepared.verify_special_values().reason
 
 
 def flip_a_bit(c):

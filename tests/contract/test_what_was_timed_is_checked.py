@@ -41,7 +41,7 @@ class Cheat(TorchMm):
     def __init__(self, trick):
         self.trick = trick
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         right, count = lambda: torch.mm(a, b, out=c), [0]
         index = self.bound = getattr(self, "bound", -1) + 1
 
@@ -85,7 +85,7 @@ def swaps_two_rows_of_its_operand(right, count, index, a):
 
 def row_of(kernel, backend, regime, problem=None, shape=SHAPE):
     problem = problem or MatmulProblem("float32", "float32")
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     started = REGIMES[regime](backend)
     started.start()
     return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.05))
@@ -155,7 +155,7 @@ class Compiling(TorchMm):
     def __init__(self, told):
         self.told = told
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         compiled = []
 
         def launch():

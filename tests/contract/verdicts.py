@@ -6,7 +6,7 @@ from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 def verified(prepared):
     """The verdict on every operand set, launched once from poisoned outputs."""
     checked = CheckedKernel(prepared)
-    checked.poison()
+    checked.poison_outputs()
     for launch in checked.launches:
         launch()
     try:

@@ -11,14 +11,14 @@ from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import sweep
 from mamf.logs.run_log import read_run_log
-from mamf.operations.matmul.operation import choose_matmul_kernel, problem_for
+from mamf.operations.matmul.operation import choose_matmul_kernel, make_problem
 from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
 from mamf.testing import BackendContract, KernelContract
 
 DTYPES = [
     dtype
     for dtype in ("bfloat16", "float16", "float32", "tf32", "float64", "fp8", "float8_e5m2", "int8")
-    if ACCELERATOR.unsupported_dtype(ACCELERATOR.resolve_dtype(dtype)) is None
+    if ACCELERATOR.explain_unsupported_dtype(ACCELERATOR.resolve_dtype(dtype)) is None
 ]
 SQUARE = MatmulShape(4096, 4096, 4096)
 
@@ -41,7 +41,7 @@ class TestKernel(KernelContract):
 
     @pytest.fixture
     def problem(self, backend, dtype):
-        return problem_for(backend, dtype)
+        return make_problem(backend, dtype)
 
     @pytest.fixture
     def kernel(self, backend, problem):

@@ -23,16 +23,16 @@ def burst():
 @pytest.fixture(params=["torch", "triton"])
 def kernel(request):
     found = make_kernel(BANDWIDTH, request.param)
-    reason = found.unavailable(ACCELERATOR)
+    reason = found.explain_unavailability(ACCELERATOR)
     if reason:
         pytest.skip(str(reason))
     return found
 
 
 def measured(kernel, regime, shape, **asked):
-    problem = BANDWIDTH.problem_for(ACCELERATOR, asked)
-    limit = BANDWIDTH.fastest_possible(ACCELERATOR.info, problem, shape)
-    pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
+    problem = BANDWIDTH.make_problem(ACCELERATOR, asked)
+    limit = BANDWIDTH.find_max_possible_rate(ACCELERATOR.info, problem, shape)
+    pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     row = measure(kernel, problem, shape, regime, pool, StoppingRule(seconds=0.3), limit)
     print(kernel.name, problem.pattern, problem.dtype, shape, row.status, row.ok and f"{row.best_rate:.3f} TB/s")
     return row
@@ -43,7 +43,7 @@ def measured(kernel, regime, shape, **asked):
 def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, pattern, dtype):
     row = measured(kernel, burst, LARGE, pattern=pattern, dtype=dtype)
     assert row.ok, row.reason
-    peak = BANDWIDTH.peak(ACCELERATOR.info, row.problem)
+    peak = BANDWIDTH.find_peak_rate(ACCELERATOR.info, row.problem)
     assert peak is None or 0.3 * peak < row.best_rate * 1e12 < 1.02 * peak * 1.1
 
 

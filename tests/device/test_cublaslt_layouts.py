@@ -16,14 +16,14 @@ WIDE = [
 NARROW = [("int8", "int32"), ("int8", "int8"), ("float8_e4m3fn", "bfloat16"), ("float8_e5m2", "bfloat16")]
 NARROW += [("float8_e4m3fn", "float16"), ("float8_e4m3fn", "float32")]
 
-if reason := make_matmul_kernel("cublaslt").unavailable(ACCELERATOR):
+if reason := make_matmul_kernel("cublaslt").explain_unavailability(ACCELERATOR):
     pytest.skip(str(reason), allow_module_level=True)
 
 
 def row_of(name, problem, shape=SHAPE):
-    if reason := make_matmul_kernel(name).unsupported(ACCELERATOR, problem):
+    if reason := make_matmul_kernel(name).explain_unsupported_problem(ACCELERATOR, problem):
         pytest.skip(reason)
-    pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
+    pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     return measure(make_matmul_kernel(name), problem, shape, Burst(ACCELERATOR), pool, StoppingRule(seconds=0.05))
 
 

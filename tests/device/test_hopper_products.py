@@ -17,11 +17,11 @@ SHAPES = [(768, 512, 1024), (1001, 1152, 1152), (64, 128, 8192), (8192, 8192, 81
 def test_every_tile_is_right(dtype, shape):
     problem, shape = MatmulProblem(dtype, dtype), MatmulShape(*shape)
     found = make_matmul_kernel("gluon")
-    if reason := found.unavailable(ACCELERATOR):
+    if reason := found.explain_unavailability(ACCELERATOR):
         pytest.skip(str(reason))
-    pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
+    pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     regime = Burst(ACCELERATOR)
     regime.start()
-    for variant in found.variants(ACCELERATOR, problem, shape):
+    for variant in found.list_variants(ACCELERATOR, problem, shape):
         row = measure(variant, problem, shape, regime, pool, StoppingRule(seconds=0.1))
         assert row.ok, (variant.name, row.reason)

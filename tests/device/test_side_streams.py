@@ -20,7 +20,7 @@ class Aside(TorchMm):
     def __init__(self, share):
         self.share, self.stream = share, torch.cuda.Stream()
 
-    def bind(self, problem, a, b, c):
+    def bind_operands(self, problem, a, b, c):
         here = a.shape[0] - int(a.shape[0] * self.share)
 
         def launch():
@@ -38,7 +38,7 @@ def row_of(kernel, size, regime):
         pytest.skip("this driver records no events in a context")
     started, problem, shape = REGIMES[regime](ACCELERATOR), MatmulProblem(), MatmulShape(size, size, size)
     started.start()
-    pool = ACCELERATOR.operand_pool(problem.data, problem.seed)
+    pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.5))
 
 

@@ -83,7 +83,7 @@ class Losing(SimulatedMatmul):
 class FaultyLibrary(SimulatedMatmul):
     """Crashes when it is asked what it supports."""
 
-    def unsupported(self, backend, problem):
+    def explain_unsupported_problem(self, backend, problem):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 

@@ -33,7 +33,7 @@ class Node(SimulatedBackend):
     """``FAULTS``: by index, ``{"physics": {...}}``, or what happens when the device is opened: closed, gone, hangs."""
 
     @classmethod
-    def device_count(cls):
+    def count_devices(cls):
         return int(os.environ.get(DEVICES, "4"))
 
     def __init__(self, index=0):
@@ -47,7 +47,7 @@ class Node(SimulatedBackend):
         told = fault.get("physics") if isinstance(fault, dict) else None
         super().__init__(index, Physics(**told) if told else None, seed=index)
 
-    def bus_address(self):
+    def read_bus_address(self):
         return f"0000:{self.index:02x}:00.0"
 
 
@@ -70,7 +70,11 @@ def install(patch):
     patch.setattr(discovery, "find_entry_points", points)
     patch.setattr(FindStrategy, "max_distant_shapes", 1)
     patch.setattr("mamf.node.device.plan_search", short_plan)
-    patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=RoundCounts(choosing=0, confirming=3)))
+    patch.setattr(
+        grid,
+        "QUICK_SCHEDULE",
+        replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing=0, confirming=3)),
+    )
     patch.setattr(FindStrategy, "sustained_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

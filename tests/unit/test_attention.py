@@ -48,21 +48,21 @@ def test_masked_pairs_are_counted_one_by_one(queries, keys, causal, window):
         after = j <= i + offset if causal else window is None or j <= i + offset + window
         return before and after
 
-    assert shape.pairs == sum(sees(i, j) for i in range(queries) for j in range(keys))
+    assert shape.unmasked_pairs_per_head == sum(sees(i, j) for i in range(queries) for j in range(keys))
 
 
 def test_flop_follow_the_convention_that_is_named():
-    assert AttentionProblem().flop(LONG) == 4 * 2 * 16 * 8192 * 8192 * 128
-    assert AttentionProblem(direction="bwd").flop(LONG) == 2.5 * LONG.flop
-    assert AttentionProblem(direction="bwd", backward_count="model").flop(LONG) == 2 * LONG.flop
-    assert AttentionProblem(direction="fwd+bwd").flop(LONG) == 3.5 * LONG.flop
+    assert AttentionProblem().compute_flop(LONG) == 4 * 2 * 16 * 8192 * 8192 * 128
+    assert AttentionProblem(direction="bwd").compute_flop(LONG) == 2.5 * LONG.flop
+    assert AttentionProblem(direction="bwd", backward_count="model").compute_flop(LONG) == 2 * LONG.flop
+    assert AttentionProblem(direction="fwd+bwd").compute_flop(LONG) == 3.5 * LONG.flop
     half = dataclasses.replace(LONG, causal=True).flop / LONG.flop
     assert half == pytest.approx(0.5, rel=2e-4)
 
 
 def test_bytes_are_each_operand_once():
     shape = AttentionShape(1, 8, 2, 128, 256, 64, 64)
-    assert AttentionProblem().traffic(shape) == 2 * 64 * (2 * 8 * 128 + 2 * 2 * 256)
+    assert AttentionProblem().compute_traffic_bytes(shape) == 2 * 64 * (2 * 8 * 128 + 2 * 2 * 256)
 
 
 # -- the sweep -------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_bad_input_is_one_line(attention, arguments, said):
     assert_refused(attention(*arguments, "--backend", "mamf.testing:SimulatedBackend"), said)
 
 
-def shapes_of(*asked):
+def build_shapes(*asked):
     parser = Parser()
     add_operation_options(parser, Attention())
     return list(make_request(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
@@ -173,7 +173,7 @@ def shapes_of(*asked):
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
 def test_every_preset_makes_shapes(preset):
-    shapes = shapes_of("--preset", preset)
+    shapes = build_shapes("--preset", preset)
     assert shapes
     if preset == "fa3-paper":
         assert len(shapes) == 3 * 6 * 2
@@ -193,7 +193,7 @@ def test_every_preset_makes_shapes(preset):
     ],
 )
 def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
-    found = shapes_of(*asked, "--seq-lens", "4096")
+    found = build_shapes(*asked, "--seq-lens", "4096")
     assert list(map(str, found)) == shapes.split()
     assert all(Attention().parse_shape(str(shape)) == shape for shape in found)
 
@@ -210,7 +210,7 @@ def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
 def test_scaling_holds_eager_against_compiled_in_both_directions(
     attention, monkeypatch, asked, compiler, kernels, rows
 ):
-    monkeypatch.setattr(load_backend_class("cpu"), "without_compiler", lambda self: compiler)
+    monkeypatch.setattr(load_backend_class("cpu"), "explain_missing_compiler", lambda self: compiler)
     code, out, err = attention("--backend", "cpu", "--preset", "scaling", "--no-ceiling", "--dry-run", *asked)
     assert code == 0, err
     assert f"kernels: {', '.join(kernels.split())}\n" in out

@@ -116,7 +116,7 @@ def test_a_command_that_fails_is_reported_and_the_others_stand(asked, monkeypatc
 
 
 def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(folder, monkeypatch):
-    monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
+    monkeypatch.setattr(SimulatedBackend, "explain_missing_counters", lambda self: None)
     monkeypatch.setattr(ncu.shutil, "which", lambda name: sys.executable if name == "ncu" else None)
     monkeypatch.setattr(ncu, "run_and_capture_output", lambda command: (printed([0]), ""))
     assert main(ASKED) == 0

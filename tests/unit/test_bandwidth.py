@@ -27,7 +27,7 @@ def bandwidth():
 def measured(backend, problem, shape, regime=Burst, **options):
     started = regime(backend)
     started.start()
-    pool = backend.operand_pool(problem.data, problem.seed)
+    pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure(SimulatedBandwidth(), problem, shape, started, pool, StoppingRule(seconds=0.1), **options)
 
 
@@ -60,7 +60,7 @@ def test_sizes_are_read_in_powers_of_two(text, nbytes, written):
 )
 def test_work_is_the_bytes_read_and_written(pattern, dtype, elements, warm):
     nbytes = elements * DTYPES[dtype].itemsize
-    work = BandwidthProblem(pattern, dtype, warm=warm).work(BandwidthShape(nbytes))
+    work = BandwidthProblem(pattern, dtype, warm=warm).compute_work(BandwidthShape(nbytes))
     assert work.nbytes == work.amount == ARRAYS[pattern] * nbytes * warm
     assert work.flop == {"copy": 0, "read": 1, "write": 0, "triad": 2}[pattern] * elements * warm
     assert work.unit == "TB/s"
@@ -72,23 +72,23 @@ def test_work_is_the_bytes_read_and_written(pattern, dtype, elements, warm):
 
 def test_nothing_is_faster_than_memory_but_what_a_cache_may_hold(bandwidth):
     def fastest(text, **fields):
-        return bandwidth.fastest_possible(H200, BandwidthProblem(**fields), BandwidthShape.parse(text))
+        return bandwidth.find_max_possible_rate(H200, BandwidthProblem(**fields), BandwidthShape.parse(text))
 
     assert fastest("16GiB") == pytest.approx(1.02 * 4.8e12, rel=0.01)
     assert fastest("64MiB") == pytest.approx(1.02 * 4.8e12 * 128 / 68)
     assert fastest("16MiB") is None
     assert fastest("1GiB", warm=8) is None
-    assert bandwidth.fastest_possible(replace(H200, name="x"), BandwidthProblem(), BandwidthShape(GIB)) is None
+    assert bandwidth.find_max_possible_rate(replace(H200, name="x"), BandwidthProblem(), BandwidthShape(GIB)) is None
 
 
 def test_it_has_an_axis_a_peak_and_columns(bandwidth, backend):
     shape = BandwidthShape(256 * MIB)
-    assert bandwidth.axis(shape) == shape.nbytes
-    assert bandwidth.peak(H200, BandwidthProblem()) == pytest.approx(4.8e12)
+    assert bandwidth.find_axis_position(shape) == shape.nbytes
+    assert bandwidth.find_peak_rate(H200, BandwidthProblem()) == pytest.approx(4.8e12)
     row = measured(backend, BandwidthProblem("read", warm=2), shape)
-    assert bandwidth.columns(row) == {"passes": 2}
-    assert bandwidth.columns(row, backend.info)["of theoretical"] == f"{row.best_rate / 3.35:.1%}"
-    assert "passes" not in bandwidth.columns(replace(row, problem=BandwidthProblem("read")))
+    assert bandwidth.make_columns(row) == {"passes": 2}
+    assert bandwidth.make_columns(row, backend.info)["of theoretical"] == f"{row.best_rate / 3.35:.1%}"
+    assert "passes" not in bandwidth.make_columns(replace(row, problem=BandwidthProblem("read")))
 
 
 # -- measured on the simulated device ----------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_it_has_an_axis_a_peak_and_columns(bandwidth, backend):
 def test_what_is_faster_than_memory_is_implausible(bandwidth):
     backend = SimulatedBackend(physics=Physics(bandwidth=6e12))
     problem, shape = BandwidthProblem(), BandwidthShape(GIB)
-    limit = bandwidth.fastest_possible(backend.info, problem, shape)
+    limit = bandwidth.find_max_possible_rate(backend.info, problem, shape)
     row = measured(backend, problem, shape, fastest_possible=limit)
     assert row.status == "implausible"
     assert "TB/s" in row.reason

@@ -22,7 +22,7 @@ CALLS = collective_kernels.make_collective_calls
     [("all_reduce", 2, 1.0), ("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("reduce_scatter", 8, 0.875)],
 )
 def test_bus_bandwidth_is_by_the_formulas_of_nccl_tests(collective, ranks, factor):
-    work = CollectiveProblem(collective, ranks).work(CollectiveShape(64 * MIB))
+    work = CollectiveProblem(collective, ranks).compute_work(CollectiveShape(64 * MIB))
     assert work.amount == factor * 64 * MIB
     assert work.unit == "TB/s"
     assert f"n = {ranks}" in work.convention
@@ -33,9 +33,9 @@ def test_every_rank_has_an_equal_part_whatever_their_number(collective):
     kernel, problem, shape = SimulatedCollective(), CollectiveProblem(collective, 3), CollectiveShape(MIB)
     most = max(problem.elements(shape))
     assert (most, most % 3) == (MIB // 2 - 2, 0)
-    assert problem.work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
-    assert "3 equal parts" in kernel.unsupported_shape(problem, CollectiveShape(5))
-    assert kernel.unsupported_shape(problem, CollectiveShape(6)) is None
+    assert problem.compute_work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
+    assert "3 equal parts" in kernel.explain_unsupported_shape(problem, CollectiveShape(5))
+    assert kernel.explain_unsupported_shape(problem, CollectiveShape(6)) is None
 
 
 def test_what_means_nothing_is_refused():
@@ -46,7 +46,7 @@ def test_what_means_nothing_is_refused():
 
 
 def test_a_process_that_is_no_rank_is_told_what_to_run(run):
-    assert TorchDistributed().unavailable(open_backend("cpu")) is not None
+    assert TorchDistributed().explain_unavailability(open_backend("cpu")) is not None
     code, _, told = run("sweep", "--operation", "collective", "--backend", "cpu")
     assert code == 2
     assert "run 'mamf overlap'" in told
@@ -56,7 +56,7 @@ def status(kernel, collective):
     """How the check of a collective ends on a rank."""
     backend = open_backend("cpu")
     problem, shape = CollectiveProblem(collective, 2, "float32"), CollectiveShape(4096)
-    checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.operand_pool("normal", 0)))
+    checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.make_operand_pool("normal", 0)))
     try:
         checked.warm_up_and_verify(backend)
         checked.change_operands_and_poison()

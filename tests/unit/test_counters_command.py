@@ -62,7 +62,7 @@ def counted(monkeypatch):
             raise said
         return said if isinstance(said, tuple) else (said, "")
 
-    monkeypatch.setattr(SimulatedBackend, "without_counters", lambda self: None)
+    monkeypatch.setattr(SimulatedBackend, "explain_missing_counters", lambda self: None)
     monkeypatch.setattr(ncu, "run_and_capture_output", answer)
     return SimpleNamespace(commands=commands, answers=answers)
 
@@ -99,7 +99,7 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
 def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operation, kernel):
     """Every field of a problem, of every operation."""
     of = discovery.make_operation(operation)
-    problem, shape = of.problem_for(backend, {}), of.default_shapes(backend)[0]
+    problem, shape = of.make_problem(backend, {}), of.choose_default_shapes(backend)[0]
     command = Ncu("ncu", DEVICE[1], 0, launches=2).make_command(kernel, problem, shape)
     launched = []
 

@@ -51,7 +51,7 @@ def test_the_clock_is_measured_of_the_rows_that_are_asked_for(clock, count):
 
 def test_a_device_without_stamps_has_rates_and_no_clock():
     backend = SimulatedBackend(physics=replace(Physics(), true_clock=None))
-    assert isinstance(backend.stamps, Unavailable)
+    assert isinstance(backend.clock_stamps, Unavailable)
     rows = list(sweep(SHAPES, backend=backend, kernel=KERNEL, regime=["burst", "sustained"], clock="all"))
     assert all(row.ok and row.conditions.true_clock_hz is None for row in rows)
 
@@ -95,19 +95,19 @@ class Broken:
     def __init__(self, answer):
         self.answer = answer
 
-    def stamp(self):
+    def record_stamp(self):
         if isinstance(self.answer, BaseException):
             raise self.answer
         return 0
 
-    def between(self, start, end):
+    def compute_elapsed(self, start, end):
         return self.answer
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 @pytest.mark.parametrize("answer", [None, Elapsed(0.0, 0.0), Elapsed(1e6, 0.0)])
 def test_stamps_that_show_nothing_cost_no_figure(monkeypatch, regime, answer):
-    monkeypatch.setattr(SimulatedBackend, "stamps", Broken(answer))
+    monkeypatch.setattr(SimulatedBackend, "clock_stamps", Broken(answer))
     assert [(row.status, row.conditions.true_clock_hz) for row in measured(regime=regime, clock="all")] == [
         ("ok", None)
     ] * len(SHAPES)
@@ -115,6 +115,6 @@ def test_stamps_that_show_nothing_cost_no_figure(monkeypatch, regime, answer):
 
 @pytest.mark.parametrize("error", [RuntimeError("no clock"), SystemExit("no clock")])
 def test_stamps_that_fail_fail_the_row_and_not_the_run(monkeypatch, error):
-    monkeypatch.setattr(SimulatedBackend, "stamps", Broken(error))
+    monkeypatch.setattr(SimulatedBackend, "clock_stamps", Broken(error))
     rows = measured(clock="all")
     assert [row.status for row in rows] == ["failed"] * len(SHAPES) and "no clock" in rows[0].reason

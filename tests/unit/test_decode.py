@@ -30,7 +30,7 @@ class HalfOfMemory(SimulatedKernel[DecodeProblem, DecodeShape], DecodeKernel):
     name = "half-of-memory"
 
     def launch_function(self, device, problem, shape):
-        return partial(device.move, 2 * problem.work(shape).nbytes)
+        return partial(device.move, 2 * problem.compute_work(shape).nbytes)
 
 
 def parse(text):
@@ -54,13 +54,15 @@ def parse(text):
     ],
 )
 def test_flop_and_bytes_are_exact(text, flop, nbytes):
-    work = DecodeProblem("bfloat16").work(parse(text))
+    work = DecodeProblem("bfloat16").compute_work(parse(text))
     assert (work.flop, work.nbytes, work.unit) == (flop, nbytes, "TB/s")
 
 
 def test_an_8_bit_cache_halves_its_bytes_alone():
     shape = parse("b2h32kv8q1c100d128")
-    whole, half = (DecodeProblem("bfloat16", cache_dtype).work(shape) for cache_dtype in ("same", "float8_e4m3fn"))
+    whole, half = (
+        DecodeProblem("bfloat16", cache_dtype).compute_work(shape) for cache_dtype in ("same", "float8_e4m3fn")
+    )
     assert whole.nbytes - half.nbytes == 2 * 100 * 8 * 256
     assert whole.flop == half.flop
 
@@ -69,9 +71,9 @@ def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
     shape, one, many = parse("b1h32kv8q1c1024d128"), DecodeProblem(), DecodeProblem(graph=True)
     count = many.count_launches(shape)
     assert one.count_launches(shape) == 1
-    assert many.work(shape).nbytes == count * one.work(shape).nbytes
-    assert count == 64 or many.work(shape).nbytes >= 512 * 2**20
-    assert many.buffers(shape)["k"].elements == count * one.buffers(shape)["k"].elements
+    assert many.compute_work(shape).nbytes == count * one.compute_work(shape).nbytes
+    assert count == 64 or many.compute_work(shape).nbytes >= 512 * 2**20
+    assert many.list_buffers(shape)["k"].elements == count * one.list_buffers(shape)["k"].elements
     assert many.count_launches(parse("b64h32kv8q1c8192d128")) == 3
 
 
@@ -79,11 +81,13 @@ def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
 def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
     shape = parse(f"b400h8q16c10000{letter}d64p16")
     sequence_sizes = draw_sequence_sizes(shape, 0)
-    assert sequence_sizes.lengths[0] == max(sequence_sizes.lengths) == 10000
-    assert sum(sequence_sizes.lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
+    assert sequence_sizes.sequence_lengths[0] == max(sequence_sizes.sequence_lengths) == 10000
+    assert sum(sequence_sizes.sequence_lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
     assert sequence_sizes == draw_sequence_sizes(parse(str(shape)), 0) != draw_sequence_sizes(shape, 1)
-    assert all(q == min(16, n) for q, n in zip(sequence_sizes.queries, sequence_sizes.lengths, strict=True))
-    assert sequence_sizes.pages == tuple(-(-n // 16) for n in sequence_sizes.lengths)
+    assert all(
+        q == min(16, n) for q, n in zip(sequence_sizes.query_counts, sequence_sizes.sequence_lengths, strict=True)
+    )
+    assert sequence_sizes.page_counts == tuple(-(-n // 16) for n in sequence_sizes.sequence_lengths)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -112,7 +116,7 @@ def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):
 def test_presets_are_of_whole_shapes():
     of, backend = Decode(), SimulatedBackend()
     for name, preset in DECODE_PRESETS.items():
-        shapes = [*preset.shapes] or of.shapes_of(preset.sizes, backend)
+        shapes = [*preset.shapes] or of.build_shapes(preset.sizes, backend)
         assert all(parse(str(shape)) == shape for shape in shapes), name
         assert len(set(shapes)) == len(shapes)
 

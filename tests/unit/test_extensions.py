@@ -23,8 +23,8 @@ def document(log, **view):
 
 def test_a_new_column_is_one_line(monkeypatch):
     matmul = get_operation("matmul")
-    columns = matmul.columns
-    monkeypatch.setattr(matmul, "columns", lambda row, info=None: {**columns(row, info), "depth": row.shape.k})
+    columns = matmul.make_columns
+    monkeypatch.setattr(matmul, "make_columns", lambda row, info=None: {**columns(row, info), "depth": row.shape.k})
     log = read_run_log(LOG)
     rows = json.loads(formats.format_json(document(log)))["measurements"]
     assert {row["depth"] for row in rows if row["status"] == "ok"} == {4096}
@@ -35,7 +35,7 @@ def test_a_new_format_is_one_function(run, monkeypatch):
     def render(document: Document, width: int | None = None) -> str:
         return "".join(f"{line}\n" for block in document.blocks if isinstance(block, Answer) for line in block.texts)
 
-    monkeypatch.setitem(formats.FORMATS, "markdown", render)
+    monkeypatch.setitem(formats.FORMATTERS, "markdown", render)
     code, out, _ = run("show", str(LOG), "--format", "markdown")
     assert (code, out.startswith("best burst")) == (0, True)
 

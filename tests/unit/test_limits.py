@@ -71,7 +71,7 @@ MANY = list(map(str, range(1, 101)))
             ["doctor", "--backend", "mamf.backend:Backend"],
             "mamf.backend:Backend is abstract: define __init__,",
         ),
-        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract: define describe,"),
+        (["doctor", "--backend", "mamf.torch_backend:TorchBackend"], "is abstract: define compute_seconds_between,"),
         ([*SWEEP, "--m-range", "0", "10", "-1"], "step must be at least 1"),
         ([*SWEEP, "--m-range", "512", "512", "256"], "is empty"),
         ([*SWEEP, "--m", "0"], "whole number of at least 1"),

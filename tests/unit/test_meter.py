@@ -229,7 +229,7 @@ def test_what_is_no_count_of_a_step_is_nan_and_stops_nothing(card, flops):
 def test_a_host_clock_is_read_without_synchronizing(card, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "timer", "host clock")
     meter = meter_of(card)
-    monkeypatch.setattr(card, "mark", pytest.fail)
+    monkeypatch.setattr(card, "record_mark", pytest.fail)
     for _ in range(3):
         card.sleep(STEP)
         meter.begin()

@@ -20,7 +20,7 @@ SHAPE = ModelShape(8, 1024)
 
 
 def measured(backend, problem, shape, regime=Burst, kernel=None):
-    started, pool = regime(backend), backend.operand_pool("normal", 0)
+    started, pool = regime(backend), backend.make_operand_pool("normal", 0)
     started.start()
     return measure(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
 
@@ -46,26 +46,26 @@ def test_flop_are_those_of_products_and_attention_by_hand():
     problem, d, tokens = ModelProblem(), 768, 8 * 1024
     products = 2 * tokens * (12 * (4 * d * d + 2 * d * 3072) + 50257 * d)
     attention = 12 * 8 * 12 * (1024 * 1025 // 2) * 4 * 64
-    assert problem.flop(SHAPE) == products + attention
-    assert replace(problem, phase="forward-backward").flop(SHAPE) == 3 * (products + attention)
-    assert replace(problem, phase="step", checkpointing=True).flop(SHAPE) == 3 * (products + attention)
+    assert problem.compute_flop(SHAPE) == products + attention
+    assert replace(problem, phase="forward-backward").compute_flop(SHAPE) == 3 * (products + attention)
+    assert replace(problem, phase="step", checkpointing=True).compute_flop(SHAPE) == 3 * (products + attention)
 
 
 def test_a_mixture_counts_its_active_experts_and_holds_all():
     moe = ModelProblem(**FIELDS_BY_SIZE["moe"])
     one = replace(moe, active_experts=1)
     expert = 3 * moe.d_model * moe.d_ff * moe.layers
-    assert moe.flop(SHAPE) - one.flop(SHAPE) == 2 * SHAPE.tokens * expert
+    assert moe.compute_flop(SHAPE) - one.compute_flop(SHAPE) == 2 * SHAPE.token_count * expert
     assert moe.count_parameters(SHAPE) == one.count_parameters(SHAPE)
-    assert SimulatedModel().unsupported_shape(moe, ModelShape(1, 12))
-    assert SimulatedModel().unsupported_shape(moe, SHAPE) is None
+    assert SimulatedModel().explain_unsupported_shape(moe, ModelShape(1, 12))
+    assert SimulatedModel().explain_unsupported_shape(moe, SHAPE) is None
 
 
 @pytest.mark.parametrize(("phase", "copies"), [("forward", 1), ("forward-backward", 2), ("step", 4)])
 def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
     problem = ModelProblem(phase=phase)
-    assert problem.work(SHAPE).nbytes == copies * 2 * problem.count_parameters(SHAPE)
-    assert "twice the forward" in problem.work(SHAPE).convention
+    assert problem.compute_work(SHAPE).nbytes == copies * 2 * problem.count_parameters(SHAPE)
+    assert "twice the forward" in problem.compute_work(SHAPE).convention
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_what_is_no_model_is_said_in_a_line(fields):
 )
 def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, architectures):
     model = make_operation("model")
-    request = Request(model, fields=fields, preset=model.presets()[size] if size else Preset())
-    assert [model.words(problem)[0] for problem in request.make_problems(backend)] == architectures
+    request = Request(model, fields=fields, preset=model.list_presets()[size] if size else Preset())
+    assert [model.list_identifying_fields(problem)[0] for problem in request.make_problems(backend)] == architectures
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -110,10 +110,10 @@ def test_a_simulated_step_has_its_columns(backend, phase):
     problem, shape = ModelProblem(phase=phase), SHAPE
     row = measured(backend, problem, shape, Sustained)
     assert row.ok, row.reason
-    columns = make_operation("model").columns(row)
-    assert columns["tokens/s"] == pytest.approx(SHAPE.tokens / row.seconds, abs=1)
+    columns = make_operation("model").make_columns(row)
+    assert columns["tokens/s"] == pytest.approx(SHAPE.token_count / row.seconds, abs=1)
     assert columns["parameters"] == problem.count_parameters(shape)
-    assert row.rate("mean") == pytest.approx(problem.flop(shape) / row.seconds / 1e12)
+    assert row.rate("mean") == pytest.approx(problem.compute_flop(shape) / row.seconds / 1e12)
 
 
 def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
@@ -165,7 +165,7 @@ def test_a_kernel_is_named_with_its_attention(backend):
     model = make_operation("model")
     assert make_kernel(model, "torch").name == "torch[sdpa]"
     assert make_kernel(model, "compiled[eager]").name == "compiled[eager]"
-    assert make_kernel(model, "torch[sdpa-math]").unavailable(backend).reason
+    assert make_kernel(model, "torch[sdpa-math]").explain_unavailability(backend).reason
     with pytest.raises(UnknownNameError, match="attention kernel 'sdpa-flesh'"):
         make_kernel(model, "torch[sdpa-flesh]")
     with pytest.raises(UsageError, match="takes no argument in brackets"):
@@ -188,5 +188,5 @@ def test_the_formula_for_a_training_loop_counts_the_same_work(size):
         num_experts_per_tok=problem.active_experts,
     )
     shape = ModelShape(2, 4096)
-    by_formula = mamf.model_flops(config).per_token(shape.context, causal=True) * shape.tokens
-    assert problem.flop(shape) == pytest.approx(by_formula, rel=1e-3)
+    by_formula = mamf.model_flops(config).per_token(shape.context, causal=True) * shape.token_count
+    assert problem.compute_flop(shape) == pytest.approx(by_formula, rel=1e-3)

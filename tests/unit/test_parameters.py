@@ -11,7 +11,7 @@ from mamf.operation import DERIVED, DeclaredProblem, combine_values, describe, g
 
 @dataclass(frozen=True)
 class Problem(DeclaredProblem):
-    rows: int = field(metadata=describe("rows", keyword="row_counts", read=parse_size))
+    rows: int = field(metadata=describe("rows", keyword="row_counts", parse_text=parse_size))
     style: Literal["plain", "fancy"] = "plain"
     blocks: int = field(default=0, metadata=describe("blocks", minimum=0, maximum=8))
     is_tied: bool = True

@@ -98,8 +98,10 @@ def test_an_unverified_bandwidth_bounds_nothing():
     assert find_bandwidth("NVIDIA H200", is_verified_only=True) == pytest.approx(4.8e12)
     tpu = DeviceInfo("x", 0, "TPU v6 lite", "x", cache_bytes=2**20)
     shape = BandwidthShape(2**30)
-    assert make_operation("bandwidth").fastest_possible(tpu, BandwidthProblem(), shape) is None
-    assert make_operation("bandwidth").fastest_possible(replace(tpu, name="NVIDIA H200"), BandwidthProblem(), shape)
+    assert make_operation("bandwidth").find_max_possible_rate(tpu, BandwidthProblem(), shape) is None
+    assert make_operation("bandwidth").find_max_possible_rate(
+        replace(tpu, name="NVIDIA H200"), BandwidthProblem(), shape
+    )
 
 
 # -- what no device exceeds --------------------------------------------------------------------------------------------

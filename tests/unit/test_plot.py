@@ -38,7 +38,7 @@ def shape(length=1024, dim=128, causal=False, **sizes):
 def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, best_by="median", **problem):
     """A row of this figure, with an interval of 2 %."""
     made = MatmulProblem(**problem) if isinstance(of, MatmulShape) else AttentionProblem(**problem)
-    median = made.work(of).flop / tflops / 1e12
+    median = made.compute_work(of).flop / tflops / 1e12
     samples = tuple(median * (1 + share) for share in (-0.01, -0.005, -0.001, 0, 0.001, 0.005, 0.01))
     return Measurement(
         of, kernel, made, regime, best_by, "ok", summary=summarize(samples), samples=samples, details=details or {}

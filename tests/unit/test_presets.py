@@ -76,7 +76,7 @@ class _AtFullSpeed:
 
     name = "simulated-products"
 
-    def unsupported(self, backend, problem):
+    def explain_unsupported_problem(self, backend, problem):
         return None
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
@@ -90,7 +90,7 @@ class SimulatedGroups(_AtFullSpeed, GroupedKernel):
 
 def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeypatch):
     small = OperationPreset({GroupedShape(4, 64, 32, 16): "some experts"})
-    monkeypatch.setattr(Grouped, "presets", lambda self: {"moe": small})
+    monkeypatch.setattr(Grouped, "list_presets", lambda self: {"moe": small})
     kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedGroups"]
     asked = [*kernel, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]
     asked = ["--time-limit", "0.01s", *asked]

@@ -13,9 +13,9 @@ routings = st.sampled_from(["balanced", "skewed"])
 
 @pytest.mark.parametrize(("dtype", "out_dtype", "size"), [("bfloat16", "bfloat16", 2), ("float64", "float64", 8)])
 def test_bytes_are_those_of_operands_and_result_and_no_others(dtype, out_dtype, size):
-    work = MatmulProblem(dtype, out_dtype).work(MatmulShape(1, 3, 5))
+    work = MatmulProblem(dtype, out_dtype).compute_work(MatmulShape(1, 3, 5))
     assert work.nbytes == (5 + 15 + 3) * size
-    assert MatmulProblem("int8", "int32").work(MatmulShape(1, 3, 5)).nbytes == 5 + 15 + 3 * 4
+    assert MatmulProblem("int8", "int32").compute_work(MatmulShape(1, 3, 5)).nbytes == 5 + 15 + 3 * 4
 
 
 # -- tokens of experts -------------------------------------------------------------------------------------------------
@@ -44,6 +44,6 @@ def test_skewed_experts_follow_zipfs_law_and_the_seed():
 
 def test_weights_of_experts_without_tokens_are_not_read():
     busy, idle = GroupedShape(4, 4, 16, 8), GroupedShape(6, 4, 16, 8)
-    assert GroupedProblem().work(busy) == GroupedProblem().work(idle)
-    assert GroupedProblem().work(busy).nbytes == 2 * (4 * 8 + 4 * 16 * 8 + 4 * 16)
-    assert GroupedProblem().work(busy).flop == 2 * 4 * 16 * 8
+    assert GroupedProblem().compute_work(busy) == GroupedProblem().compute_work(idle)
+    assert GroupedProblem().compute_work(busy).nbytes == 2 * (4 * 8 + 4 * 16 * 8 + 4 * 16)
+    assert GroupedProblem().compute_work(busy).flop == 2 * 4 * 16 * 8

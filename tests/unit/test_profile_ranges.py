@@ -30,13 +30,13 @@ class RangesBackend(SimulatedBackend):
         self.told = []
 
     @contextmanager
-    def profiler_window(self, name):
+    def open_profiler_window(self, name):
         self.told.append("window")
         yield
         self.told.append("/window")
 
     @contextmanager
-    def profiler_range(self, name):
+    def open_profiler_range(self, name):
         self.told.append(name)
         try:
             yield
@@ -82,7 +82,7 @@ def test_what_goes_wrong_is_a_remark_and_ends_no_script(device, model, monkeypat
     assert watch.remark == "mamf could not mark the modules in the trace: no device"
     watch = ModuleRanges(lambda: device)
     watch.start()
-    monkeypatch.setattr(RangesBackend, "profiler_range", broken)
+    monkeypatch.setattr(RangesBackend, "open_profiler_range", broken)
     model(torch.ones(2, 2))
     watch.finish()
     assert watch.remark == "mamf could not mark the modules in the trace: RuntimeError: no NVTX here"

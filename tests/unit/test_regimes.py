@@ -28,8 +28,8 @@ def rate(backend, shape, clock_hz):
 
 def take(regime, shape=FAT, **rule):
     backend = regime.backend
-    rule = {"seconds": regime.default_seconds, **rule}
-    pool = backend.operand_pool("normal", 0)
+    rule = {"seconds": regime.default_sweep_row_seconds, **rule}
+    pool = backend.make_operand_pool("normal", 0)
     row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(**rule))
     assert row.ok, row.reason
     return row
@@ -150,7 +150,7 @@ class SlowToLaunch(SimulatedMatmul):
 def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_seconds):
     backend = SimulatedBackend(physics=QUIET)
     regime = started(Burst, backend)
-    pool, rule = backend.operand_pool("normal", 0), StoppingRule(seconds=1.0)
+    pool, rule = backend.make_operand_pool("normal", 0), StoppingRule(seconds=1.0)
     row = measure(SlowToLaunch(host_seconds), MatmulProblem(), MatmulShape(1024, 1024, 1024), regime, pool, rule)
     assert row.ok, row.reason
 
@@ -188,7 +188,7 @@ def test_operand_sets_exceed_twice_the_cache(m, k, cache):
     shape = MatmulShape(m, m, k)
     sets = count_operand_sets(MatmulProblem(), shape, cache)
     assert 3 <= sets <= 64
-    assert sets == 64 or sets * MatmulProblem().nbytes(shape) >= 2 * cache
+    assert sets == 64 or sets * MatmulProblem().count_bytes(shape) >= 2 * cache
 
 
 @pytest.mark.parametrize("shape", [FAT, HUGE, MatmulShape(32768, 32768, 22800)])  # the last: blocks of 0.07 s
@@ -288,7 +288,7 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     begun = backend.now() + backend.burst_traits.longest_rest_seconds
     row = take(regime, SMALL, precision=precision)
     exhausted = row.launches >= StoppingRule().max_samples
-    late = backend.now() - begun >= regime.default_seconds
+    late = backend.now() - begun >= regime.default_sweep_row_seconds
     # Samples are rounded to the nanosecond after the rule has seen them.
     rounding = 1e-9 / row.summary.median
     assert late or exhausted or row.summary.interval.half_width / row.summary.median <= precision + rounding
@@ -303,7 +303,7 @@ class Particular(SimulatedMatmul):
         self.name = name
 
     @contextmanager
-    def settings(self, backend, problem):
+    def apply_settings(self, backend, problem):
         Particular.held = self.name
         try:
             yield
@@ -326,7 +326,7 @@ class Particular(SimulatedMatmul):
 def test_what_keeps_the_device_loaded_runs_under_its_own_settings():
     """Under the next kernel's it would run something else, or fail and be taken for that kernel's failure."""
     backend = SimulatedBackend()
-    regime, pool = started(Sustained, backend), backend.operand_pool("normal", 0)
+    regime, pool = started(Sustained, backend), backend.make_operand_pool("normal", 0)
     for name in ("one", "other"):
         row = measure(Particular(name), MatmulProblem(), FAT, regime, pool, StoppingRule(seconds=2.0))
         assert row.ok, row.reason

@@ -121,10 +121,10 @@ def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
     backend = SimulatedBackend(physics=physics, seed=seed)
     regime = kind(backend, **options)
     regime.start()
-    pool = backend.operand_pool("normal", 0)
+    pool = backend.make_operand_pool("normal", 0)
     for _ in range(count):
         backend.begin_run()
-        rule = StoppingRule(seconds=regime.default_seconds)
+        rule = StoppingRule(seconds=regime.default_sweep_row_seconds)
         yield measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
 
 

@@ -154,7 +154,7 @@ def test_a_slower_clock_of_another_card_reproduces_the_cycles_and_others_do_not(
 
 def test_a_kernel_that_fails_now_is_no_pass(run, sweep, monkeypatch):
     sweep()
-    monkeypatch.setattr(SimulatedMatmul, "unsupported", lambda *_: "it was removed")
+    monkeypatch.setattr(SimulatedMatmul, "explain_unsupported_problem", lambda *_: "it was removed")
     code, out, _ = reproduced(run, "sweep.jsonl")
     assert (code, "\nnot measured: burst" in out, "unsupported: it was removed" in out) == (1, True, True)
 

@@ -102,7 +102,7 @@ def logs(tmp_path_factory):
 @pytest.fixture
 def resume(run, logs, tmp_path, monkeypatch):
     """Resume the log of a command, or another command's; without a device's work."""
-    monkeypatch.setattr(SimulatedBackend, "device_count", classmethod(lambda cls: 2))
+    monkeypatch.setattr(SimulatedBackend, "count_devices", classmethod(lambda cls: 2))
     for command, log in logs.items():
         (tmp_path / f"{command}.jsonl").write_bytes(log)
 
@@ -233,7 +233,7 @@ class Renumbered(SimulatedBackend):
 
 
 def test_a_card_that_got_another_number_is_the_same_card(run, monkeypatch):
-    monkeypatch.setattr(SimulatedBackend, "device_count", classmethod(lambda cls: 2))
+    monkeypatch.setattr(SimulatedBackend, "count_devices", classmethod(lambda cls: 2))
     options = ["sweep", "--backend", "test_resuming:Renumbered", *MATMUL, "--m", "256"]
     assert run(*options, "--output", "run.jsonl")[0] == 0
     assert run(*options, "--resume", "run.jsonl", "--device", "1")[0] == 0

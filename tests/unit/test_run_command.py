@@ -26,7 +26,7 @@ def windows(monkeypatch):
         yield
         found.append((name, before, self.launches - before, self))
 
-    monkeypatch.setattr(SimulatedBackend, "profiler_window", window)
+    monkeypatch.setattr(SimulatedBackend, "open_profiler_window", window)
     return found
 
 
@@ -73,7 +73,7 @@ def test_what_a_launch_throws_is_told_in_a_line(backend, error, told):
     ],
 )
 def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, told):
-    monkeypatch.setattr(SimulatedBackend, "digest", lambda self, result: next(digests))
+    monkeypatch.setattr(SimulatedBackend, "compute_digest", lambda self, result: next(digests))
     code, out, _ = run(*PRODUCT, "--determinism")
     assert code == 0
     assert told in out
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_not_said_to_be_equal(run, monkeypatch):
     monkeypatch.setattr(
         SimulatedMatmul,
         "prepare",
-        lambda self, *asked, **options: dataclasses.replace(prepare(self, *asked, **options), checksum=None),
+        lambda self, *asked, **options: dataclasses.replace(prepare(self, *asked, **options), queue_checksum=None),
     )
     out = run(*PRODUCT, "--determinism")[1]
     assert "is unknown" in out

@@ -67,7 +67,7 @@ def rate_of(backend, seconds, **changed):
     regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
     for name, value in changed.items():
         setattr(regime, name, value)
-    pool, shape = backend.operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
+    pool, shape = backend.make_operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
     row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(seconds=0.0))
     return row.best_rate, regime.last_visit_seconds
 
@@ -101,7 +101,7 @@ def confirmed_rows(seed, kernel=None):
     confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = Sustained(backend, 1.0)
-    rows = run.run_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
+    rows = run.measure_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
     return list(rows)
 
 

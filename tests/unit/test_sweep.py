@@ -25,15 +25,15 @@ def run(backend, plan, rows=()):
     return list(strategy(backend, plan, rows).yield_results())
 
 
-def shapes_of(plan):
+def build_shapes(plan):
     return [shape for _, _, shape, _ in plan.steps()]
 
 
 def test_the_order_is_shuffled_by_the_seed_and_repeats():
-    orders = [shapes_of(sweep_plan(GRID, MatmulProblem(seed=seed))) for seed in (1, 1, 2)]
+    orders = [build_shapes(sweep_plan(GRID, MatmulProblem(seed=seed))) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(GRID)
-    assert shapes_of(plan_of(order="given")) == list(GRID)
+    assert build_shapes(plan_of(order="given")) == list(GRID)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class Algorithm(SimulatedMatmul):
     def __init__(self, rank=None):
         self.rank, self.name = rank or 0, "ranked" if rank is None else f"ranked[{rank}]"
 
-    def variants(self, backend, problem, shape):
+    def list_variants(self, backend, problem, shape):
         return [Algorithm(rank) for rank in range(3)] if self.name == "ranked" else (self,)
 
     def prepare(self, backend, problem, shape, *arguments, **options):

@@ -43,7 +43,7 @@ class Hiccup(SimulatedBackend):
 
     name = "cuda"
 
-    def timer_overhead(self):
+    def estimate_timer_overhead(self):
         return 17.3e-6
 
 
@@ -58,7 +58,7 @@ def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
 def measured(backend):
     regime = Burst(backend)
     regime.start()
-    pool = backend.operand_pool("normal", 0)
+    pool = backend.make_operand_pool("normal", 0)
     return measure(SimulatedMatmul(), MatmulProblem(), SHAPE, regime, pool, StoppingRule())
 
 
@@ -67,7 +67,7 @@ def measured(backend):
 
 def test_a_run_in_which_the_overhead_moved_says_so(run, tmp_path, monkeypatch):
     estimates = iter([3e-6, 4.2e-6])
-    monkeypatch.setattr(SimulatedBackend, "timer_overhead", lambda self: next(estimates))
+    monkeypatch.setattr(SimulatedBackend, "estimate_timer_overhead", lambda self: next(estimates))
     log = tmp_path / "log.jsonl"
     code, _, said = run(*SWEEP, "--output", str(log))
     assert code == 0

@@ -19,7 +19,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
 from mamf.plugins.discovery import make_operation
-from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_checked
+from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_verified_totals
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -38,9 +38,11 @@ def verified(physics, seed=0, budget=0.2):
 
 
 def test_a_rare_flip_is_found_as_often_as_its_rate_says():
-    launches = count_checked(verified(Physics(), budget=0.05))["launches"]
+    launches = count_verified_totals(verified(Physics(), budget=0.05))["launches"]
     rate = 1 / launches
-    found = sum(count_checked(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(30))
+    found = sum(
+        count_verified_totals(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(30)
+    )
     expected = 1 - (1 - rate) ** launches
     assert abs(found / 30 - expected) < 3 * math.sqrt(expected * (1 - expected) / 30)
 
@@ -101,7 +103,7 @@ def test_a_resumed_run_goes_on_with_the_next_problem(run):
 
 def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypatch):
     class Two(SimulatedBackend):
-        device_count = classmethod(lambda cls: 2)
+        count_devices = classmethod(lambda cls: 2)
         faulty = ()
 
         def __init__(self, index=0):
@@ -112,11 +114,11 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
     command = ["verify", "--backend", "mamf.testing:Two", *PLAN[2:], "--budget", "0.1s", "--output"]
     code, out, _ = run(*command, "right")
     right, parts = (
-        count_checked(read_run(run.folder / "right").measurements),
+        count_verified_totals(read_run(run.folder / "right").measurements),
         find_shared_logs(run.folder / "right"),
     )
     assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
-    assert right["problems"] == sum(count_checked(read_run(path).measurements)["problems"] for path in parts)
+    assert right["problems"] == sum(count_verified_totals(read_run(path).measurements)["problems"] for path in parts)
     monkeypatch.setattr(Two, "faulty", (1,))
     code, out, _ = run(*command, "wrong")
     assert (code, "verify FAILED" in out) == (3, True)
@@ -184,7 +186,7 @@ def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
         (regime, kernel.name): 7 for regime in ("spaced", "loaded") for kernel in kernels
     }
     assert len({row.phase for row in rows}) == len(rows) > 8, "the log keeps each"
-    assert count_checked(rows)["problems"] == 4
+    assert count_verified_totals(rows)["problems"] == 4
 
 
 class Other(SimulatedMatmul):
@@ -215,7 +217,7 @@ def test_the_same_number_is_the_same_problem():
 @pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])
 def test_each_operation_draws_problems_within_the_bound(name):
     of, chooser, terms = make_operation(name), random.Random(1), range(1, 256**3 + 1)
-    cases = [of.random_case(chooser, terms) for _ in range(50)]
+    cases = [of.draw_random_case(chooser, terms) for _ in range(50)]
     assert all(case["shape"].flop <= 2 * 256**3 for case in cases)
     assert len({case["shape"] for case in cases}) > 40
 
@@ -223,7 +225,7 @@ def test_each_operation_draws_problems_within_the_bound(name):
 @pytest.mark.parametrize("name", ["matmul", "batched"])
 def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     of, chooser, terms = make_operation(name), random.Random(1), range(1, 4096**3 + 1)
-    shapes = [of.random_case(chooser, terms)["shape"] for _ in range(400)]
+    shapes = [of.draw_random_case(chooser, terms)["shape"] for _ in range(400)]
     deep = [shape.k for shape in shapes if shape.k >= 8192 and max(shape.m, shape.n) <= 512]
     assert 60 < len(deep) < 140
     assert {12680, 16648, 20488, 24584} < set(deep), "cuBLAS 13.1.0 leaves out terms at each of these"

@@ -19,7 +19,7 @@ from mamf.cli import watching
 from mamf.cli.resuming import compute_remaining_budget
 from mamf.cli.watching import CrashedRun, Interruption
 from mamf.contribution.review import review_log
-from mamf.engine.runner import Crashes
+from mamf.engine.runner import CrashRecord
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
@@ -310,7 +310,7 @@ def test_three_ends_of_one_kernel_say_nothing_of_another():
     def row(kernel, m, reason=""):
         return Measurement(MatmulShape(m, 1, 1), kernel, MatmulProblem(), "burst", "median", "failed", reason)
 
-    crashes = Crashes([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
+    crashes = CrashRecord([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
     assert crashes.explain_why_not_to_launch(row("a", 1)) == "crashed the process (SIGBUS)"
     assert crashes.explain_why_not_to_launch(row("a", 3)) == crashes.explain_why_not_to_launch(row("b", 1)) == ""
     crashes.fatal_rows = [*crashes.fatal_rows, row("a", 3, "lost the device (no reason)")]

@@ -40,7 +40,7 @@ class Aside(Queue):
         call()
         self.device.current = OWN
 
-    def mark(self):
+    def record_mark(self):
         return self.device.add(ASIDE, 0.0)
 
 
@@ -56,7 +56,7 @@ class TwoQueues(SimulatedBackend):
         self.current, self.time = OWN, 0.0
         self.aside = Aside(self)
 
-    def second_queue(self):
+    def get_second_queue(self):
         return self.aside
 
     def add(self, queue, seconds, after=None):
@@ -69,14 +69,14 @@ class TwoQueues(SimulatedBackend):
         self.host_time += self.world.launch_seconds
         self.add(self.current, seconds)
 
-    def mark(self):
+    def record_mark(self):
         return self.add(self.current, 0.0)
 
-    def seconds_between(self, start, end):
+    def compute_seconds_between(self, start, end):
         self.resolve()
         return end.end - start.end
 
-    def wait(self, mark):
+    def wait_for_mark(self, mark):
         self.resolve()
         self.host_time = max(self.host_time, mark.end)
 

@@ -29,7 +29,7 @@ from mamf.plans import Plan
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling, Ceilings
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -88,7 +88,9 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     operations_by_name: dict[str, AnyOperation] = {operation.name: operation for operation in (Attention(), Decode())}
     if name is None:
         operation_names_by_preset = {
-            preset_name: name for name, operation in operations_by_name.items() for preset_name in operation.presets()
+            preset_name: name
+            for name, operation in operations_by_name.items()
+            for preset_name in operation.list_presets()
         }
         if preset:
             require_known(("preset of attention", preset, operation_names_by_preset))
@@ -161,7 +163,7 @@ class _AttentionSession(Session):
             warn,
         )
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.cli.ceilings import warn_of_short_budgets
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord

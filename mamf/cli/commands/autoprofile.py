@@ -198,7 +198,7 @@ class AutoprofileCommands:
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
 
         try:
-            if unavailable := self.backend.without_counters():
+            if unavailable := self.backend.explain_missing_counters():
                 raise UnavailableError(str(unavailable))
             find_ncu(None)
             log = read_run_log(self.folder / "kernels.jsonl")

@@ -54,7 +54,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.compare import compare
     from mamf.logs.legacy import read_legacy_or_none
     from mamf.report.comparison import make_comparison_document
-    from mamf.report.imported import convert_log, make_side_by_side_document
+    from mamf.report.imported import make_compared_run, make_side_by_side_document
 
     if options.against is None and len(options.logs) != 2:
         raise UsageError(
@@ -72,7 +72,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     "with exactly one other log"
                 )
             paths_and_runs = zip((path for side in files for path in side), finder_runs, strict=True)
-            documents = (convert_log(path.name, run or read_log(path)) for path, run in paths_and_runs)
+            documents = (make_compared_run(path.name, run or read_log(path)) for path, run in paths_and_runs)
             print_document(options, make_side_by_side_document(*documents))
             return 0
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)

@@ -16,7 +16,7 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.operation import Request
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.logs.run_log import RunLog
     from mamf.profiling.counters.counting import CountingStrategy
     from mamf.report.document import Document
@@ -83,13 +83,13 @@ class CountersSession(Session):
         from mamf.profiling.counters.ncu import Ncu, read_counts
 
         super().__init__(request, options, *session_arguments)
-        if reason := self.backend.without_counters():
+        if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
         self.counted_combinations = {step for step, counts in logged_counts.items() if counts.ok}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
-    def make_strategy(self, setup: Setup) -> CountingStrategy:
+    def make_strategy(self, setup: RunSetup) -> CountingStrategy:
         from mamf.profiling.counters.counting import CountingStrategy
 
         return CountingStrategy(setup, self.counted_combinations, self.ncu)

@@ -98,12 +98,12 @@ class ExplainSession(Session):
         without --ceiling, of the last ``mamf find`` on this device.
         """
         from mamf.logs.ceiling_cache import find_cached_ceiling
-        from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, problem_for
+        from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, make_problem
         from mamf.operations.matmul.shapes import MatmulShape
 
         options, backend = self.options, self.backend
         kernel_name = options.kernel[0] if options.kernel else None
-        problem = problem_for(backend, options.dtype)
+        problem = make_problem(backend, options.dtype)
         if options.shape:
             return problem, MatmulShape.parse(options.shape), kernel_name or choose_matmul_kernel(backend, problem).name
         ceiling_path, dtype = options.ceiling, options.dtype and problem.dtype

@@ -29,7 +29,7 @@ from mamf.operation import Request
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.engine.strategies.studies import GuardStrategy
     from mamf.logs.judging import GuardResult
     from mamf.logs.run_log import RunLog
@@ -177,7 +177,7 @@ class _GuardSession(Session):
     def make_new_plan(self) -> Plan:
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
-    def make_strategy(self, setup: Setup) -> GuardStrategy:
+    def make_strategy(self, setup: RunSetup) -> GuardStrategy:
         from mamf.engine.strategies.studies import GuardStrategy
         from mamf.logs.judging import list_guarded_rows
 

@@ -78,6 +78,6 @@ def make_kernel_table(operation_name: str, backend: Backend) -> Block:
 
 def _describe_availability(operation: AnyOperation, kernel_name: str, backend: Backend) -> str:
     try:
-        return str(make_kernel(operation, kernel_name).unavailable(backend) or "available")
+        return str(make_kernel(operation, kernel_name).explain_unavailability(backend) or "available")
     except MamfError as error:
         return str(error)

@@ -19,7 +19,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.engine.strategies.rows import RowsStrategy
 
 EXAMPLES = """examples:
@@ -122,7 +122,7 @@ class ModelSession(Session):
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.logs.records import make_known_ceiling_record
-        from mamf.operations.matmul.operation import make_matmul_kernel, problem_for
+        from mamf.operations.matmul.operation import make_matmul_kernel, make_problem
 
         super().__init__(*session_arguments)
         needed_keys = list_needed_ceilings(self.plan)
@@ -139,8 +139,10 @@ class ModelSession(Session):
         # On a CPU, refuse a budget that the first row and its verification would exceed. Estimate their time from the
         # rate of float32, because mamf computes the reference of a verification in float32 for models of any dtype.
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
-        flops = measure_matmul_flops(make_matmul_kernel("torch.mm"), problem_for(self.backend, "float32"), self.backend)
-        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
+        flops = measure_matmul_flops(
+            make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
+        )
+        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.compute_flop(shape) / flops
         if row_seconds > self.plan.budget_seconds:
             raise UsageError(
                 f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
@@ -150,11 +152,11 @@ class ModelSession(Session):
     def print_plan(self) -> None:
         super().print_plan()
         needed_bytes = max(
-            (problem.nbytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
+            (problem.count_bytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
         )
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
-    def make_strategy(self, setup: Setup) -> RowsStrategy:
+    def make_strategy(self, setup: RunSetup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import LogRecord

@@ -103,7 +103,7 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
     folder, run, devices = device_processes.measure_node_devices(options, indices)
-    exit_code = _print_verdict(options, run.why_not_together, devices, baseline)
+    exit_code = _print_verdict(options, run.not_together_reason, devices, baseline)
     print_line(f"logs: {folder}", sys.stderr)
     if not run.was_watched_to_end:
         return INTERRUPTED_EXIT_CODE
@@ -133,7 +133,7 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
 
 
 def _print_verdict(
-    options: argparse.Namespace, why_not_together: str, devices: Sequence[NodeDevice], baseline: Baseline | None
+    options: argparse.Namespace, not_together_reason: str, devices: Sequence[NodeDevice], baseline: Baseline | None
 ) -> int:
     from mamf.node.logs import make_contributed_baseline
     from mamf.node.report import make_node_document
@@ -143,7 +143,7 @@ def _print_verdict(
     verdict = judge_devices(
         devices, baseline or make_contributed_baseline(devices), must_match_baseline=baseline is not None
     )
-    print_document(options, make_node_document(devices, verdict, why_not_together))
+    print_document(options, make_node_document(devices, verdict, not_together_reason))
     if options.format in SINGLE_TABLE_FORMATS:
         print_line(verdict.reason, sys.stderr)
     return verdict.exit_code

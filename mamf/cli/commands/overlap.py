@@ -26,7 +26,7 @@ from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
     from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import RankPlace
@@ -104,7 +104,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
         raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
     place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
-    device_count = load_backend_class(backend_name).device_count()
+    device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (
         _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
     )
@@ -148,8 +148,8 @@ def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Itera
         return
     with join_group(place, strategy.backend, _MAX_WAIT_SECONDS):
         strategy.gather_from_ranks = gather_all
-        strategy.pairs, strategy.seconds, strategy.budget_seconds = gather_all(
-            (strategy.pairs, strategy.seconds, strategy.budget_seconds)
+        strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_all(
+            (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)
         )[0]
         yield from strategy.yield_results()
 
@@ -182,7 +182,7 @@ class OverlapSession(Session):
     def make_new_plan(self) -> Plan:
         return replace(super().make_new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.node.group import find_rank_place
 
         strategy: Any = super().make_strategy(setup)

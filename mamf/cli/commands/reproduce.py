@@ -130,7 +130,9 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
         raise UsageError(f"--claim {shorten(text)!r} is not a claim: write {claim_form}")
     rate_text, decimals, unit, kernel, shape_text, texts = match.groups()
     operation = _find_operation_of_claim(kernel, shape_text)
-    if (unit_of_operation := operation.problem_type().work(shape := operation.parse_shape(shape_text)).unit) != unit:
+    if (
+        unit_of_operation := operation.problem_type().compute_work(shape := operation.parse_shape(shape_text)).unit
+    ) != unit:
         raise UsageError(f"--claim {shorten(text)!r} must be in {unit_of_operation}, the unit of {operation.name}")
     fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in texts.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
@@ -214,7 +216,7 @@ class ReproduceSession(Session):
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
-            problem = self.operation.problem_for(self.backend, problem) if isinstance(problem, dict) else problem
+            problem = self.operation.make_problem(self.backend, problem) if isinstance(problem, dict) else problem
             if each := kernels_by_name[name]:
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))

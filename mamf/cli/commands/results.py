@@ -194,13 +194,13 @@ def write_tables(options: argparse.Namespace) -> int:
 
 def write_site(options: argparse.Namespace) -> int:
     from mamf.machine.environment import disable_garbage_collection
-    from mamf.pages.site import INDEX_FILE, build_site
+    from mamf.pages.site import INDEX_PAGE_NAME, build_site
     from mamf.report.document import format_count
 
     with disable_garbage_collection():
         site = build_site(_require_results_folder(options.results), options.output, options.logs)
     print_line(
-        f"written: {options.output / INDEX_FILE} ({format_count(len(site.runs), 'log')} "
+        f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(site.runs), 'log')} "
         f"of {format_count(len({run.device for run in site.runs}), 'device')})"
     )
     return 0

@@ -91,9 +91,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import build_log_roofs, require_card_of_roofs
-    from mamf.report.charts.picture import check_image_path, draw_figure, make_exists_error, save_figure
+    from mamf.report.charts.picture import check_image_path, draw_figure, make_file_exists_error, save_figure
     from mamf.report.document import describe_machine
-    from mamf.report.roofline import make_roofline_chart, make_roofline_document, make_tracelens_arch, select_points
+    from mamf.report.roofline import (
+        make_roofline_chart,
+        make_roofline_document,
+        make_tracelens_arch,
+        select_roof_points,
+    )
 
     export_path = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:
@@ -103,7 +108,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             f"--export-file needs --export: name the format of {export_path}, such as --export {ROOF_EXPORT_FORMATS[0]}"
         )
     if export_path and export_path.exists() and not options.overwrite:
-        raise make_exists_error(export_path)
+        raise make_file_exists_error(export_path)
     row_logs, exit_code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
         if option in options.given_names:
@@ -123,7 +128,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     for log in row_logs:
         if not options.anyway:
             require_card_of_roofs(log, roofs)
-        points_of_log = select_points(log.measurements, roofs)
+        points_of_log = select_roof_points(log.measurements, roofs)
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
         roof_points += points_of_log
@@ -183,9 +188,9 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     the last-level cache), and one for the bandwidth of this cache (with arrays that fit in it).
     """
     from mamf.operations.bandwidth.operation import DEFAULT_CACHE_BYTES, BandwidthShape, floor_to_power_of_two
-    from mamf.operations.matmul.operation import problem_for
+    from mamf.operations.matmul.operation import make_problem
 
-    dtypes = list(dict.fromkeys(problem_for(backend, name).dtype for name in options.dtype or [None]))
+    dtypes = list(dict.fromkeys(make_problem(backend, name).dtype for name in options.dtype or [None]))
     dtype_seconds = DEFAULT_BUDGET_SECONDS
     if options.budget:
         dtype_seconds = options.budget / (len(dtypes) + 2 * _BANDWIDTH_SHARE_OF_DTYPE_BUDGET)
@@ -199,7 +204,9 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds}s", *quick_options, *shared_options]
     cache_bytes = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    max_bytes = (backend.free_memory() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // _FREE_MEMORY_DIVISOR
+    max_bytes = (
+        backend.read_free_memory_bytes() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES
+    ) // _FREE_MEMORY_DIVISOR
     multiples, cache_passes = (
         (_CACHE_SIZE_MULTIPLES, _PASSES_OVER_CACHE)
         if backend.is_accelerator

@@ -83,9 +83,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     launches = launch_in_profiler_window(
         kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeat_count
     )
-    problem_words = ", ".join([f"{operation.name} {problem.dtype}", *operation.words(problem)])
+    problem_words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
     print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {problem_words}")
-    for line in _yield_launch_lines(launches, problem.work(shape)):
+    for line in _yield_launch_lines(launches, problem.compute_work(shape)):
         print_line(line)
     if options.determinism:
         print_line(_DETERMINISM_RESULTS[launches.is_deterministic])
@@ -105,7 +105,7 @@ def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> A
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
     """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
-    from mamf.report.document import format_significant
+    from mamf.report.document import format_four_digits
 
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
@@ -113,24 +113,24 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
         time_share, flop_share = seconds / total_seconds, flop / total_flop
         flop_cells = f"{flop / TERA:10.4g} {flop_share:12.1%} {flop / seconds / TERA:9.4g}"
         yield (
-            f"{name:8} {format_significant(seconds * 1e3):>9} {time_share:12.1%} {flop_cells} "
+            f"{name:8} {format_four_digits(seconds * 1e3):>9} {time_share:12.1%} {flop_cells} "
             f"{time_share / flop_share:12.2f}"
         )
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
 def _yield_launch_lines(launches: ProfiledLaunches, work: Work) -> Iterator[str]:
-    from mamf.report.document import format_rate, format_significant
+    from mamf.report.document import format_four_digits, format_rate
 
     if launches.verdict is None:
         yield "the result was not verified"
     else:
         verdict = launches.verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
-    yield f"prepared in {launches.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
+    yield f"prepared in {launches.preparation_seconds:.2f} s: operands, compilation, tuning and first launch"
     median_seconds = statistics.median(launches.seconds)
     rate = (
-        f"{format_significant(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
+        f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
     if len(launches.seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
@@ -139,6 +139,6 @@ def _yield_launch_lines(launches: ProfiledLaunches, work: Work) -> Iterator[str]
             f"launched {len(launches.seconds)} times: {rate} (median), without rests between the launches, so this is "
             "not a measurement"
         )
-    if launches.device_kernels is not None:
-        names = ", ".join(dict.fromkeys(launches.device_kernels))
+    if launches.device_kernel_names is not None:
+        names = ", ".join(dict.fromkeys(launches.device_kernel_names))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

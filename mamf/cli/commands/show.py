@@ -57,8 +57,8 @@ def _make_folder_document(folder: Path) -> Document:
 
     if not is_node_folder(folder):
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
-    why_not_together, devices = read_node_folders([folder])
-    return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), why_not_together)
+    not_together_reason, devices = read_node_folders([folder])
+    return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), not_together_reason)
 
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:

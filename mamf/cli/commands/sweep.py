@@ -127,7 +127,7 @@ class _OneKernelSession(Session):
         planned_name = name if is_class_path(logged_plan.kernels[0] if logged_plan else name) else kernel.name
         if logged_plan:
             require_same_kernels(self.options, logged_plan.kernels, [planned_name])
-        if reason := kernel.unsupported(backend, problem):
+        if reason := kernel.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
         return [(planned_name, kernel)]
 

@@ -50,7 +50,7 @@ class Classic(Regime):
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, loops = self.backend.now(), 0
         while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_budget_over(self.backend.now()):
-            self.require_clock_advances(loops)
+            self.require_advancing_clock(loops)
             self._run_loop(checked, rule)
             loops += 1
         self._warmup_seconds_left = 0.0
@@ -70,7 +70,7 @@ class Classic(Regime):
                 checked.prepared.rewrite_output()
             launch_marks.append(launch_between_marks(checked.launches[0], backend))
             if count > self.max_queued_launches:
-                backend.wait(launch_marks[count - self.max_queued_launches][1])
+                backend.wait_for_mark(launch_marks[count - self.max_queued_launches][1])
             now = backend.now()
             is_late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
             if is_late or rule.is_budget_over(now):
@@ -83,6 +83,6 @@ class Classic(Regime):
             samples.remarks.append(f"the time limit stopped the loop after {len(launch_marks)} launches")
         # If the loop was cut short, use its last launches, at which the device was warmest.
         timed = launch_marks[min(self.warmup_launches, max(0, len(launch_marks) - rule.min_samples)) :]
-        samples.seconds = [backend.seconds_between(start, end) for start, end in timed]
+        samples.seconds = [backend.compute_seconds_between(start, end) for start, end in timed]
         samples.launches = len(samples.seconds)
         return samples

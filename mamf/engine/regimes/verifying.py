@@ -38,8 +38,8 @@ class Spaced(Regime):
         begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
         rounds = 0
         while self.backend.now() - begun < self._load_seconds_left:
-            self.require_clock_advances(rounds)
-            self.prepare_checked_launch(checked, 0.0)
+            self.require_advancing_clock(rounds)
+            self.prepare_device_for_checked_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
         self._load_seconds_left = self.later_soak_seconds
@@ -47,21 +47,21 @@ class Spaced(Regime):
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify(whole=True)
-        compare = checked.prepared.remember and checked.prepared.remember(0, result)
+        compare = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
         while not samples.seconds or not rule.should_stop(
             samples.seconds, self.backend.now() - begun, self.backend.now(), False
         ):
             self._launch_and_compare_outputs(checked, samples, compare, rule, estimate)
-        if checked.prepared.verify_special is not None:
-            verdict = checked.prepared.verify_special()
+        if checked.prepared.verify_special_values is not None:
+            verdict = checked.prepared.verify_special_values()
             if not verdict.ok:
                 raise WrongResultError(verdict)
             samples.details |= verdict.details
-            checked.poison()
+            checked.poison_outputs()
         samples.details[BOUND] = checked.verdict.tolerance
         return samples
 
-    def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         """Bring the device into the state in which the next launch, of about ``estimate`` seconds, is checked. In
         `spaced`, that is a rest.
         """
@@ -77,17 +77,17 @@ class Spaced(Regime):
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
-            self.prepare_checked_launch(checked, estimate)
-            checked.poison()
-            start, result = self.backend.mark(), checked.launches[0]()
+            self.prepare_device_for_checked_launch(checked, estimate)
+            checked.poison_outputs()
+            start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
-            marks.append((start, self.backend.mark()))
+            marks.append((start, self.backend.record_mark()))
             found += [compare(result)] if compare else []
-            if not compare or not checked.prepared.repeats_bits:
+            if not compare or not checked.prepared.is_deterministic:
                 checked.verify(whole=True)
         samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
-        samples.seconds = [*samples.seconds, *(self.backend.seconds_between(*each) for each in marks)][
+        samples.seconds = [*samples.seconds, *(self.backend.compute_seconds_between(*each) for each in marks)][
             -_LAUNCHES_PER_COMPARISON:
         ]
         wrong = [each() for each in found]
@@ -95,7 +95,7 @@ class Spaced(Regime):
         samples.launches += len(marks)
         launches = int(samples.details[CHECKED_LAUNCHES]) + len(marks)
         samples.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
-        if differing and checked.prepared.repeats_bits:
+        if differing and checked.prepared.is_deterministic:
             reason = (
                 f"{len(differing)} of {len(marks)} launches gave an output that differs from the output of the first "
                 "launch"
@@ -117,7 +117,7 @@ class Loaded(Spaced):
     #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
 
-    def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         for _ in range(self.unchecked_launches_per_check):
             checked.launches[0]()
         self.backend.submit()

@@ -10,7 +10,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import KernelLibrary, LibraryAttention, get_window_size
 
-_ARCHITECTURES = ("gfx942", "gfx950")
+_SUPPORTED_ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(KernelLibrary):
@@ -22,21 +22,21 @@ class AiterLibrary(KernelLibrary):
     install_command = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
     runtimes = ("hip",)
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        if backend.runtime == "hip" and backend.info.architecture not in _SUPPORTED_ARCHITECTURES:
             return Unavailable(
-                f"AITER supports only {' and '.join(_ARCHITECTURES)}, not {backend.info.architecture}",
+                f"AITER supports only {' and '.join(_SUPPORTED_ARCHITECTURES)}, not {backend.info.architecture}",
                 "mamf attention --kernel sdpa-flash",
             )
-        return super().unavailable(backend)
+        return super().explain_unavailability(backend)
 
 
 class Aiter(AiterLibrary, LibraryAttention):
     name = "aiter"
     function_name = "flash_attn_func"
     layout = "bshd"
-    has_window = True
-    has_unequal_head_dims = True
+    supports_window = True
+    supports_unequal_head_dims = True
 
     def launch_forward(
         self,

@@ -31,7 +31,7 @@ class Sdpa(TorchAttention):
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(8, 513, 8)
     # scaled_dot_product_attention aligns its causal mask to the top left, which is wrong if lengths differ.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
@@ -51,12 +51,12 @@ class _SdpaWithBackend(Sdpa):
     forced_backend: ClassVar[SDPBackend]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime not in self.runtimes:
             return Unavailable(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
         return None
 
-    def settings(self, backend: Backend, problem: AttentionProblem) -> Any:
+    def apply_settings(self, backend: Backend, problem: AttentionProblem) -> Any:
         return sdpa_kernel(self.forced_backend)
 
     def details(
@@ -72,10 +72,10 @@ class SdpaFlash(_SdpaWithBackend):
     runtimes = ("cuda", "hip", "sycl", "host")
     head_dims = range(8, 257, 8)
 
-    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime != "host" and problem.dtype == "float32":
             return f"{self.name} does not support float32 on {backend.name}: use bfloat16 or float16"
-        return super().unsupported(backend, problem)
+        return super().explain_unsupported_problem(backend, problem)
 
 
 class SdpaCudnn(_SdpaWithBackend):
@@ -89,7 +89,7 @@ class SdpaEfficient(_SdpaWithBackend):
     name = "sdpa-efficient"
     dtypes = ("bfloat16", "float16", "float32")
     forced_backend = SDPBackend.EFFICIENT_ATTENTION
-    has_gqa = False
+    supports_gqa = False
 
 
 class SdpaMath(_SdpaWithBackend):
@@ -111,30 +111,32 @@ class Eager(TorchAttention):
     name = "eager"
     dtypes = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(1, 1025)
-    has_window = True
+    supports_window = True
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         # Allow larger errors than other kernels have, because scores are rounded to 16 bits too. The largest error in
         # results/ is 5.9e-3, in bfloat16.
         return super().get_error_bound(problem) * 2.4
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+    def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal and shape.seqlen_q > shape.seqlen_k:
             return f"{self.name} gives NaN for queries that see no key: use at most as many queries as keys"
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)
 
-    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+    def bind_operands(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
+    ) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
 
-        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             if group > 1:
                 k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
             return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
-        return attention
+        return attend
 
-    def parts(
+    def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
         """Return the FLOP and a launch of each part of the forward pass, by name: ``scores``, ``softmax``, ``values``.
@@ -142,8 +144,8 @@ class Eager(TorchAttention):
         The FLOP include masked pairs of a query and a key.
         """
         assert isinstance(backend, TorchBackend)
-        (flat,) = split_into_sets(take_pool_buffers(pool, problem.buffers(shape, 1)), 1)
-        q, k, v = (self.view_operands(problem, shape, flat)[name] for name in "qkv")
+        (buffers,) = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
+        q, k, v = (self.view_operands(problem, shape, buffers)[name] for name in "qkv")
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
@@ -180,16 +182,18 @@ class CompiledEager(Eager):
     """
 
     name = "compiled-eager"
-    is_tried_unasked = False
+    is_tried_by_default = False
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return backend.without_compiler() or super().unavailable(backend)
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
-    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
+    def apply_settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return keep_backward_buffers()
 
-    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
-        return compile_for_shape(super().bind(backend, problem, shape), options={"pattern_matcher": False})
+    def bind_operands(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
+    ) -> Callable[..., torch.Tensor]:
+        return compile_for_shape(super().bind_operands(backend, problem, shape), options={"pattern_matcher": False})
 
 
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
@@ -202,7 +206,7 @@ _MAX_DENSE_PAIRS = 2**28
 
 def check_flex_attention(backend: Backend, compiles: bool = True) -> Unavailable | None:
     """Return why FlexAttention cannot run on this backend, or None. ``compiles``: whether it needs torch.compile."""
-    if compiles and (reason := backend.without_compiler()):
+    if compiles and (reason := backend.explain_missing_compiler()):
         return reason
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
@@ -220,32 +224,34 @@ class Flex(TorchAttention):
     """
 
     name = "flex"
-    is_tried_unasked = False
+    is_tried_by_default = False
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(16, 257, 8)
-    has_window = True
+    supports_window = True
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return check_flex_attention(backend) or super().unavailable(backend)
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        return check_flex_attention(backend) or super().explain_unavailability(backend)
 
-    def unsupported(self, backend: Backend, problem: AttentionProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:
             return f"{self.name} has no backward pass on a CPU: use --direction fwd"
-        return super().unsupported(backend, problem)
+        return super().explain_unsupported_problem(backend, problem)
 
-    def settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
+    def apply_settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
         return keep_backward_buffers()
 
-    def bind(self, backend: Backend, problem: AttentionProblem, shape: AttentionShape) -> Callable[..., torch.Tensor]:
+    def bind_operands(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
+    ) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
         from torch.nn.attention.flex_attention import flex_attention
 
         mask, has_groups = make_flex_block_mask(shape, backend.device), shape.heads != shape.kv_heads
 
-        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
 
-        return compile_for_shape(attention)
+        return compile_for_shape(attend)
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
@@ -265,5 +271,5 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
     # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
     # would take 17 GB for 131072 tokens.
-    create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)
+    return create_mask(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

@@ -23,14 +23,14 @@ class XFormers(LibraryAttention):
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
-    has_unequal_head_dims = True
+    supports_unequal_head_dims = True
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
-    def unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
+    def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
             return f"{self.name} has no backward pass with fewer kv heads than query heads: use --direction fwd"
-        return super().unsupported_shape(problem, shape)
+        return super().explain_unsupported_shape(problem, shape)
 
     def launch_forward(
         self,

@@ -34,7 +34,7 @@ PATTERNS = tuple(READ_ARRAYS)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 _FLOP_PER_ELEMENT = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: Number of arrays of the pattern with the most arrays (triad).
-MAX_ARRAYS = 3
+MAX_ARRAY_COUNT = 3
 #: Total size of the arrays, in bytes, from which launches use a single operand set: after a launch, even the largest
 #: cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
@@ -42,7 +42,7 @@ _MIN_SINGLE_SET_BYTES = 4 * 2**30
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass measures memory if its arrays are at least this many times as large as the last-level cache. The cache can
 #: then save at most a sixteenth of the memory traffic; it saved 1 % on an H200 (1 GiB written).
-MEMORY_CACHE_MULTIPLE = 16
+MIN_MEMORY_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
@@ -62,7 +62,7 @@ def parse_byte_size(text: str) -> int:
 
 
 def describe_byte_size(help: str, default_sizes: str) -> Mapping[str, Any]:
-    return describe(help, default=default_sizes, keyword="size", read=parse_byte_size, metavar="SIZE")
+    return describe(help, default=default_sizes, keyword="size", parse_text=parse_byte_size, metavar="SIZE")
 
 
 @dataclass(frozen=True, order=True)
@@ -116,17 +116,17 @@ class BandwidthProblem(DeclaredProblem):
         metadata=describe(
             "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
             "cache",
-            read=parse_size,
+            parse_text=parse_size,
             is_rare=True,
         ),
     )
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def array_names(self) -> tuple[str, ...]:
         """Names of the arrays of the pattern: first the array that a pass writes, if any, then those that it reads."""
         return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS[self.pattern])
 
-    def elements(self, shape: BandwidthShape) -> int:
+    def count_elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements in each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
@@ -135,26 +135,26 @@ class BandwidthProblem(DeclaredProblem):
 
         ``cache_bytes``: the size of the device's last-level cache; None if unknown.
         """
-        return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
+        return len(self.array_names) * shape.nbytes >= MIN_MEMORY_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES)
 
-    def work(self, shape: BandwidthShape) -> Work:
+    def compute_work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
         convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
-        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.elements(shape))
-        return Work(flop, self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
+        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.count_elements(shape))
+        return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
     def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
         """Return the number of operand sets to use: ``sets``, or 1 if a set is several times larger than any cache."""
-        return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
+        return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
-    def buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer for each array. It contains the array of each operand set, one after another."""
-        elements = aligned(self.elements(shape)) * self.limit_operand_sets(shape, sets)
-        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.arrays}
+        elements = aligned(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.array_names}
 
-    def nbytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the arrays of all operand sets together."""
-        return sum(buffer.nbytes for buffer in self.buffers(shape, sets, rewrite).values())
+        return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets, rewrite).values())
 
 
 class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
@@ -164,12 +164,12 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
     patterns: ClassVar[tuple[str, ...]] = PATTERNS
 
-    def unsupported(self, backend: Backend, problem: BandwidthProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: BandwidthProblem) -> str | None:
         if problem.pattern not in self.patterns:
             return f"kernel {self.name} does not support the pattern {problem.pattern}, only {', '.join(self.patterns)}"
-        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
-    def unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
+    def explain_unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
         if shape.nbytes % DTYPES[problem.dtype].itemsize:
             return f"{shape.nbytes} bytes are not a whole number of {problem.dtype} elements"
         return None
@@ -177,9 +177,9 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
 # Factor by which a rate may exceed the datasheet's bandwidth. It is small, because no board raises its memory clock by
 # default.
-_DATASHEET_HEADROOM = 1.02
+_MAX_DATASHEET_RATIO = 1.02
 # If a launch moves at least this many times the cache's size, memory serves at least half of its bytes.
-_MIN_CACHE_MULTIPLE = 2
+_MIN_TRAFFIC_TO_CACHE_RATIO = 2
 # Assumed size of the memory, in bytes, of a device that does not report it.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
@@ -187,7 +187,7 @@ _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 class ByteOperation(Operation[ProblemT, ShapeT]):
     """An operation whose shapes have a number of bytes, ``nbytes``, which charts show on their horizontal axis."""
 
-    def axis(self, shape: ShapeT) -> float:
+    def find_axis_position(self, shape: ShapeT) -> float:
         return float(shape.nbytes)  # type: ignore[attr-defined]
 
 
@@ -198,18 +198,20 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
     shape_type = BandwidthShape
     problem_type = BandwidthProblem
     shape_example = "256MiB"
-    own_command = "bandwidth"
+    command_name = "bandwidth"
     default_dtype = "float32"  # Every device supports it.
 
-    def default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
         """Return powers of two, from arrays that all fit in the cache to arrays that together fill half the memory."""
         info = backend.info
-        memory = min(info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.free_memory() or _DEFAULT_MEMORY_BYTES)
-        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
-        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
+        memory = min(
+            info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.read_free_memory_bytes() or _DEFAULT_MEMORY_BYTES
+        )
+        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAY_COUNT)
+        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAY_COUNT)
         return [BandwidthShape(smallest << step) for step in range(max(largest // smallest, 1).bit_length())]
 
-    def fastest_possible(
+    def find_max_possible_rate(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None
     ) -> float | None:
         """Return the highest possible rate in bytes per second, or None if a cache may serve most of the bytes.
@@ -217,9 +219,11 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
         The limit is above the datasheet's bandwidth, because some bytes are not moved within the launch: operands that
         are in the cache when the launch begins, and results that are still in the cache when it ends.
         """
-        return None if shape is None or problem.warm > 1 else get_max_memory_rate(info, problem.work(shape).nbytes)
+        return (
+            None if shape is None or problem.warm > 1 else get_max_memory_rate(info, problem.compute_work(shape).nbytes)
+        )
 
-    def peak(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
+    def find_peak_rate(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
         """Return the memory bandwidth in the datasheet, reads plus writes, in bytes per second; None if unknown."""
         return find_bandwidth(info.name, info.compute_units)
 
@@ -230,10 +234,10 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
         """
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return columns with the number of passes, if above 1, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
-        peak = None if info is None else self.peak(info, row.problem)
+        peak = None if info is None else self.find_peak_rate(info, row.problem)
         if peak and row.ok:
             columns["of theoretical"] = f"{row.best_rate * TERA / peak:.1%}"
         return columns
@@ -245,9 +249,9 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
     None if the datasheet or the cache is unknown, or if a cache may serve most of these bytes.
     """
     peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
-    if peak is None or not info.cache_bytes or nbytes < _MIN_CACHE_MULTIPLE * info.cache_bytes:
+    if peak is None or not info.cache_bytes or nbytes < _MIN_TRAFFIC_TO_CACHE_RATIO * info.cache_bytes:
         return None
-    return _DATASHEET_HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
+    return _MAX_DATASHEET_RATIO * peak * nbytes / (nbytes - info.cache_bytes)
 
 
 def floor_to_power_of_two(limit: int) -> int:

@@ -72,16 +72,16 @@ class _CublasLtMatmul(MatmulKernel):
         self.rank, self._is_rank_given = rank or 0, rank is not None
         self.name = self.base_name if rank is None else f"{self.base_name}[{rank}]"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         library = cublaslt_library.load_cublaslt()
-        return library if isinstance(library, Unavailable) else super().unavailable(backend)
+        return library if isinstance(library, Unavailable) else super().explain_unavailability(backend)
 
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+    def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
         return (self,) if self._is_rank_given else [type(self)(rank) for rank in range(_REQUESTED_PROPOSALS)]
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, CublasLtError) and error.is_refusal
 
     def make_matmul_launch(
@@ -144,7 +144,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
             return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         alpha = problem.compute_output_scale(a.shape[1])
@@ -158,7 +158,7 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
     base_name = "cublaslt-scaled"
     dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
 
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]

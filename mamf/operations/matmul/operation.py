@@ -45,13 +45,13 @@ _LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
 class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
     """The base class of the operations for single, batched and grouped matmuls."""
 
-    gives_tensors = True
+    returns_tensors = True
     reference = (
         "A (B x) for random vectors x, computed without a matmul library: in int32 for int8, in float64 for float32 "
         "and float64, in float32 for other dtypes; also 256 entries of C, computed by the host in float64"
     )
 
-    def problem_for(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblemT:
+    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblemT:
         """Make a problem from the fields in ``asked`` and the device's defaults.
 
         The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
@@ -59,16 +59,16 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         output = asked.get("out_dtype") or ""
         if output and output not in DTYPES:
             output = backend.resolve_dtype(canonicalize_dtype_name(output))
-        return super().problem_for(backend, {**asked, "out_dtype": output})
+        return super().make_problem(backend, {**asked, "out_dtype": output})
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: FLOP per byte of a launch, counting each operand once, and for scaled
         formats the relative error that quantization causes.
         """
         error = row.details.get("quantization_error")
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
 
-    def words(self, problem: MatmulProblemT) -> Sequence[str]:
+    def list_identifying_fields(self, problem: MatmulProblemT) -> Sequence[str]:
         """Return the fields of a problem that differ from the defaults, each as its name and its value."""
         usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output_dtype}
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
@@ -77,7 +77,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
     #: operation with a single matmul.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
-    def random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
+    def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         layout, data = (
             chooser.choice(MATMUL_LAYOUTS) + chooser.choice(PADDING_SUFFIXES),
             chooser.choice(("normal", "uniform", "integers", "wide")),
@@ -91,7 +91,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
             sizes = draw_sizes(chooser, 3, terms, *counts)
         return {"layout": layout, "data": data, "shape": self.shape_type(*counts, *sizes)}
 
-    def axis(self, shape: MatmulShapeT) -> float:
+    def find_axis_position(self, shape: MatmulShapeT) -> float:
         return float(shape.flop)
 
 
@@ -102,7 +102,7 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     shape_type = MatmulShape
     problem_type = MatmulProblem
     shape_example = "4096x4096x4096"
-    own_command = "sweep"
+    command_name = "sweep"
     chart = "shapes"
     compares_kernels = False
     is_compute_roof = True
@@ -124,14 +124,14 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         ),
     )
 
-    def default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[MatmulShape]:
         return (MatmulShape(4096, 4096, 4096),)
 
-    def presets(self) -> Mapping[str, Preset[MatmulShape]]:
+    def list_presets(self) -> Mapping[str, Preset[MatmulShape]]:
         """Return the presets by name: the matmuls of linear layers of known models."""
-        return {name: self.preset(name, {}) for name in MATMUL_PRESETS}
+        return {name: self.build_preset(name, {}) for name in MATMUL_PRESETS}
 
-    def preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:
+    def build_preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:
         """Return a preset: the matmuls of linear layers of known models.
 
         ``values``: values of ``m``, which are numbers of tokens, and of ``product``, the pass through the layers.
@@ -145,10 +145,10 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
                 sizes = {"forward": (m, n, k), "grad-input": (m, k, n), "grad-weight": (n, k, m)}[product]
                 names_by_shape.setdefault(MatmulShape(*sizes), []).append(layer)
         shapes = {shape: ", ".join(dict.fromkeys(names)) for shape, names in names_by_shape.items()}
-        return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, taken=("m",))
+        return Preset(shapes, fields={"layout": (LAYOUT_BY_LAYER_PASS[product],)}, adjustable_sizes=("m",))
 
 
-def problem_for(
+def make_problem(
     backend: Backend,
     dtype: str | None = None,
     out_dtype: str | None = None,
@@ -163,11 +163,11 @@ def problem_for(
     ``layout``: how A and B are stored; ``nt`` is the layout of a linear layer. ``data``: the operands' values:
     ``normal``, ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
 
-    >>> mamf.problem_for(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
+    >>> mamf.make_problem(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
     """
     operands = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
-    return Matmul().problem_for(backend, operands | {"fast_accumulation": fast_accumulation})
+    return Matmul().make_problem(backend, operands | {"fast_accumulation": fast_accumulation})
 
 
 def make_matmul_kernel(name: str) -> MatmulKernel:
@@ -198,11 +198,11 @@ def choose_search_kernels(
     UnknownNameError, UnsupportedError or PluginError if a named kernel cannot be used.
     """
     if names is None:
-        return _find_usable_kernels(backend, problem, lambda each: each.is_default or each.is_tried_unasked)
+        return _find_usable_kernels(backend, problem, lambda each: each.is_default or each.is_tried_by_default)
     require_values("kernels", names, str)
     chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
     for each in chosen:
-        if reason := each.unsupported(backend, problem):
+        if reason := each.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
     return chosen
 
@@ -219,8 +219,8 @@ def _find_usable_kernels(
     kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
         with warn_if_plugin_broken():
-            if is_wanted(each) and each.unavailable(backend) is None:
-                found.append((each, each.unsupported(backend, problem)))
+            if is_wanted(each) and each.explain_unavailability(backend) is None:
+                found.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable := [each for each, reason in found if reason is None]:
         return sorted(usable, key=lambda each: not each.is_default)
     # Prefer the reason of a kernel that supports the dtype, because it is more specific.

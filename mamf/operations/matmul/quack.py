@@ -48,8 +48,8 @@ class Quack(TorchMatmul):
     """
 
     dtypes = ("bfloat16", "float16")
-    takes = "a configuration"
-    is_tried_unasked = False
+    argument_description = "a configuration"
+    is_tried_by_default = False
 
     def __init__(self, configuration: str | None = None, architecture: int = 9) -> None:
         self.configuration, self._architecture = configuration, architecture
@@ -57,7 +57,7 @@ class Quack(TorchMatmul):
             raise UsageError(f"{configuration!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
         self.name = "quack" if configuration is None else f"quack[{configuration}]"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         if get_architecture_major(backend) not in _CONFIGURATIONS:
@@ -66,7 +66,7 @@ class Quack(TorchMatmul):
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
         return None
 
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+    def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         rows = {
             shape.m if problem.layout[0] == "t" else shape.k,
             shape.k if problem.layout[1] == "t" else shape.n,
@@ -76,7 +76,7 @@ class Quack(TorchMatmul):
             return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT_ELEMENTS} elements"
         return None
 
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
+    def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
         if self.configuration is not None:
             return (self,)
         architecture = get_architecture_major(backend)
@@ -85,11 +85,11 @@ class Quack(TorchMatmul):
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
         return Quack(self.configuration, get_architecture_major(backend))
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         """Return whether an error means that CuTe DSL, or an assertion in quack, rejects the configuration."""
         return isinstance(error, AssertionError) or type(error).__module__.startswith("cutlass")
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         match = _CONFIGURATION_PATTERN.fullmatch(self._chosen_configuration)

@@ -38,18 +38,18 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
     """A matmul of operands in a scaled format. Derived classes implement ``bind``, which returns the launch."""
 
     @abstractmethod
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         """Return a function that launches C = A @ B^T, with A (M, K), B (N, K) and C (M, N)."""
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         c = view_as(flat["c"], shape.m, shape.n)
         return make_scaled_operand_set(
             *(backend, problem, shape, flat, c),
-            bind=lambda a, b: self.bind(backend, problem, a, b, c),
+            bind=lambda a, b: self.bind_operands(backend, problem, a, b, c),
             split=lambda a, b, output: [MatmulPart(a, b, output[None])],
         )
 
@@ -61,7 +61,7 @@ class FunctionalScaledMm(ScaledFormatMatmul):
     function = "scaled_mm"
     is_default = True
 
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         functional: Any = torch.nn.functional
@@ -105,15 +105,15 @@ class Dequantized(ScaledFormatMatmul):
     """
 
     name = "dequantized"
-    is_tried_unasked = False
+    is_tried_by_default = False
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         return f"kernel {self.name} does not support fast accumulation" if problem.fast_accumulation else None
 
-    def settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
+    def apply_settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
         return use_float32_precision("highest")
 
-    def bind(
+    def bind_operands(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         return lambda: c.copy_(torch.mm(a.dequantize(), b.dequantize().t()))
@@ -132,10 +132,10 @@ class ScaledMm(TorchMatmul):
             return f"kernel {self.name} needs A stored by rows and B by columns: use --layout nt, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+    def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         return f"{self.name} needs N and K to be multiples of 16" if shape.n % 16 or shape.k % 16 else None
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         # Scale C by 1 / sqrt(K), which gives it the magnitude of A and B, so that no 8-bit output saturates for any K.

@@ -18,7 +18,7 @@ from mamf.plans import Shape
 
 
 def _make_size_metadata(help: str) -> Mapping[str, Any]:
-    return describe(help, read=parse_size, default="4096", has_range=True)
+    return describe(help, parse_text=parse_size, default="4096", has_range=True)
 
 
 class BaseMatmulShape(Sizes):
@@ -294,7 +294,7 @@ class BaseMatmulProblem(DeclaredProblem):
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
-    def buffers(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``a``, ``b`` and ``c``.
 
         With ``rewrite`` there is also ``c_rewrite``, which the classic regime copies over C. For a scaled format, ``a``
@@ -318,7 +318,7 @@ class BaseMatmulProblem(DeclaredProblem):
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed
 
-    def work(self, shape: BaseMatmulShape) -> Work:
+    def compute_work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
         return Work(shape.flop, operands + shape.elements["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
 
@@ -331,10 +331,10 @@ class BaseMatmulProblem(DeclaredProblem):
         scale_size = 4 if scaling.scale_dtype == "float32" else 1
         return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
 
-    def nbytes(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> int:
+    def count_bytes(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write, for ``sets`` operand sets."""
         unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
-        return sum(each.nbytes for name, each in self.buffers(shape, sets, rewrite).items() if name not in unread)
+        return sum(each.nbytes for name, each in self.list_buffers(shape, sets, rewrite).items() if name not in unread)
 
 
 MatmulProblemT = TypeVar("MatmulProblemT", bound=BaseMatmulProblem)

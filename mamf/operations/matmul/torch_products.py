@@ -26,7 +26,7 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     """
 
     @abstractmethod
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         """Return a function that launches C = factor * A @ B, and the factor, with A (M, K), B (K, N) and C (M, N).
@@ -38,13 +38,13 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
         """Return details of the launch that reports should show, such as the kernel's configuration."""
         return {}
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a = view_in_layout(flat["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding)
         b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding)
         c = view_as(flat["c"], shape.m, shape.n)
-        launch, scale = self.bind(problem, a, b, c)
+        launch, scale = self.bind_operands(problem, a, b, c)
         return make_matmul_operand_set(
             problem,
             launch,
@@ -72,7 +72,7 @@ class TorchMm(TorchMatmul):
     has_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         return lambda: torch.mm(a, b, out=c), 1.0
@@ -86,12 +86,12 @@ class Compiled(TorchMm):
 
     is_default = False
     name = "compiled"
-    is_tried_unasked = False
+    is_tried_by_default = False
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
-        return backend.without_compiler() or super().unavailable(backend)
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+        return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         # Return the result instead of writing it to C, because Inductor would compute it elsewhere and copy it to C.
@@ -110,7 +110,7 @@ class TunableOp(TorchMm):
     is_default = False
     name = "tunableop"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "hip":
             # On CUDA, TunableOp has no algorithms to choose from in torch up to 2.13.
             return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
@@ -119,13 +119,13 @@ class TunableOp(TorchMm):
         return None
 
     @contextmanager
-    def settings(self, backend: Backend, problem: MatmulProblem) -> Iterator[None]:
+    def apply_settings(self, backend: Backend, problem: MatmulProblem) -> Iterator[None]:
         tunable = torch.cuda.tunable
         enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
         tunable.enable(True)
         tunable.tuning_enable(True)
         try:
-            with super().settings(backend, problem):
+            with super().apply_settings(backend, problem):
                 yield
         finally:
             tunable.enable(enabled)
@@ -144,12 +144,12 @@ class IntMm(TorchMatmul):
     function = "_int_mm"
     dtypes = ("int8",)
 
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+    def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.m <= _MAX_UNSUPPORTED_ROWS or shape.n % 8 or shape.k % 8:
             return f"{self.name} needs M above {_MAX_UNSUPPORTED_ROWS} and N and K to be multiples of 8"
         return None
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         return lambda: torch._int_mm(a, b, out=c), 1.0

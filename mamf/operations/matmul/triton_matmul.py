@@ -150,14 +150,14 @@ class TritonMatmul(TorchMatmul):
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
     outputs = dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32"))
     fast_dtypes = _FLOAT8_DTYPES
-    takes = "a configuration"
+    argument_description = "a configuration"
 
     def __init__(self, text: str | None = None, compute_units: int | None = None) -> None:
         self.configuration = None if text is None else TritonConfiguration.parse(text)
         self.name = "triton" if text is None else f"triton[{self.configuration}]"
         self._compute_units = compute_units
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return check_triton_backend(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
@@ -170,7 +170,7 @@ class TritonMatmul(TorchMatmul):
             return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
         return None
 
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+    def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if not self._uses_descriptors:
             return None
         rows = {
@@ -190,17 +190,18 @@ class TritonMatmul(TorchMatmul):
     def _uses_descriptors(self) -> bool:
         return self.configuration is not None and self.configuration.schedule == "tma"
 
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
+    def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
         if self.configuration is not None:
             return (self,)
         found = (TritonMatmul(str(each)) for each in list_triton_configurations(backend.runtime, problem.dtype))
         return [
             each
             for each in found
-            if each.unsupported_problem(backend, problem) is None and each.unsupported_shape(problem, shape) is None
+            if each.unsupported_problem(backend, problem) is None
+            and each.explain_unsupported_shape(problem, shape) is None
         ]
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         """Return whether an error means that a configuration is too large for the device or does not compile."""
         from triton.errors import TritonError
 
@@ -222,9 +223,11 @@ class TritonMatmul(TorchMatmul):
         return {**details, "accumulation": accumulation}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
-        return TritonMatmul(str(self.variants(backend, problem, shape)[0].configuration), backend.info.compute_units)
+        return TritonMatmul(
+            str(self.list_variants(backend, problem, shape)[0].configuration), backend.info.compute_units
+        )
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         from mamf.operations.matmul import triton_kernels as kernels
@@ -321,8 +324,8 @@ class Gluon(TorchMatmul):
     """
 
     dtypes = ("bfloat16", "float16")
-    takes = "a tile"
-    is_tried_unasked = False
+    argument_description = "a tile"
+    is_tried_by_default = False
     #: The number of programs of a launch: one per compute unit of the device for which the kernel is prepared.
     program_count = 1
 
@@ -334,14 +337,14 @@ class Gluon(TorchMatmul):
         self.rows, self.stages = int(match[1]), int(match[2])
         self.is_named, self.name = text is not None, f"gluon[{text}]" if text else "gluon"
 
-    def unavailable(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
             return check_triton_backend(backend, "torch.mm")
         return Unavailable(
             f"kernel gluon runs only on NVIDIA Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm"
         )
 
-    def variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
+    def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
         return (self,) if self.is_named else [Gluon(text) for text in _GLUON_TILES]
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
@@ -349,7 +352,7 @@ class Gluon(TorchMatmul):
         configured.program_count = backend.info.compute_units or 1
         return configured
 
-    def refuses(self, error: Exception) -> bool:
+    def is_refusal(self, error: Exception) -> bool:
         """Return whether an error means that a tile does not compile, or needs more memory or registers than the
         device has.
         """
@@ -365,7 +368,7 @@ class Gluon(TorchMatmul):
             )
         return super().unsupported_problem(backend, problem)
 
-    def unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
+    def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.k * 2 % _ROW_ALIGNMENT_BYTES or shape.n * 2 % _ROW_ALIGNMENT_BYTES:
             return f"{self.name} needs N and K to be multiples of {_ROW_ALIGNMENT_BYTES // 2}"
         return None
@@ -374,7 +377,7 @@ class Gluon(TorchMatmul):
         tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
         return {"configuration": self.text, **describe_busy_units(tiles, self.program_count)}
 
-    def bind(
+    def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
         try:

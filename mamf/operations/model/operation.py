@@ -29,7 +29,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
 #: For each phase of a training step: the minimum bytes that it reads or writes, as a multiple of the parameters' bytes,
 #: and the data that these bytes contain, in words.
-_PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
+_MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
@@ -43,10 +43,10 @@ class ModelShape(Sizes):
     pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
     written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
-    batch: int = field(metadata=describe("number of sequences", default="8", read=parse_size, metavar="N"))
+    batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size, metavar="N"))
     context: int = field(
         metadata=describe(
-            "tokens per sequence", default="256 512 1024", keyword="context_lengths", read=parse_size, metavar="N"
+            "tokens per sequence", default="256 512 1024", keyword="context_lengths", parse_text=parse_size, metavar="N"
         )
     )
 
@@ -54,11 +54,11 @@ class ModelShape(Sizes):
         return f"b{self.batch}s{self.context}"
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return self.batch * self.context
 
 
-def _describe_rare_field(help: str) -> Mapping[str, Any]:
+def _describe_preset_field(help: str) -> Mapping[str, Any]:
     """Return the metadata of a field that users rarely set themselves, because the option --size sets it."""
     return describe(help, is_rare=True)
 
@@ -84,20 +84,20 @@ class ModelProblem(DeclaredProblem):
 
     style: Style = field(
         default="gpt2",
-        metadata=_describe_rare_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
+        metadata=_describe_preset_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
     )
-    d_model: int = field(default=768, metadata=_describe_rare_field("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_describe_rare_field("width of the hidden layer of the MLP"))
-    layers: int = field(default=12, metadata=_describe_rare_field("number of blocks"))
-    heads: int = field(default=12, metadata=_describe_rare_field("number of query heads"))
-    kv_heads: int = field(default=12, metadata=_describe_rare_field("number of key and value heads"))
-    experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, if --style is moe"))
+    d_model: int = field(default=768, metadata=_describe_preset_field("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_describe_preset_field("width of the hidden layer of the MLP"))
+    layers: int = field(default=12, metadata=_describe_preset_field("number of blocks"))
+    heads: int = field(default=12, metadata=_describe_preset_field("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_describe_preset_field("number of key and value heads"))
+    experts: int = field(default=1, metadata=_describe_preset_field("number of experts per block, if --style is moe"))
     active_experts: int = field(
-        default=1, metadata=_describe_rare_field("number of experts that each token uses, if --style is moe")
+        default=1, metadata=_describe_preset_field("number of experts that each token uses, if --style is moe")
     )
-    vocabulary: int = field(default=50257, metadata=_describe_rare_field("number of tokens in the vocabulary"))
+    vocabulary: int = field(default=50257, metadata=_describe_preset_field("number of tokens in the vocabulary"))
     tied: bool = field(
-        default=True, metadata=_describe_rare_field("use the embedding's weights also to compute the logits")
+        default=True, metadata=_describe_preset_field("use the embedding's weights also to compute the logits")
     )
     phase: Phase = field(
         default="forward",
@@ -107,13 +107,14 @@ class ModelProblem(DeclaredProblem):
         ),
     )
     autocast: bool = field(
-        default=False, metadata=_describe_rare_field("keep parameters in float32 and run matmuls under torch.autocast")
+        default=False,
+        metadata=_describe_preset_field("keep parameters in float32 and run matmuls under torch.autocast"),
     )
     checkpointing: bool = field(
-        default=False, metadata=_describe_rare_field("recompute the activations of each block in the backward pass")
+        default=False, metadata=_describe_preset_field("recompute the activations of each block in the backward pass")
     )
     optimizer: Optimizer = field(
-        default="adamw", metadata=_describe_rare_field("optimizer of the training step, if --phase is step")
+        default="adamw", metadata=_describe_preset_field("optimizer of the training step, if --phase is step")
     )
     dtype: str = "bfloat16"
     data: str = field(
@@ -190,28 +191,28 @@ class ModelProblem(DeclaredProblem):
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def work(self, shape: ModelShape) -> Work:
-        copies, moved = _PARAMETER_COPIES_MOVED[self.phase]
+    def compute_work(self, shape: ModelShape) -> Work:
+        copies, moved = _MOVED_BYTES_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes: {moved}"
         )
-        return Work(self.flop(shape), copies * self.count_parameter_bytes(shape), convention)
+        return Work(self.compute_flop(shape), copies * self.count_parameter_bytes(shape), convention)
 
-    def flop(self, shape: ModelShape) -> float:
+    def compute_flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
         layer = self._count_layer_weights(self.active_experts)
         # These are the FLOP of the matmuls with weights in a forward pass, including the logits.
-        matmul_flop = 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+        matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
         attention_flop = self.layers * self.make_attention_shape(shape).flop
         return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
-    def buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
         return {}
 
-    def nbytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
-        return self.work(shape).nbytes
+    def count_bytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
+        return self.compute_work(shape).nbytes
 
 
 def _make_fields(
@@ -242,15 +243,15 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
     operation = "model"
     reports_memory = True
     reports_reserved = True
-    must_fit_a_train = True
+    must_fit_in_burst = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 
-    def unsupported(self, backend: Backend, problem: ModelProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
             return f"autocast has no effect, because the parameters are {problem.dtype} too: leave autocast out"
-        return self._unsupported_dtype(problem) or backend.unsupported_dtype(problem.dtype)
+        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
-    def unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
+    def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         if shape.context % problem.experts:
             return (
                 f"the context length ({shape.context}) must be a multiple of the number of experts ({problem.experts})"
@@ -271,7 +272,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     shape_type = ModelShape
     problem_type = ModelProblem
     shape_example = "b8s1024"
-    own_command = "model"
+    command_name = "model"
     chart = "phases"
     axis_label = "context length"
     default_regime = SUSTAINED
@@ -283,17 +284,17 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         keyword="size",
     )
 
-    def default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[ModelShape]:
         return [ModelShape(batch=8, context=context) for context in (256, 512, 1024)]
 
-    def presets(self) -> Mapping[str, Preset[ModelShape]]:
+    def list_presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""
         return {
             size: Preset(fields={name: (value,) for name, value in parts.items()})
             for size, parts in FIELDS_BY_SIZE.items()
         }
 
-    def complete(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that the user gave and, for other fields, the sizes of the preset.
 
         Fields that the user did not give are scaled with those that the user gave: ``d_ff`` and ``heads`` with
@@ -310,17 +311,17 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
                 }
         return asked
 
-    def columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
+    def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
         shape = row.shape
         return {
-            "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
+            "tokens/s": round(shape.token_count / row.seconds) if row.ok else None,
             "parameters": row.problem.count_parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,
         }
 
-    def words(self, problem: ModelProblem) -> Sequence[str]:
+    def list_identifying_fields(self, problem: ModelProblem) -> Sequence[str]:
         """Return the words of a title: the architecture, the phase, and fields that differ from their defaults.
 
         The architecture is the style with d_model, d_ff, layers and heads, such as ``gpt2 768/3072/12/12``.
@@ -341,9 +342,9 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
             ):
                 name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
                 implied = {f"{field} {value}" for field, value in parts.items()}
-                return [name, *(word for word in self.words(problem)[1:] if word not in implied)]
-        return self.words(problem)
+                return [name, *(word for word in self.list_identifying_fields(problem)[1:] if word not in implied)]
+        return self.list_identifying_fields(problem)
 
-    def axis(self, shape: ModelShape) -> float:
+    def find_axis_position(self, shape: ModelShape) -> float:
         """Return the position of a shape on the horizontal axis of charts: the tokens per sequence."""
         return float(shape.context)

@@ -191,8 +191,8 @@ def encode_counts(counts: LaunchCounts) -> dict[str, Any]:
     operation = get_operation(counts.problem.operation)
     return {
         "operation": operation.name,
-        "shape": operation.shape_record(counts.shape),
-        "problem": operation.problem_record(counts.problem),
+        "shape": operation.make_shape_record(counts.shape),
+        "problem": operation.make_problem_record(counts.problem),
         "kernel": counts.kernel,
         "kernels": [asdict(each) for each in counts.kernels],
         "cycles": list(counts.cycles),
@@ -218,8 +218,8 @@ def _decode_counts(record: Mapping[str, Any]) -> LaunchCounts:
         raise ValueError("the cycles of a launch must be above 0")
     return LaunchCounts(
         record["kernel"],
-        operation.problem_from_record(record["problem"]),
-        operation.shape_from_record(record["shape"]),
+        operation.read_problem_record(record["problem"]),
+        operation.read_shape_record(record["shape"]),
         tuple(DeviceKernel(**each) for each in record["kernels"]),
         tuple(map(float, record["cycles"])),
         record["reason"],
@@ -394,7 +394,7 @@ def make_run_options(problem: Any, shape: Any) -> list[str]:
     operation = get_operation(problem.operation)
     texts = [
         f"{name}={'none' if value is None else value}"
-        for name, value in operation.problem_record(problem).items()
+        for name, value in operation.make_problem_record(problem).items()
         if name != "dtype"
     ]
     return ["--operation", operation.name, "--shape", str(shape), "--dtype", problem.dtype, "--set", *texts]

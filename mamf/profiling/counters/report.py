@@ -162,7 +162,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             1,
         ),
         Column("operation", "", attrgetter("row.operation")),
-        *make_columns_from_mappings(lines, lambda line: operation.problem_record(line.row.problem), titled=False),
+        *make_columns_from_mappings(lines, lambda line: operation.make_problem_record(line.row.problem), titled=False),
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),

@@ -15,8 +15,8 @@ from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
-    SMALL_POINTS,
-    TEXT_POINTS,
+    SMALL_FONT_POINTS,
+    TEXT_FONT_POINTS,
     TOOLTIPS,
     DrawnPanel,
     LegendEntries,
@@ -28,13 +28,13 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MARGIN_MHZ, _MARGIN_PERCENT, _MARKER_POINTS = 25.0, 6.0, 10
+_MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
 
 @dataclass(frozen=True)
-class ClockMark:
+class ClockPoint:
     """A point of the chart, which stands for a row: the share of the compute units' cycles that its kernel used in
     percent, the clock in MHz, and the rate in TFLOPS. ``label``: a short name of the row's shape.
     """
@@ -52,7 +52,7 @@ class ClockChart(Picture):
     every cycle, which places the lines of equal TFLOPS.
     """
 
-    marks: tuple[ClockMark, ...]
+    marks: tuple[ClockPoint, ...]
     tflops_per_mhz: float
 
     inches = 6.5
@@ -79,10 +79,10 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
-    fields = [get_operation(row.operation).problem_record(row.problem) for row in rows]
+    fields = [get_operation(row.operation).make_problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
     marks = tuple(
-        _make_mark(row, [str(each[name]) for name in varying]) for row, each in zip(rows, fields, strict=True)
+        _make_clock_point(row, [str(each[name]) for name in varying]) for row, each in zip(rows, fields, strict=True)
     )
     first = marks[0]
     return ClockChart(
@@ -94,7 +94,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     )
 
 
-def _make_mark(row: Measurement, words: Sequence[str]) -> ClockMark:
+def _make_clock_point(row: Measurement, words: Sequence[str]) -> ClockPoint:
     """Make the point of a row. ``words``: the values of the fields in which the problems of the rows differ."""
     conditions = row.conditions
     assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, (
@@ -102,7 +102,7 @@ def _make_mark(row: Measurement, words: Sequence[str]) -> ClockMark:
     )
     # The head dimension identifies the shape of attention.
     size = f"d{row.shape.head_dim}" if hasattr(row.shape, "head_dim") else str(row.shape)
-    return ClockMark(
+    return ClockPoint(
         row.kernel,
         " ".join([size, *words]),
         conditions.true_clock_hz / 1e6,
@@ -115,22 +115,22 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
     style_axes(axes)
     clocks, cycles = [mark.clock_mhz for mark in chart.marks], [mark.cycles_percent for mark in chart.marks]
     left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + _MARGIN_MHZ
-    low, high = max(0.0, min(cycles) - _MARGIN_PERCENT), min(105.0, max(cycles) + _MARGIN_PERCENT)
+    low, high = max(0.0, min(cycles) - _MARGIN_CYCLES_PERCENT), min(105.0, max(cycles) + _MARGIN_CYCLES_PERCENT)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)
-    axes.set_xlabel("clock during the launch (MHz)", fontsize=TEXT_POINTS)
-    axes.set_ylabel("cycles used (%)", fontsize=TEXT_POINTS)
+    axes.set_xlabel("clock during the launch (MHz)", fontsize=TEXT_FONT_POINTS)
+    axes.set_ylabel("cycles used (%)", fontsize=TEXT_FONT_POINTS)
     for tflops in _EQUAL_RATE_TFLOPS:
         ends = [100 * tflops / (chart.tflops_per_mhz * mhz) for mhz in (left, right)]
         if low < ends[0] < high:
             axes.plot((left, right), ends, color="#bbbbbb", linewidth=1, zorder=1)
             axes.annotate(
-                f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL_POINTS
+                f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL_FONT_POINTS
             )
     styles = choose_styles(mark.kernel for mark in chart.marks)
     for mark in chart.marks:
         marker_style: dict[str, Any] = {
-            "markersize": _MARKER_POINTS,
+            "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
             "linestyle": "none",
             "zorder": 4,
@@ -142,5 +142,5 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
             (mark.clock_mhz, mark.cycles_percent),
             (8, -4),
             textcoords="offset points",
-            fontsize=SMALL_POINTS,
+            fontsize=SMALL_FONT_POINTS,
         )

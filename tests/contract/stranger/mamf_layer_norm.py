@@ -45,24 +45,24 @@ class LayerNormProblem:
     data: str = "normal"
     seed: int = 0
 
-    def work(self, shape: Rows) -> Work:
-        return Work(8 * shape.rows * shape.width, self.nbytes(shape), "X read, Y written, once each", "TB/s")
+    def compute_work(self, shape: Rows) -> Work:
+        return Work(8 * shape.rows * shape.width, self.count_bytes(shape), "X read, Y written, once each", "TB/s")
 
-    def buffers(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
+    def list_buffers(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         return {"x": Buffer(aligned(shape.rows * shape.width) * sets, self.dtype)}
 
-    def nbytes(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> int:
-        return 2 * self.buffers(shape, sets)["x"].nbytes
+    def count_bytes(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> int:
+        return 2 * self.list_buffers(shape, sets)["x"].nbytes
 
 
 class TorchLayerNorm(TorchKernel[LayerNormProblem, Rows]):
     name = "torch"
     operation = "layer_norm"
 
-    def unsupported(self, backend: Backend, problem: LayerNormProblem) -> str | None:
+    def explain_unsupported_problem(self, backend: Backend, problem: LayerNormProblem) -> str | None:
         return None if problem.dtype in _TOLERANCES else f"it takes {', '.join(_TOLERANCES)}"
 
-    def operand_set(
+    def make_operand_set(
         self, backend: Backend, problem: LayerNormProblem, shape: Rows, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         normalize = functools.partial(layer_norm, normalized_shape=[shape.width], eps=problem.eps)
@@ -85,8 +85,8 @@ class LayerNorm(Operation[LayerNormProblem, Rows]):
     shape_example = "4096x8192"
     axis_label = "width"
 
-    def default_shapes(self, backend: Backend) -> Sequence[Rows]:
+    def choose_default_shapes(self, backend: Backend) -> Sequence[Rows]:
         return [Rows(4096, width) for width in (1024, 4096, 16384)]
 
-    def axis(self, shape: Rows) -> float:
+    def find_axis_position(self, shape: Rows) -> float:
         return float(shape.width)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mamf.kernel import Verdict
-from mamf.measurement import LOST_NAN
+from mamf.measurement import LOST_NAN_KEY
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import (
     draw_integers,
@@ -416,4 +416,4 @@ def verify_special_attention(
     expected[infinite_column] = torch.where(output[infinite_column].isfinite(), math.nan, output[infinite_column])
     lost = int(output[batch, head, row].isfinite().sum().item())
     expected[batch, head, row] = output[batch, head, row]
-    return verify_special_values(output, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})
+    return verify_special_values(output, expected, "an infinity and a NaN", {LOST_NAN_KEY: lost} if lost else {})

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, NamedTuple
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
-from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
 DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
 #: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
@@ -105,7 +105,7 @@ class AttentionShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     causal: bool = field(default=False, metadata=describe("apply a causal mask: a query attends to no later keys"))
     window: int | None = field(
         default=None,
@@ -206,7 +206,7 @@ def _read_sparsity(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class AttentionProblem(DeclaredProblem):
+class AttentionProblem(CheckedProblem):
     """All parameters of an attention except its shape.
 
     - ``direction``: the passes in a launch: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
@@ -228,7 +228,7 @@ class AttentionProblem(DeclaredProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )
@@ -286,7 +286,7 @@ class AttentionProblem(DeclaredProblem):
         ``do``, the gradient of the output.
         """
         names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
-        return {name: Buffer(aligned(shape.element_counts[name]) * sets, self.dtype) for name in names}
+        return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""

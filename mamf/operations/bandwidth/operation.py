@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
-from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, aligned
+from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, Operation, describe
+from mamf.operation import CheckedProblem, Operation, describe
 from mamf.peaks import find_bandwidth
 
 #: The arrays that a pass reads, by pattern, with the names that STREAM gives them. All patterns but ``read`` write
@@ -92,7 +92,7 @@ class BandwidthShape:
 
 
 @dataclass(frozen=True)
-class BandwidthProblem(DeclaredProblem):
+class BandwidthProblem(CheckedProblem):
     """All parameters of a launch that passes over arrays, except their size.
 
     ``warm``: the number of passes over the same arrays within one launch. The rate counts the bytes of all passes.
@@ -149,7 +149,7 @@ class BandwidthProblem(DeclaredProblem):
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer for each array. A buffer contains this array of all operand sets, in turn."""
-        elements = aligned(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.array_names}
 
     def count_bytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -250,7 +250,7 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
     Return None if the datasheet or the size of the cache is unknown, or if a cache may serve most of the bytes.
     """
-    peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
+    peak = find_bandwidth(info.name, info.compute_units, must_be_verified=True)
     if peak is None or not info.cache_bytes or nbytes < _MIN_TRAFFIC_TO_CACHE_RATIO * info.cache_bytes:
         return None
     return _MAX_DATASHEET_RATIO * peak * nbytes / (nbytes - info.cache_bytes)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
-from mamf.kernel import Buffer, Kernel, Work, aligned
+from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, combine_values, describe, draw_sizes
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
@@ -94,7 +94,7 @@ class DecodeShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     lengths: str = field(
         default="equal",
         metadata=describe(
@@ -227,7 +227,7 @@ def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
 
 
 @dataclass(frozen=True)
-class DecodeProblem(DeclaredProblem):
+class DecodeProblem(CheckedProblem):
     """All parameters of a decode except its shape.
 
     - ``cache_dtype``: the dtype of keys and values: ``same`` (as queries and output), or an 8-bit dtype.
@@ -296,10 +296,10 @@ class DecodeProblem(DeclaredProblem):
         if shape.is_latent:
             widths = {"k": shape.head_dim}
         cache = {
-            name: Buffer(aligned(sizes.cache_slot_count * width) * count, self.resolved_cache_dtype)
+            name: Buffer(round_up_to_alignment(sizes.cache_slot_count * width) * count, self.resolved_cache_dtype)
             for name, width in widths.items()
         }
-        return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
+        return {"q": Buffer(round_up_to_alignment(queries) * count, self.dtype), **cache}
 
     def count_bytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the operands and outputs of ``sets`` operand sets."""

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.errors import Sizes, UsageError, parse_size
+from mamf.errors import BaseShape, UsageError, parse_size
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import Measurement
-from mamf.operation import DeclaredProblem, FlopOperation, Parameter, Preset, describe
+from mamf.operation import CheckedProblem, FlopOperation, Parameter, Preset, describe
 from mamf.operations.attention.operation import AttentionShape
 from mamf.plans import SUSTAINED
 
@@ -37,11 +37,11 @@ _MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
 
 
 @dataclass(frozen=True, order=True)
-class ModelShape(Sizes):
+class ModelShape(BaseShape):
     """The shape of a training step: ``batch`` sequences of ``context`` tokens each. A shape is written ``b8s1024``."""
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
-    written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
     batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size, metavar="N"))
     context: int = field(
@@ -64,7 +64,7 @@ def _describe_preset_field(help: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class ModelProblem(DeclaredProblem):
+class ModelProblem(CheckedProblem):
     """All parameters of a training step except its shape.
 
     - ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mamf.dtypes import DTYPES, compute_error_tolerance
-from mamf.errors import MAX_SIZE, Sizes, count_values, parse_size, require_known, require_steps, require_whole_number
-from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
-from mamf.operation import DeclaredProblem, describe
+from mamf.errors import (
+    MAX_SIZE,
+    BaseShape,
+    count_values,
+    parse_size,
+    require_known_names,
+    require_rows_within_limit,
+    require_whole_number,
+)
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
+from mamf.operation import CheckedProblem, describe
 from mamf.plans import Shape
 
 
@@ -21,7 +29,7 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
     return describe(help, parse_text=parse_size, default="4096", has_range=True)
 
 
-class BaseMatmulShape(Sizes):
+class BaseMatmulShape(BaseShape):
     """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``rows``."""
 
     __slots__ = ()
@@ -49,8 +57,8 @@ class BaseMatmulShape(Sizes):
 class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
-    written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
     m: int = field(metadata=_make_size_metadata("rows of A and C"))
     n: int = field(metadata=_make_size_metadata("columns of B and C"))
@@ -125,12 +133,12 @@ class SearchOptions:
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
     """Return a matmul shape for every combination of the sizes, without duplicates, in the given order.
 
-    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_STEPS``).
+    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_RUN_ROWS``).
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
     """
-    require_steps(*map(count_values, (m, n, k)))
+    require_rows_within_limit(*map(count_values, (m, n, k)))
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))
 
 
@@ -214,7 +222,7 @@ UNQUANTIZED_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
-class BaseMatmulProblem(DeclaredProblem):
+class BaseMatmulProblem(CheckedProblem):
     """All parameters of single, batched or grouped matmuls except their shape. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
@@ -241,7 +249,7 @@ class BaseMatmulProblem(DeclaredProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )
@@ -257,7 +265,7 @@ class BaseMatmulProblem(DeclaredProblem):
         super().__post_init__()
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", DTYPES[self.dtype].default_output_dtype)
-        require_known(("output dtype", self.out_dtype, DTYPES))
+        require_known_names(("output dtype", self.out_dtype, DTYPES))
 
     @property
     def tolerance(self) -> float:
@@ -308,12 +316,12 @@ class BaseMatmulProblem(DeclaredProblem):
         ):
             # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
             rows = shape.rows[name] if is_by_k else elements["b"] // shape.n
-            stored = aligned(elements[name] + rows * self.padding) * sets
+            stored = round_up_to_alignment(elements[name] + rows * self.padding) * sets
             needed[name] = Buffer(stored, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
-                size = aligned(elements[name] // scaled_format.values_per_byte) * sets
+                size = round_up_to_alignment(elements[name] // scaled_format.values_per_byte) * sets
                 needed[f"{name}_quantized"] = Buffer(size, "uint8", fill=False)
-        needed["c"] = Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False)
+        needed["c"] = Buffer(round_up_to_alignment(elements["c"]) * sets, self.out_dtype, fill=False)
         if rewrite:
             needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
         return needed

@@ -203,7 +203,7 @@ def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):
     before = (tmp_path / "run.jsonl").read_bytes()
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
-    assert "complete; 1 measured" in out
+    assert "complete; 1 measurement in" in out
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 

@@ -11,7 +11,7 @@ from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, describe
+from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -30,7 +30,7 @@ class CollectiveShape(BandwidthShape):
 
 
 @dataclass(frozen=True)
-class CollectiveProblem(DeclaredProblem):
+class CollectiveProblem(CheckedProblem):
     """All parameters of a collective except its size.
 
     ``ranks``: the number of ranks. ``blocks``: the number of thread blocks (CTAs, or channels) that a rank's device

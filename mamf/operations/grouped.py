@@ -28,8 +28,8 @@ class GroupedShape(BaseMatmulShape):
     token that goes to two experts counts twice.
     """
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
-    written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
 
     experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(

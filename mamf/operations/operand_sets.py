@@ -21,7 +21,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import CELL, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.torch_backend import TorchBackend
 
 ResultT = TypeVar("ResultT")
@@ -488,9 +488,10 @@ def _view_bits_as_matrices(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _find_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
-    """Return which cells of CELL x CELL values contain a flag: booleans (batch, rows of cells, columns of cells).
+    """Return which cells of CELL_SIZE x CELL_SIZE values contain a flag, as booleans (batch, rows of cells, columns of
+    cells).
 
     ``flags``: booleans (batch, rows, columns), True for wrong values.
     """
-    padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
-    return padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)  # type: ignore[no-any-return]
+    padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL_SIZE, 0, -flags.shape[1] % CELL_SIZE))
+    return padded.unflatten(2, (-1, CELL_SIZE)).any(3).unflatten(1, (-1, CELL_SIZE)).any(2)  # type: ignore[no-any-return]

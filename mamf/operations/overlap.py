@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import Sizes, UnsupportedError, UsageError
+from mamf.errors import BaseShape, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
-from mamf.operation import DeclaredProblem, describe
+from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
@@ -30,7 +30,7 @@ COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
-class OverlapShape(Sizes):
+class OverlapShape(BaseShape):
     """The sizes of a matmul and of the work that runs at the same time. A shape is written ``MxNxK+SIZE``."""
 
     m: int = field(metadata=describe("rows of A and C"))
@@ -64,7 +64,7 @@ MIN_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
-class OverlapProblem(DeclaredProblem):
+class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.

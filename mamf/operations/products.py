@@ -288,7 +288,7 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
     def explain_unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:
         scaled_format = DTYPES[problem.dtype].scaled_format
-        n, k = scaled_format.multiples_of_n_and_k if scaled_format else (1, 1)
+        n, k = scaled_format.required_multiples_of_n_and_k if scaled_format else (1, 1)
         if shape.n % n or shape.k % k:
             return f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}"
         return None

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 
 from mamf.dtypes import compute_slope_tolerance
-from mamf.kernel import CELL, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, Verdict, WrongCells
 from mamf.operations.matmul.shapes import BaseMatmulProblem
 from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
 from mamf.operations.quantization import QuantizedOperand
@@ -180,22 +180,24 @@ def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
 
 def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
-    """Find the cells of C, of CELL x CELL entries each, that have a wrong entry.
+    """Find the cells of C, of CELL_SIZE x CELL_SIZE entries each, that have a wrong entry.
 
-    Apply Freivalds' test to CELL columns of C at a time, or to all columns that share a scale of B. The test finds the
-    wrong rows of these columns. ``scale``: the factor from A @ B to C.
+    Apply Freivalds' test to CELL_SIZE columns of C at a time, or to all columns that share a scale of B. The test finds
+    the wrong rows of these columns. ``scale``: the factor from A @ B to C.
     """
     wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
     for part in parts:
         right, n = part.right, part.c.shape[2]
-        step = max(CELL, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL
+        step = max(CELL_SIZE, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL_SIZE
         for start in range(0, n, step):
             stop = min(start + step, n)
             columns_of_c = MatmulPart(part.left, slice_rows(right, start, stop), part.c[:, :, start:stop])
             flags = _find_wrong_rows(problem, columns_of_c, scale)
-            columns = range(start // CELL, -(-stop // CELL))
+            columns = range(start // CELL_SIZE, -(-stop // CELL_SIZE))
             wrong_cells |= {
-                (matmul_count + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns
+                (matmul_count + b, row // CELL_SIZE, column)
+                for b, row in flags.nonzero().tolist()
+                for column in columns
             }
         matmul_count += len(part.c)
     return WrongCells(frozenset(wrong_cells), *parts[0].c.shape[1:])

@@ -6,11 +6,11 @@ import pytest
 
 from mamf.cli import main
 from mamf.errors import UsageError
-from mamf.measurement import IDLE
+from mamf.measurement import IDLE_LABEL
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.log import get_rank_log_path, make_ranks_document, read_rank_logs, write_profile
 from mamf.profiling.profile import ClassRow, Profile
-from mamf.report.formats import FORMATS
+from mamf.report.formats import FORMATTERS
 
 
 def row(name, visible, hidden=0.0):
@@ -19,7 +19,11 @@ def row(name, visible, hidden=0.0):
 
 def rank(matmul, exposed, idle, hidden=0.0):
     """Two steps, of these ms each."""
-    rows = [row("matmul", 2e-3 * matmul), row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden), row(IDLE, 2e-3 * idle)]
+    rows = [
+        row("matmul", 2e-3 * matmul),
+        row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden),
+        row(IDLE_LABEL, 2e-3 * idle),
+    ]
     step = 1e-3 * (matmul + exposed + idle)
     return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), unprofiled_step_seconds=step)
 
@@ -36,7 +40,7 @@ def written(folder, ranks=RANKS):
 
 
 def test_the_rank_with_most_time_of_its_own_is_the_straggler():
-    told = json.loads(FORMATS["json"](make_ranks_document(RANKS), None))
+    told = json.loads(FORMATTERS["json"](make_ranks_document(RANKS), None))
     rows = {row["rank"]: row for row in told["ranks"]}
     milliseconds = {name: [round(1e3 * row[f"{name}_seconds"], 6) for row in rows.values()] for name in
         ("step", "own", "behind", "exposed", "hidden", "idle")}  # fmt: skip
@@ -48,7 +52,7 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
         "hidden": [5, 9, 0],
         "idle": [0, 2, 0.5],
     }
-    text = FORMATS["table"](make_ranks_document(RANKS), None)
+    text = FORMATTERS["table"](make_ranks_document(RANKS), None)
     assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
     assert "3 x NVIDIA H200" in text
 
@@ -57,7 +61,7 @@ def test_a_rank_without_a_profile_is_named(tmp_path):
     folder = written(tmp_path, {0: RANKS[0], 2: RANKS[2]})
     get_rank_log_path(folder, 1).write_text('{"record": "header"}\n')
     (folder / "rank-x.jsonl").write_text("nonsense")
-    text = FORMATS["table"](make_ranks_document(read_rank_logs(folder), 5), None)
+    text = FORMATTERS["table"](make_ranks_document(read_rank_logs(folder), 5), None)
     assert [rank for rank in range(5) if f"the profile of rank {rank} is missing: check that" in text] == [1, 3, 4]
 
 

@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonicalize_dtype_name
-from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_known, require_values
+from mamf.errors import (
+    UnavailableError,
+    UnknownNameError,
+    UnsupportedError,
+    UsageError,
+    require_known_names,
+    require_nonempty_list,
+)
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
@@ -140,7 +147,7 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         ``values``: values of ``m``, which are numbers of tokens, and of ``product``, the pass through the layers.
         Raises UnknownNameError for an unknown name.
         """
-        require_known(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
+        require_known_names(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
         (product,) = values.get("product", ("forward",))
         names_by_shape: dict[MatmulShape, list[str]] = {}
         for m in values.get("m") or MATMUL_PRESETS[name].token_counts:
@@ -202,7 +209,7 @@ def choose_search_kernels(
     """
     if names is None:
         return _find_usable_kernels(backend, problem, lambda each: each.is_default or each.is_tried_by_default)
-    require_values("kernels", names, str)
+    require_nonempty_list("kernels", names, str)
     kernels = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
     for each in kernels:
         if reason := each.explain_unsupported_problem(backend, problem):

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mamf.dtypes import DTYPES, compute_error_tolerance
-from mamf.errors import MAX_SIZE, Sizes, count_values, parse_size, require_known, require_steps, require_whole_number
-from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
-from mamf.operation import DeclaredProblem, describe
+from mamf.errors import (
+    MAX_SIZE,
+    BaseShape,
+    count_values,
+    parse_size,
+    require_known_names,
+    require_rows_within_limit,
+    require_whole_number,
+)
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
+from mamf.operation import CheckedProblem, describe
 from mamf.plans import Shape
 
 
@@ -21,7 +29,7 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
     return describe(help, parse_text=parse_size, default="4096", has_range=True)
 
 
-class BaseMatmulShape(Sizes):
+class BaseMatmulShape(BaseShape):
     """The base class of the shapes of single, batched and grouped matmuls. Derived classes define
     ``row_counts``.
     """
@@ -51,8 +59,8 @@ class BaseMatmulShape(Sizes):
 class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
-    written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
     m: int = field(metadata=_make_size_metadata("rows of A and C"))
     n: int = field(metadata=_make_size_metadata("columns of B and C"))
@@ -127,12 +135,12 @@ class SearchOptions:
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
     """Return a matmul shape for every combination of the sizes, without duplicates, in the given order.
 
-    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_STEPS``).
+    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_RUN_ROWS``).
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
     """
-    require_steps(*map(count_values, (m, n, k)))
+    require_rows_within_limit(*map(count_values, (m, n, k)))
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))
 
 
@@ -220,7 +228,7 @@ UNQUANTIZED_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
-class BaseMatmulProblem(DeclaredProblem):
+class BaseMatmulProblem(CheckedProblem):
     """All parameters of single, batched or grouped matmuls except their shape. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
@@ -247,7 +255,7 @@ class BaseMatmulProblem(DeclaredProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )
@@ -263,7 +271,7 @@ class BaseMatmulProblem(DeclaredProblem):
         super().__post_init__()
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", DTYPES[self.dtype].default_output_dtype)
-        require_known(("output dtype", self.out_dtype, DTYPES))
+        require_known_names(("output dtype", self.out_dtype, DTYPES))
 
     @property
     def tolerance(self) -> float:
@@ -314,12 +322,12 @@ class BaseMatmulProblem(DeclaredProblem):
         ):
             # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
-            stored_elements = aligned(element_counts[name] + stored_rows * self.padding) * sets
+            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding) * sets
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
-                quantized_bytes = aligned(element_counts[name] // scaled_format.values_per_byte) * sets
+                quantized_bytes = round_up_to_alignment(element_counts[name] // scaled_format.values_per_byte) * sets
                 buffers_by_name[f"{name}_quantized"] = Buffer(quantized_bytes, "uint8", fill=False)
-        buffers_by_name["c"] = Buffer(aligned(element_counts["c"]) * sets, self.out_dtype, fill=False)
+        buffers_by_name["c"] = Buffer(round_up_to_alignment(element_counts["c"]) * sets, self.out_dtype, fill=False)
         if rewrite:
             buffers_by_name["c_rewrite"] = Buffer(element_counts["c"], self.out_dtype)
         return buffers_by_name

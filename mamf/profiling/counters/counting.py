@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
@@ -17,7 +17,7 @@ class CountingStrategy(RowsStrategy):
     ``counted``: the kernels and shapes whose counters an earlier run has already read.
     """
 
-    def __init__(self, setup: Setup, counted: set[StepKey], ncu: Ncu) -> None:
+    def __init__(self, setup: RunSetup, counted: set[StepKey], ncu: Ncu) -> None:
         super().__init__(setup)
         self.counted, self.ncu = counted, ncu
 
@@ -35,7 +35,7 @@ class CountingStrategy(RowsStrategy):
 
     def _count_row(self, row: Measurement) -> LogRecord:
         """Let ncu read the counters of the kernel and shape of a row, and return them as a record for the log."""
-        self.setup.on_phase(f"counting {row.shape} {row.kernel}")
+        self.setup.report_phase(f"counting {row.shape} {row.kernel}")
         named = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.count_kernel(named.get(row.kernel, row.kernel), row)
         if counts.ok:

@@ -18,7 +18,7 @@ from mamf.operation import Request
 if TYPE_CHECKING:
     from mamf.engine.runner import Setup
     from mamf.logs.run_log import RunLog
-    from mamf.profiling.counters.counting import CountingStrategy
+    from mamf.profiling.counters.counting import HardwareCounterStrategy
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
@@ -76,7 +76,7 @@ class CountersSession(Session):
     """A run of ``mamf counters``: it measures kernels in short bursts, then reads the hardware counters of each with
     ncu.
 
-    ``counted_steps``: the combinations of kernel, problem and shape whose counters have already been read.
+    ``counted_keys``: the keys of all kernels, problems and shapes whose counters have been read.
     """
 
     def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
@@ -86,13 +86,13 @@ class CountersSession(Session):
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}
+        self.counted_keys = {key for key, counts in logged_counts.items() if counts.has_counters}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
-    def make_strategy(self, setup: Setup) -> CountingStrategy:
-        from mamf.profiling.counters.counting import CountingStrategy
+    def make_strategy(self, setup: Setup) -> HardwareCounterStrategy:
+        from mamf.profiling.counters.counting import HardwareCounterStrategy
 
-        return CountingStrategy(setup, self.counted_steps, self.ncu)
+        return HardwareCounterStrategy(setup, self.counted_keys, self.ncu)
 
     def print_plan(self) -> None:
         super().print_plan()
@@ -100,12 +100,12 @@ class CountersSession(Session):
             print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_run_complete(self) -> bool:
-        from mamf.profiling.counters.counting import find_uncounted_rows
+        from mamf.profiling.counters.counting import find_rows_without_counters
 
-        return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
+        return super().is_run_complete() and not find_rows_without_counters(self.measured_run.rows, self.counted_keys)
 
     def choose_exit_code(self, code: int) -> int:
-        return code or (0 if self.counted_steps else FAILURE_EXIT_CODE)
+        return code or (0 if self.counted_keys else FAILURE_EXIT_CODE)
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document

@@ -371,8 +371,8 @@ class Ncu:
         """
         device = ("--backend", self.backend, "--device", str(self.device), "--launches", str(self.launch_count))
         program = (sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device)
-        # Without --clock-control none, ncu would lock the device's clock. But mamf never changes settings of the machine,
-        # and kernels should run at the clock at which they run without ncu.
+        # Without --clock-control none, ncu would lock the device's clock. But mamf never changes settings of the
+        # machine, and kernels should run at the clock at which they run without ncu.
         return [
             *(self.path, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base"),
             *("--metrics", ",".join(NCU_METRICS)),

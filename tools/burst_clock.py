@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.backend import Backend, Unavailable
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
-from mamf.report.charts.picture import SMALL_POINTS, TEXT_POINTS, DrawnPanel, LegendEntries, Picture, style_axes
+from mamf.report.charts.picture import (
+    SMALL_FONT_POINTS,
+    TEXT_FONT_POINTS,
+    DrawnPanel,
+    LegendEntries,
+    Picture,
+    style_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,9 +173,9 @@ def _draw(axes: Axes, chart: BurstClock) -> None:
     style_axes(axes)
     for (_, points), look in zip(chart.lines, _LOOKS, strict=False):
         axes.plot(*zip(*points, strict=True), **look)
-    axes.set_xlabel("milliseconds since the first launch", fontsize=TEXT_POINTS)
-    axes.set_ylabel("clock (MHz)", fontsize=TEXT_POINTS)
-    axes.tick_params(labelsize=SMALL_POINTS)
+    axes.set_xlabel("milliseconds since the first launch", fontsize=TEXT_FONT_POINTS)
+    axes.set_ylabel("clock (MHz)", fontsize=TEXT_FONT_POINTS)
+    axes.tick_params(labelsize=SMALL_FONT_POINTS)
 
 
 def main() -> int:

@@ -28,9 +28,9 @@ from mamf.logs.compare import build_log_roofs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
-from mamf.report.document import MISSING_VALUE, format_markdown_table, format_significant
+from mamf.report.document import MISSING_VALUE, format_four_digits, format_markdown_table
 from mamf.report.rows import rank_by_regime
-from mamf.report.shares import Shares
+from mamf.report.shares import ShareCalculator
 from mamf.text import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,13 +138,13 @@ def share_kept(row: Measurement, log: RunLog) -> float:
 
 #: What a row can show, by name.
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
-    "rate": lambda row, log: format_significant(row.best_rate),
-    "GB/s": lambda row, log: format_significant(1000 * row.best_rate),
+    "rate": lambda row, log: format_four_digits(row.best_rate),
+    "GB/s": lambda row, log: format_four_digits(1000 * row.best_rate),
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
-    "MBU": lambda row, log: percent(Shares(log.header, roofs=build_log_roofs([log])).compute_row_mbu(row)),
+    "MBU": lambda row, log: percent(ShareCalculator(log.header, roofs=build_log_roofs([log])).compute_row_mbu(row)),
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
 }
@@ -169,14 +169,14 @@ def single_figure(path: str, expression: str) -> str:
         if isinstance(log, FinderRun) and expression == "seconds":
             return f"{log.elapsed_seconds:.3g}"
         if isinstance(log, FinderRun):
-            return format_significant(log.best[expression].tflops[expression])
+            return format_four_digits(log.best[expression].tflops[expression])
         if expression in ("rows", "seconds"):
             summary = log.summary or {}
             return str(summary["measured"]) if expression == "rows" else f"{summary['elapsed_seconds']:.3g}"
         if words[1:2] == ["ceiling"]:
-            return format_significant(log.ceilings[words[0]].rate)
+            return format_four_digits(log.ceilings[words[0]].rate)
         if words[1:] == ["best"]:
-            return format_significant(rank_by_regime(log.measurements)[words[0]][0].best_rate)
+            return format_four_digits(rank_by_regime(log.measurements)[words[0]][0].best_rate)
         show = CELLS[words[0]]
     except KeyError as error:
         raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None
@@ -256,7 +256,7 @@ def winners_table(words: Sequence[str]) -> str:
             ceiling = log.ceilings[regime]
             gain = ceiling.gain_over_default
             cells += [
-                format_significant(ceiling.rate),
+                format_four_digits(ceiling.rate),
                 ceiling.kernel,
                 MISSING_VALUE if gain is None else percent(gain, 1),
             ]
@@ -293,7 +293,7 @@ def finder_repeats_table(words: Sequence[str]) -> str:
         apart = [_apart([rates[shape] for rates, _ in runs]) for shape in runs[0][0]]
         took = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
         spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
-        lines.append([tool, name, " ".join(map(format_significant, bests_of_runs)), *spreads, took])
+        lines.append([tool, name, " ".join(map(format_four_digits, bests_of_runs)), *spreads, took])
     heads = ["program", "figure", "best TFLOPS of each run", "spread of the best", "median spread of a shape"]
     heads += ["largest spread of a shape", "run time"]
     return format_markdown_table(heads, lines, set(heads[:3]))

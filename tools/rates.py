@@ -47,7 +47,7 @@ from typing import NamedTuple
 from mamf.calibration import find_calibration
 from mamf.cli.terminal import parse_duration
 from mamf.engine.regimes import Regime
-from mamf.engine.runner import Setup, Step
+from mamf.engine.runner import RunSetup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import (
@@ -90,7 +90,7 @@ from mamf.node.verdict import (
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BURST, GUARD, MATMUL, RANKING_STATISTIC_BY_REGIME, SUSTAINED, SWEEP, GuardOptions, Plan
-from mamf.report.verification import count_checked
+from mamf.report.verification import count_verified_totals
 from mamf.statistics import Interval, Summary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
@@ -320,7 +320,7 @@ class Seen(NamedTuple):
 class _Run:
     """What a strategy asks of a runner before it measures."""
 
-    def start_regime(self, regime: Regime) -> Regime:
+    def prepare_regime(self, regime: Regime) -> Regime:
         return regime
 
 
@@ -360,7 +360,7 @@ class Guards:
         slower: dict[AttentionShape, float],
     ) -> Iterator[Measurement]:
         """Draw every visit that the guard's strategy asks for."""
-        card, setup = self.card, Setup(self.plan, self.backend, [("drawn", SimulatedAttention())])
+        card, setup = self.card, RunSetup(self.plan, self.backend, [("drawn", SimulatedAttention())])
         strategy = GuardStrategy(setup, baseline, self.tolerance)
         strategy.runner = _Run()  # type: ignore[assignment]
         level, drift = chooser.gauss(0, card.run), chooser.uniform(-_DRIFT, _DRIFT)
@@ -500,7 +500,9 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
-        found.append(count_checked(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).yield_results())))
+        found.append(
+            count_verified_totals(list(VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)])).yield_results()))
+        )
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
     error = math.sqrt(math.fsum(each * (1 - each) for each in stated))

@@ -36,12 +36,12 @@ from mamf.report.document import (
     Table,
     describe_counted_work,
     format_csv,
+    format_four_digits,
     format_interval,
-    format_significant,
     make_sensor_columns,
 )
-from mamf.report.formats import format_visible_rows
-from mamf.report.shares import divide_by_peak, make_described_title
+from mamf.report.formats import format_visible_rows_as_markdown
+from mamf.report.shares import divide_by_peak, make_problem_title_in_words
 from mamf.text import Markup, escape_markdown, escape_markdown_line
 
 _GENERATED_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
@@ -113,7 +113,7 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
     table: Table[str] = Table(
         [Column("", "accelerator", links.get, Markup, left=True), *map(make_rates_column, dtypes)], ranked
     )
-    return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows(table), _PUBLISHED_NOTE])
+    return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows_as_markdown(table), _PUBLISHED_NOTE])
 
 
 def _get_device_name(part: ResultsCollection) -> str:
@@ -122,7 +122,7 @@ def _get_device_name(part: ResultsCollection) -> str:
 
 
 def _format_burst_and_sustained(rates: Mapping[str, float]) -> str:
-    burst, sustained = (format_significant(rates[regime]) if regime in rates else "-" for regime in CEILING_REGIMES)
+    burst, sustained = (format_four_digits(rates[regime]) if regime in rates else "-" for regime in CEILING_REGIMES)
     return Markup(f"**{burst}** / {sustained}")
 
 
@@ -166,7 +166,7 @@ def make_rate_columns() -> list[Column[ResultRate]]:
     """Return the columns of a table of rates that are not ranked: what was measured, the rate and the date."""
     return [
         make_text_column("what", lambda entry: entry.label),
-        Column("", "rate", lambda entry: entry.rate, format_significant),
+        Column("", "rate", lambda entry: entry.rate, format_four_digits),
         make_date_column(),
     ]
 
@@ -175,7 +175,7 @@ def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[
     """Return a Markdown section with a title and a table, or empty text if there are no rows. ``above``: text between
     title and table.
     """
-    return f"## {title}\n\n{above}{format_visible_rows(Table(columns, rows))}" if rows else ""
+    return f"## {title}\n\n{above}{format_visible_rows_as_markdown(Table(columns, rows))}" if rows else ""
 
 
 def make_text_column(title: str, get_text: Callable[[RowT], object]) -> Column[RowT]:
@@ -203,7 +203,7 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
     return [
         make_text_column("dtype", lambda row: row[0].dtype),
         make_text_column("regime", lambda row: row[0].regime),
-        Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{format_significant(rate)}**")),
+        Column("", "TFLOPS", lambda row: row[0].rate, lambda rate: Markup(f"**{format_four_digits(rate)}**")),
         Column("", "interval", lambda row: row[0].interval, format_interval),
         Column("", "MxNxK", lambda row: row[0].row.shape),
         make_text_column("kernel", lambda row: format_kernel_title(row[0])),
@@ -222,7 +222,7 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
             lambda row: sorted(each.rate for each in row[1]),
             lambda rates: (
                 f"{len(rates)}"
-                + (f": {format_significant(rates[0])} to {format_significant(rates[-1])}" if len(rates) > 1 else "")
+                + (f": {format_four_digits(rates[0])} to {format_four_digits(rates[-1])}" if len(rates) > 1 else "")
             ),
         ),
         make_text_column("software", lambda row: format_software_versions(row[0].header)),
@@ -237,10 +237,10 @@ def make_attention_columns() -> list[Column[ResultRate]]:
         make_text_column("regime", lambda entry: entry.row.regime),
         make_text_column("pass", lambda entry: entry.row.problem.direction),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
-        make_text_column("mask", lambda entry: entry.row.shape.mask),
+        make_text_column("mask", lambda entry: entry.row.shape.mask_description),
         make_text_column("kernel", format_kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
-        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_significant),
+        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_four_digits),
         Column("", "shape", lambda entry: entry.row.shape),
         make_date_column(),
     ]
@@ -254,11 +254,11 @@ def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
 
 def make_kernel_columns() -> list[Column[ResultRate]]:
     return [
-        make_text_column("problem", lambda entry: make_described_title(entry.row.regime, entry.row.problem)),
+        make_text_column("problem", lambda entry: make_problem_title_in_words(entry.row.regime, entry.row.problem)),
         Column(
             "",
             "rate",
-            lambda entry: f"**{format_significant(entry.rate)}** {escape_markdown(entry.row.work.unit)}",
+            lambda entry: f"**{format_four_digits(entry.rate)}** {escape_markdown(entry.row.work.unit)}",
             Markup,
         ),
         Column("", "interval", lambda entry: entry.interval, format_interval),
@@ -280,7 +280,7 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     make_text_column("dtype", lambda row: row[0].dtype or "unknown"),
     make_text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
     make_text_column("figure", lambda row: row[2] if row[0].is_complete else f"{row[2]} (of scouts)"),
-    Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], format_significant),
+    Column("", "TFLOPS", lambda row: row[0].best[row[2]].tflops[row[2]], format_four_digits),
     Column("", "MxNxK", lambda row: row[0].best[row[2]].shape or "unknown"),
     Column("", "shapes", lambda row: "unknown" if row[0].tried is None else row[0].tried),
     make_text_column("run", lambda row: "complete" if row[0].is_complete else "interrupted"),

@@ -31,12 +31,12 @@ from mamf.plans import BURST, Plan, StepKey
 #: M = N = K of the smallest and of the largest matmul that ``measure_matmul_flops`` launches, and of the smallest one
 #: on a CPU. A CPU emulates some dtypes, so it may need a minute for a matmul that takes an accelerator a millisecond.
 MIN_PROBE_SIZE, _MAX_PROBE_SIZE, _MIN_PROBE_SIZE_ON_CPU = 1024, 8192, 128
-_MIN_PROBE_SECONDS = 0.001
+_MIN_PROBE_LAUNCH_SECONDS = 0.001
 # If a matmul below MIN_PROBE_SIZE takes this many seconds, do not launch a larger one: it would take far longer.
-_MAX_SMALL_PROBE_SECONDS = 0.05
-_PROBE_LAUNCHES = 3
+_MAX_SMALL_MATMUL_SECONDS = 0.05
+_PROBE_LAUNCH_COUNT = 3
 # Seconds that mamf usually needs to prepare and verify a kernel on one shape on an accelerator.
-_PREPARING_SECONDS = 0.01
+_USUAL_PREPARATION_SECONDS = 0.01
 
 
 def measure_matmul_flops(
@@ -58,7 +58,7 @@ def measure_matmul_flops(
                 if not seconds > 0:
                     raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
                 flops = shape.flop / seconds
-                enough = _MIN_PROBE_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_PROBE_SECONDS
+                enough = _MIN_PROBE_LAUNCH_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_MATMUL_SECONDS
                 if seconds >= enough or size >= largest:
                     return flops
                 size *= 2
@@ -121,7 +121,7 @@ def choose_working_kernels(
 def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
     CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
-    for _ in range(_PROBE_LAUNCHES):
+    for _ in range(_PROBE_LAUNCH_COUNT):
         marks = launch_between_marks(prepared.launches[0], backend)
         backend.synchronize()
         seconds.append(backend.compute_seconds_between(*marks))
@@ -136,7 +136,7 @@ def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flo
     for regime in plan.regimes:
         launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
         if launches:
-            total += len(launches) * _PREPARING_SECONDS + sum(launches)
+            total += len(launches) * _USUAL_PREPARATION_SECONDS + sum(launches)
             total += get_regime_class(regime).estimate_seconds(backend, plan, launches)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
@@ -147,4 +147,4 @@ def compute_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: 
     """
     rows = [get_regime_class(regime) for regime, *_ in steps]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))
-    return warmup + sum(regime.max_row_seconds(backend, plan) for regime in rows)
+    return warmup + sum(regime.compute_max_row_seconds(backend, plan) for regime in rows)

@@ -1,7 +1,7 @@
 """Launch one kernel within a profiler's window, which is the part of the process that an external profiler records.
 
-Operands, settings and checks are those of a measurement (mamf.engine.measure). But the launch times cannot be compared
-with those of a measurement, because here mamf neither rests the device nor flushes its cache.
+mamf uses the operands, settings and checks of a measurement (mamf.engine.measure). But the launch times cannot be
+compared with those of a measurement, because here mamf neither rests the device nor flushes its cache.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mamf.engine.regimes.base import CheckedKernel, launch_between_marks
 from mamf.errors import DeviceError, MamfError, UnsupportedError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 
-#: A function that calls a launch and returns the names of the kernels that the launch ran on the device.
-LaunchWatcher = Callable[[Callable[[], object]], Sequence[str]]
+#: A function that takes a launch, calls it, and returns the names of the kernels that it ran on the device.
+DeviceKernelFinder = Callable[[Callable[[], object]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class ProfiledLaunches:
     """The result of launching a kernel within a profiler's window.
 
     - ``seconds``: device seconds of each launch in the window, between the events around it.
-    - ``preparing_seconds``: host time before the window, including compilation, tuning and the first launch.
+    - ``preparation_seconds``: host time before the window, including compilation, tuning and the first launch.
     - ``verdict``: how far the worst verified output is from its reference; None if nothing was verified.
-    - ``device_kernels``: the names of the kernels that a launch ran on the device; None if no launch was watched.
+    - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if mamf did not look.
     - ``is_deterministic``: True if all repeated launches gave equal bits; None if unknown.
     """
 
     seconds: tuple[float, ...]
-    preparing_seconds: float
+    preparation_seconds: float
     verdict: Verdict | None
-    device_kernels: Sequence[str] | None = None
+    device_kernel_names: Sequence[str] | None = None
     is_deterministic: bool | None = None
 
 
@@ -46,13 +46,14 @@ def launch_in_profiler_window(
     backend: Backend,
     launches: int = 1,
     verifies: bool = True,
-    watch_launch: LaunchWatcher | None = None,
+    find_device_kernels: DeviceKernelFinder | None = None,
     repeats: int = 0,
 ) -> ProfiledLaunches:
     """Prepare the kernel, verify a launch, launch ``launches`` times within the profiler's window, and verify again.
 
     - ``verifies``: True if mamf verifies results before and after the window.
-    - ``watch_launch``: called with one more launch after the window, to find the kernels that it runs on the device.
+    - ``find_device_kernels``: called with one more launch after the window, to find the kernels that the launch runs on
+      the device.
     - ``repeats``: the number of launches after the window whose results are compared with one another, to find out
       whether the kernel is deterministic.
 
@@ -83,9 +84,9 @@ def launch_in_profiler_window(
                 checked.require_unchanged_operands()
             return ProfiledLaunches(
                 seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
-                preparing_seconds=prepared - begun,
+                preparation_seconds=prepared - begun,
                 verdict=checked.verdict if verifies else None,
-                device_kernels=watch_launch and tuple(watch_launch(checked.launches[0])),
+                device_kernel_names=find_device_kernels and tuple(find_device_kernels(checked.launches[0])),
                 is_deterministic=_check_determinism(checked, backend, repeats, ready.queue_checksum),
             )
     except MamfError:
@@ -101,14 +102,14 @@ def time_kernel_parts(
     """Launch each part of a kernel, such as one of its matmuls, ``launches`` times on its own. Return the FLOP and the
     median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
     """
-    if not hasattr(kernel, "parts"):
+    if not hasattr(kernel, "make_part_launches"):
         raise UnsupportedError(
             f"kernel {kernel.name} is one launch, so its parts cannot be timed: use the kernel eager"
         )
-    parts = kernel.parts(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
+    parts = kernel.make_part_launches(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
-        # Ignore the time of the first launch: it warms up.
+        # Ignore the first launch, because it only warms up the device.
         _, *marks = [launch_between_marks(launch, backend) for _ in range(launches + 1)]
         backend.synchronize()
         found[name] = flop, statistics.median(backend.compute_seconds_between(*each) for each in marks)

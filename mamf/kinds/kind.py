@@ -19,14 +19,14 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plans import FIND, SWEEP, Plan
-from mamf.report.ceilings import make_devices_document, make_find_document, make_find_summary_record
+from mamf.report.ceilings import make_find_by_device_document, make_find_document, make_find_summary_record
 from mamf.report.document import Document
 from mamf.report.kernels import make_kernels_document, make_kernels_summary_record
 from mamf.report.rows import make_device_record, make_summary_record
-from mamf.report.shares import Shares
+from mamf.report.shares import ShareCalculator
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
     from mamf.report.charts.picture import Picture
 
 #: Ceilings by any key that identifies them, such as (problem, regime).
@@ -67,7 +67,7 @@ class Kind:
         """Return the mamf command, without options, that starts a run with this plan."""
         return self.name
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
         another.
         """
@@ -75,13 +75,13 @@ class Kind:
 
         return RowsStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
         confirmed yet.
         """
         return len(setup.remaining_steps)
 
-    def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
+    def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that the budget
         excluded.
         """
@@ -89,7 +89,7 @@ class Kind:
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
-        shares = Shares(
+        shares = ShareCalculator(
             log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
         own = log.own_ceilings if self.has_ceilings else None
@@ -121,7 +121,7 @@ class Sweep(Kind):
     name = SWEEP
     noun = "a sweep"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
 
         of = get_operation(setup.plan.operation)
@@ -167,12 +167,12 @@ class Find(Kind):
     has_ceilings = True
     noun = "a find"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
         plan, found = setup.plan, setup.confirmed_ceilings
         if explain_no_ceiling(setup.rows):
@@ -181,7 +181,7 @@ class Find(Kind):
         hopeful = plan.problems if plan.is_search else {step.problem for step in plan.steps(failed)}
         return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
 
-    def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
+    def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         return bool(skipped_count if explain_no_ceiling(setup.rows) else self.count_left(setup))
 
     def format_command(self, plan: Plan) -> str:
@@ -189,7 +189,7 @@ class Find(Kind):
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         if log.parts:
-            return make_devices_document(log)
+            return make_find_by_device_document(log)
         if log.plan.is_search:
             return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().make_document(log, report_options)

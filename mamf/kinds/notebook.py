@@ -21,7 +21,7 @@ from mamf.report.document import Block, Document, Lines, Table
 from mamf.report.kernels import make_group_table
 from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
-from mamf.report.shares import Shares, make_ceiling_table
+from mamf.report.shares import ShareCalculator, make_ceiling_table
 
 #: The maximum number of rows in one table, which shows the best ones, and in all tables of a log together.
 _MAX_ROWS_OF_TABLE, _MAX_ROWS_OF_LOG = 10, 50
@@ -44,7 +44,7 @@ def _render_blocks(*blocks: Block) -> str:
 @render_html.register
 def _(row: Measurement) -> str:
     return _render_blocks(
-        make_group_table([row], Shares(_make_device_header("unknown")), lambda row: None),
+        make_group_table([row], ShareCalculator(_make_device_header("unknown")), lambda row: None),
         Lines(describe_failures([row])),
     )
 

@@ -29,14 +29,14 @@ from mamf.report.document import (
     choose_unit,
     describe_end,
     describe_machine,
+    format_four_digits,
     format_interval,
     format_percent,
     format_rate,
-    format_significant,
     make_interval_columns,
 )
 from mamf.report.roofline import make_roofline_chart, make_roofline_document
-from mamf.report.shares import make_described_title
+from mamf.report.shares import make_problem_title_in_words
 from mamf.report.studies import (
     make_explanation_document,
     make_overlap_chart,
@@ -44,10 +44,10 @@ from mamf.report.studies import (
     make_waterfall_chart,
     make_waterfall_steps,
 )
-from mamf.report.verification import count_checked, make_verification_document
+from mamf.report.verification import count_verified_totals, make_verification_document
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
 
 
 class Explain(Kind):
@@ -92,14 +92,14 @@ class Overlap(Kind):
     name = OVERLAP
     noun = "an overlap"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, list_overlap_pairs
+    def make_strategy(self, setup: RunSetup) -> Strategy:
+        from mamf.engine.strategies.studies import DEFAULT_ROW_SECONDS, OverlapStrategy, list_overlap_pairs
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
-        seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
+        seconds, budget = plan.seconds or DEFAULT_ROW_SECONDS, plan.budget_seconds or math.inf
         return OverlapStrategy(
-            setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
+            setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.report_phase
         )
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
@@ -131,12 +131,12 @@ class Verify(Kind):
     noun = "a verification"
     is_collected = False  # A verification has no rates.
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import VerifyStrategy
 
         return VerifyStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
@@ -148,7 +148,7 @@ class Verify(Kind):
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_checked(rows)}
+        return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_verified_totals(rows)}
 
 
 class Reproduce(Kind):
@@ -160,12 +160,12 @@ class Reproduce(Kind):
     noun = "a reproduction"
     is_collected = False  # Claims chose what was measured, so the rows are not a fair sample.
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy
 
         return ReproduceStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         """Return the number of claims that are not measured yet."""
         return sum(each.measured_here is None for each in judge_claims(setup.plan.options, setup.rows))
 
@@ -209,13 +209,13 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
         Column("problem", "problem", _make_problem_title, importance=2, left=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
         Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
-        Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_significant(it * factor)),
+        Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_four_digits(it * factor)),
         *make_interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column(
             "here",
             "here",
             lambda each: each.measured_here and each.measured_here.tflops,
-            lambda it: format_significant(it * factor),
+            lambda it: format_four_digits(it * factor),
         ),
         *make_interval_columns(lambda each: each.measured_here and each.measured_here.interval, "here_{}", interval),
         Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], format_percent),
@@ -229,7 +229,7 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
 
 
 def _make_problem_title(judged: JudgedClaim) -> str:
-    return make_described_title(*judged.claim.step[:2])
+    return make_problem_title_in_words(*judged.claim.step[:2])
 
 
 def _make_claim_label(judged: JudgedClaim) -> str:

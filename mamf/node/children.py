@@ -25,7 +25,7 @@ PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
 #: Key in the message that this module makes from each line that a child process prints to stderr.
 WARNING_KEY = "warning"
 #: Phases of a child process: it waits until all other children wait too, or it measures at the same time as they do.
-WAITING_PHASE, TOGETHER_PHASE = "waits for the others", "together"
+WAITING_PHASE, MEASURING_TOGETHER_PHASE = "waits for the others", "together"
 # Maximum time to wait for the next message before looking for hanging children.
 _POLL_SECONDS = 0.5
 # Maximum time after SIGTERM in which a child may close its log. Then it is killed.
@@ -154,7 +154,7 @@ def watch_children_until_end(
             )  # do not wait for its end: a process that is blocked in a driver survives the kill
         if watch.running_ranks and all(watch.phases.get(rank) == WAITING_PHASE for rank in watch.running_ranks):
             for rank in watch.running_ranks:
-                watch.record_event(ChildEvent(rank, {PHASE_KEY: TOGETHER_PHASE}))
+                watch.record_event(ChildEvent(rank, {PHASE_KEY: MEASURING_TOGETHER_PHASE}))
             resume_children()
 
 

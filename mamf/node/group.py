@@ -15,8 +15,8 @@ from mamf.backend import Backend
 from mamf.errors import UnavailableError, UsageError, get_first_message_line
 
 #: Environment variables of torchrun and of srun: rank, number of ranks, rank within its node, index of the node.
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
-_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
+_SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def find_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     """Return this process's place among the ranks, or None if it is the only one. Raises UsageError if a variable of
     the launcher is not a number.
     """
-    for names in (_TORCHRUN, _SRUN):
+    for names in (_TORCHRUN_VARIABLES, _SRUN_VARIABLES):
         ranks = environment.get(names[1], "")
         if names[0] in environment and ranks.isdecimal() and int(ranks) > 1:
             return RankPlace(*(_parse_number(name, environment.get(name, "0")) for name in names))
@@ -47,7 +47,11 @@ def require_rank_place(environment: Mapping[str, str]) -> RankPlace:
     """Return this process's place among the ranks, even if it is the only one. Raises UsageError if the launcher's
     variables are missing or not numbers.
     """
-    names = _TORCHRUN if _TORCHRUN[0] in environment else (_SRUN[0], "SLURM_NTASKS", *_SRUN[2:])
+    names = (
+        _TORCHRUN_VARIABLES
+        if _TORCHRUN_VARIABLES[0] in environment
+        else (_SRUN_VARIABLES[0], "SLURM_NTASKS", *_SRUN_VARIABLES[2:])
+    )
     if not environment.keys() >= set(names[:2]):
         raise UsageError(
             "--devices ranks needs RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS, in the environment: start "

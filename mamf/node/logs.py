@@ -33,7 +33,7 @@ VERIFY_PART = "verify"
 #: The name of the file with what the parent process knows about the run.
 RUN_FILE_NAME = "run.json"
 # The version of the format of run.json, which the file states.
-_RUN_FILE_SCHEMA = 2
+_RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
 #: Beginnings of the failure reasons for which the device is not at fault.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
@@ -48,21 +48,21 @@ class NodeRun:
     - ``devices``: the indices of the devices that it started.
     - ``was_watched_to_end``: whether the parent watched every device until its end. If not, the parent itself was
       killed, so an incomplete log is not the fault of the device.
-    - ``why_not_together``: why the devices did not measure at the same time; empty if they did.
+    - ``not_together_reason``: why the devices did not measure at the same time; empty if they did.
     - ``failures``: the reason why a device failed, by device index.
     """
 
     devices: Sequence[int] = ()
     was_watched_to_end: bool = False
-    why_not_together: str = ""
+    not_together_reason: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         record = {
-            "schema": _RUN_FILE_SCHEMA,
+            "schema": _RUN_FILE_SCHEMA_VERSION,
             "devices": list(self.devices),
             "is_over": self.was_watched_to_end,
-            "not_together": scrub_text(self.why_not_together),
+            "not_together": scrub_text(self.not_together_reason),
             "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
         write_file_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "\n")
@@ -108,7 +108,7 @@ def read_node_folders(folders: Sequence[Path]) -> tuple[str, list[NodeDevice]]:
     reasons, devices = list[str](), list[NodeDevice]()
     for node, folder in enumerate(folders):
         run, node_devices = read_node_folder(folder, node)
-        reasons += [run.why_not_together] if run.why_not_together else []
+        reasons += [run.not_together_reason] if run.not_together_reason else []
         devices += node_devices
     return "; ".join(reasons), devices
 
@@ -174,7 +174,7 @@ def add_logs_to_device(
     for part in (
         *SINGLE_DEVICE_PARTS,
         *((VERIFY_PART,) if VERIFY_PART in logs else ()),
-        *(MULTI_DEVICE_PARTS if device_count > 1 and not run.why_not_together else ()),
+        *(MULTI_DEVICE_PARTS if device_count > 1 and not run.not_together_reason else ()),
     ):
         log = logs.get(part)
         if isinstance(log, str):

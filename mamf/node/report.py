@@ -30,23 +30,23 @@ from mamf.report.document import (
     Lines,
     Table,
     convert_to_snake_case,
-    format_significant,
+    format_four_digits,
     format_whole_number,
     make_sensor_columns,
     merge_remarks,
 )
 
 
-def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_not_together: str = "") -> Document:
+def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_together_reason: str = "") -> Document:
     """Make the report that ``mamf node`` prints, with the verdict and the figures of all devices.
 
     In a pager the first line shows the reason for the verdict; in a terminal the last line repeats it with the exit
-    code. ``why_not_together``: why the devices did not measure at the same time; empty if they did.
+    code. ``not_together_reason``: why the devices did not measure at the same time; empty if they did.
     """
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
-    if why_not_together:
-        remarks.append(f"the devices did not measure at the same time: {why_not_together}")
+    if not_together_reason:
+        remarks.append(f"the devices did not measure at the same time: {not_together_reason}")
     # Without findings, the reason of the verdict contains this line.
     slowest = [describe_slowest(devices)] if verdict.findings else []
     blocks: list[Block] = [
@@ -63,7 +63,7 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, why_
             "exit_code": verdict.exit_code,
             "reason": verdict.reason,
             "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
-            "not_together": why_not_together,
+            "not_together": not_together_reason,
             "slowest": describe_slowest(devices),
             "lost_share": compute_lost_speed_share(devices),
             "pace": choose_speed_figure(devices),
@@ -106,7 +106,7 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
             convert_to_snake_case(f"{name} {unit}"),
             f"{name} {unit}",
             lambda device: device.figures[name] * factor if name in device.figures else None,
-            format_significant,
+            format_four_digits,
             importance=0 if name == SUSTAINED else 1,
         ),
         Column(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
-from mamf.report.document import format_significant
+from mamf.report.document import format_four_digits
 
 #: The names of the figures by which devices are compared: the ceilings of matmul in short bursts and under continuous
 #: load, the memory bandwidth of the patterns copy and read, and the bandwidth of copies to a device, to the host and to
@@ -85,7 +85,7 @@ class NodeDevice:
 def format_figure(figure: str, value: float) -> str:
     """Format the value of a figure with its unit. ``value``: the rate in 1e12 FLOP/s or bytes/s."""
     unit, factor = FIGURE_UNITS[figure]
-    return f"{format_significant(value * factor)} {unit}"
+    return f"{format_four_digits(value * factor)} {unit}"
 
 
 #: Name of the mean of the burst and sustained shortfalls. A slow card is slow in both figures, so this mean has a lower
@@ -264,8 +264,8 @@ def compute_shortfall_shares(device: NodeDevice, others: Sequence[NodeDevice]) -
     """
     shares = {}
     for figure in FIGURE_UNITS:
-        own = _find_steady_value(device, figure)
-        values = [value for other in others if (value := _find_steady_value(other, figure)) is not None]
+        own = _get_comparable_value(device, figure)
+        values = [value for other in others if (value := _get_comparable_value(other, figure)) is not None]
         if own is not None and values:
             shares[figure] = 1 - own / median(values)
     if BURST in shares and SUSTAINED in shares:
@@ -273,7 +273,7 @@ def compute_shortfall_shares(device: NodeDevice, others: Sequence[NodeDevice]) -
     return shares
 
 
-def _find_steady_value(device: NodeDevice, figure: str) -> float | None:
+def _get_comparable_value(device: NodeDevice, figure: str) -> float | None:
     return device.figures.get(figure) if _is_comparable_figure(device, figure) else None
 
 

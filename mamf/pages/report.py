@@ -50,25 +50,31 @@ from mamf.report.document import (
     choose_unit,
     describe_end,
     describe_machine,
+    format_four_digits,
     format_interval,
     format_percent,
     format_rate,
-    format_significant,
     make_text_table,
 )
 from mamf.report.imported import (
-    convert_log,
+    make_compared_run,
     make_finder_document,
     make_side_by_side_chart,
     make_side_by_side_document,
 )
 from mamf.report.page import Command, Fact, Page, PagePart, Section
 from mamf.report.rows import select_ranked_rows
-from mamf.report.shares import WRONG_CEILING, Shares, divide_by_peak, make_ceiling_title, make_described_title
+from mamf.report.shares import (
+    WRONG_CEILING_TEXT,
+    ShareCalculator,
+    divide_by_peak,
+    make_ceiling_title,
+    make_problem_title_in_words,
+)
 from mamf.report.studies import compute_kept_ranges
 
 #: Maximum number of headline figures on a page, and of rows in a table.
-_MAX_FACTS, _MAX_ROWS = 6, 500
+_MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
 #: Maximum number of tables, and of panels of pictures, in a section that is open. Sections with more open on a click.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
 #: The operand data of headline figures: random numbers. Rows on other data show how much data change the rate.
@@ -92,11 +98,11 @@ class HeadlineFigure:
         if self.share:
             return self.share
         unit, factor = choose_unit(self.unit, [self.point.value])
-        return Fact(self.label, format_significant(self.point.value * factor), unit, list(filter(None, self.notes)))
+        return Fact(self.label, format_four_digits(self.point.value * factor), unit, list(filter(None, self.notes)))
 
 
 @dataclass(frozen=True)
-class LogSource:
+class LogContent:
     """What a page shows of one log.
 
     ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the report of the log.
@@ -120,8 +126,8 @@ class LogSource:
         """The sections of the log: pictures, tables, conditions, and the command that repeats the run."""
         # Limit the rows of tables to keep the page small. CSV and JSON of the log have all rows.
         figures = [
-            replace(block, top=_MAX_ROWS)
-            if isinstance(block, Table) and (block.top is None or block.top > _MAX_ROWS)
+            replace(block, top=_MAX_TABLE_ROWS)
+            if isinstance(block, Table) and (block.top is None or block.top > _MAX_TABLE_ROWS)
             else block
             for block in self.document.visible_blocks
         ]
@@ -143,15 +149,15 @@ def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
 # -- making pages ------------------------------------------------------------------------------------------------------
 
 
-def make_report(paths: Sequence[Path]) -> Page:
+def make_report_page(paths: Sequence[Path]) -> Page:
     """Return a page for logs and folders. Raises RunLogError for an unreadable log, UsageError if there is no log."""
     folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
     if len(paths) == len(folders) == 1:
-        return _report_folder(paths[0])
-    sources = [read_source(path) for path in paths if path not in folders]
-    pages = [_report_folder(path) for path in folders]
+        return _make_folder_page(paths[0])
+    sources = [read_log_content(path) for path in paths if path not in folders]
+    pages = [_make_folder_page(path) for path in folders]
     if pages or len(sources) > 1:
-        return _report_several(sources, pages)
+        return _make_comparison_page(sources, pages)
     source = sources[0]
     return Page(
         source.title,
@@ -161,19 +167,19 @@ def make_report(paths: Sequence[Path]) -> Page:
     )
 
 
-def _report_folder(path: Path) -> Page:
+def _make_folder_page(path: Path) -> Page:
     if is_node_folder(path):
-        return _report_node(path)
+        return _make_node_page(path)
     if find_rank_logs(path):
-        return _report_ranks(path)
+        return _make_ranks_page(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
         raise UsageError(f"{path} has no logs: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
-    return make_report(logs)
+    return make_report_page(logs)
 
 
-def _report_node(path: Path) -> Page:
-    why_not_together, devices = read_node_folders([path])
+def _make_node_page(path: Path) -> Page:
+    not_together_reason, devices = read_node_folders([path])
     verdict = judge_devices(devices, make_contributed_baseline(devices))
     parts: list[PagePart] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
@@ -181,26 +187,28 @@ def _report_node(path: Path) -> Page:
         f"Node of {len(devices)} x {names or 'unknown devices'}",
         verdict=verdict.reason,
         level="good" if verdict.level == OK else "bad",
-        sections=[Section("Devices", [*parts, *make_node_document(devices, verdict, why_not_together).visible_blocks])],
+        sections=[
+            Section("Devices", [*parts, *make_node_document(devices, verdict, not_together_reason).visible_blocks])
+        ],
     )
 
 
-def _report_ranks(path: Path) -> Page:
+def _make_ranks_page(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = make_ranks_document(ranks, len(find_rank_logs(path)))
     answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
-    sources = [make_profile_source(get_rank_log_path(path, rank), *read) for rank, read in ranks.items()]
+    sources = [make_profile_content(get_rank_log_path(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
     return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
 
 
-def _report_several(sources: Sequence[LogSource], pages: Sequence[Page]) -> Page:
+def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
     """Return a page with the figures of all logs side by side, and a section for each log and each folder."""
     rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
-    compared = _compare_sources(sources)
+    compared = _make_log_comparison(sources)
     sections = [
-        Section("Side by side", [*_draw_side_by_side(sources), *listed]),
+        Section("Side by side", [*_make_side_by_side_charts(sources), *listed]),
         Section("Compared", compared),
         *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),
         *(_join_sections(page.title, page.sections) for page in pages),
@@ -213,27 +221,27 @@ def _report_several(sources: Sequence[LogSource], pages: Sequence[Page]) -> Page
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         answers[1:],
-        [] if answers else list(_collect_facts(sources))[:_MAX_FACTS],
+        [] if answers else list(_collect_facts(sources))[:_MAX_HEADLINE_FIGURES],
         verdict=answers[0] if answers else "",
         sections=sections,
     )
 
 
-def _collect_facts(sources: Sequence[LogSource]) -> Iterator[Fact]:
+def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
     """Yield the headline figures of each log, with the name of its device or log if these names differ between the
     logs.
     """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
-        names = _shorten_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
+        names = _shorten_log_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
     for source, name in zip(sources, names, strict=True):
         facts = source.facts or [figure.fact for figure in source.figures]
-        for fact in facts[: max(1, _MAX_FACTS // len(sources))]:
+        for fact in facts[: max(1, _MAX_HEADLINE_FIGURES // len(sources))]:
             yield replace(fact, label=f"{name}: {fact.label}") if name else fact
 
 
-def _shorten_names(sources: Sequence[LogSource]) -> list[str]:
+def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
     """Return the file names of the logs without the words at the beginning that all names share."""
     names = [Path(source.name).stem.split("-") for source in sources]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
@@ -241,9 +249,9 @@ def _shorten_names(sources: Sequence[LogSource]) -> list[str]:
     return ["-".join(name) for name in names]
 
 
-def _draw_side_by_side(sources: Sequence[LogSource]) -> list[RangeChart]:
+def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]:
     """Draw the headline figures of all logs, without figures whose unit differs from that of the first figure."""
-    names = zip(sources, _shorten_names(sources), strict=True)
+    names = zip(sources, _shorten_log_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     if not figures:
         return []
@@ -259,11 +267,11 @@ def _draw_side_by_side(sources: Sequence[LogSource]) -> list[RangeChart]:
     return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
 
 
-def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
+def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     """Return the comparison of two logs of one operation, or a line that says why they cannot be compared."""
     logs = [source.log for source in sources if isinstance(source.log, RunLog)]
     if len(sources) == 2 and len(logs) < 2:
-        return _compare_with_finder(sources)
+        return _make_finder_comparison(sources)
     if len(sources) != 2 or logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
@@ -276,10 +284,10 @@ def _compare_sources(sources: Sequence[LogSource]) -> Sequence[Block]:
     return document.visible_blocks
 
 
-def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
+def _make_finder_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     """Compare two logs, at least one of mamf-finder. Return an empty list if they have no shape in common."""
     with suppress(UsageError):  # raised if the logs have no shape in common
-        shown = [convert_log(source.name, source.log) for source in sources if source.log]
+        shown = [make_compared_run(source.name, source.log) for source in sources if source.log]
         if len(shown) == 2:
             return make_side_by_side_document(*shown).visible_blocks
     return []
@@ -288,18 +296,18 @@ def _compare_with_finder(sources: Sequence[LogSource]) -> Sequence[Block]:
 # -- reading logs into the parts of a page -----------------------------------------------------------------------------
 
 
-def read_source(path: Path) -> LogSource:
+def read_log_content(path: Path) -> LogContent:
     """Read a log of any kind, or the folder of a run of several devices. Raises RunLogError for other files."""
     if path.is_dir():
-        return make_log_source(read_run(path))
+        return make_run_log_content(read_run(path))
     if (imported := read_legacy_or_none(path)) is not None:
-        return make_finder_source(path.name, imported)
+        return make_finder_content(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:
-        return make_profile_source(path, *profiled)
-    return make_log_source(read_run_log(path))
+        return make_profile_content(path, *profiled)
+    return make_run_log_content(read_run_log(path))
 
 
-def make_finder_source(name: str, run: FinderRun) -> LogSource:
+def make_finder_content(name: str, run: FinderRun) -> LogContent:
     known = {**run.software, **run.device_properties}
     figures = [
         HeadlineFigure(
@@ -310,24 +318,24 @@ def make_finder_source(name: str, run: FinderRun) -> LogSource:
         )
         for statistic, row in run.best.items()
     ]
-    return LogSource(
+    return LogContent(
         name,
         f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
         [f"started {run.started}" if run.started else "the log does not say when it started"],
-        make_finder_document(run, _MAX_ROWS),
-        [make_side_by_side_chart([convert_log(name, run)])] if any(row.shape for row in run.rows) else [],
-        figures[:_MAX_FACTS],
+        make_finder_document(run, _MAX_TABLE_ROWS),
+        [make_side_by_side_chart([make_compared_run(name, run)])] if any(row.shape for row in run.rows) else [],
+        figures[:_MAX_HEADLINE_FIGURES],
         [_make_name_table(known)] if known else [],
         run.command or "",
         run,
     )
 
 
-def make_profile_source(path: Path, script: str, profile: Profile) -> LogSource:
+def make_profile_content(path: Path, script: str, profile: Profile) -> LogContent:
     """Return what a page shows of a profile, from the ``path`` of its log and the name of the profiled script."""
     header = parse_record(next(read_lines(path)))
-    document = make_profile_document(script, profile, _MAX_ROWS)
-    return LogSource(
+    document = make_profile_document(script, profile, _MAX_TABLE_ROWS)
+    return LogContent(
         path.name,
         f"{document.title} on {describe_device(profile)}",
         [describe_largest_classes(profile), _format_start(header)],
@@ -343,21 +351,21 @@ def _list_profile_facts(profile: Profile) -> list[Fact]:
     took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
-    figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
+    figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
     return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
 
 
-def make_log_source(log: RunLog) -> LogSource:
+def make_run_log_content(log: RunLog) -> LogContent:
     header = log.header
     document = (
         make_counters_document(log)
         if log.counter_records
-        else get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_ROWS))
+        else get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_TABLE_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
-    return LogSource(
+    return LogContent(
         log.path.name,
         f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
@@ -366,8 +374,8 @@ def make_log_source(log: RunLog) -> LogSource:
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
-        [] if log.counter_records else list(_draw_pictures(log)),
-        [] if log.plan.kind == OVERLAP else list(_list_figures(log)),
+        [] if log.counter_records else list(_make_pictures(log)),
+        [] if log.plan.kind == OVERLAP else list(_list_headline_figures(log)),
         make_conditions_blocks(header),
         header["command"],
         log,
@@ -384,7 +392,7 @@ def _format_start(header: Mapping[str, Any]) -> str:
     return f"started {header['started'][:16].replace('T', ' ')}"
 
 
-def _draw_pictures(log: RunLog) -> Iterator[Picture]:
+def _make_pictures(log: RunLog) -> Iterator[Picture]:
     """Yield one picture with all regimes of a log, or a picture for each regime if the axis of the chart is
     the length.
     """
@@ -394,12 +402,12 @@ def _draw_pictures(log: RunLog) -> Iterator[Picture]:
             yield make_log_chart(log, regime)
 
 
-def _list_figures(log: RunLog) -> Iterable[HeadlineFigure]:
+def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
     """Return the ceilings that the run confirmed, or else the best row of each problem and regime."""
     ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
-        return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_FACTS]]
-    shares = Shares(log.header, log.all_ceilings, log.known_ceilings)
+        return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_HEADLINE_FIGURES]]
+    shares = ShareCalculator(log.header, log.all_ceilings, log.known_ceilings)
     return [_make_row_figure(row, shares) for row in _find_best_rows(log)]
 
 
@@ -409,7 +417,7 @@ def _find_best_rows(log: RunLog) -> list[Measurement]:
     rows = select_ranked_rows(row for row in log.measurements if row.operation == log.plan.operation)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
         best_rows.setdefault((row.problem, row.regime), row)
-    return list(best_rows.values())[:_MAX_FACTS]
+    return list(best_rows.values())[:_MAX_HEADLINE_FIGURES]
 
 
 def _has_normal_data(problem: Any) -> bool:
@@ -434,7 +442,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     return HeadlineFigure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
 
 
-def _make_row_figure(row: Measurement, shares: Shares) -> HeadlineFigure:
+def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:
     interval, of_peak, is_median = row.rate_interval, shares.compute_peak_share(row), row.best_by == row.figure
     unit, factor = choose_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
@@ -445,11 +453,11 @@ def _make_row_figure(row: Measurement, shares: Shares) -> HeadlineFigure:
         f"at {row.shape} by {row.kernel}",
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    title = make_described_title(row.regime, row.problem)
+    title = make_problem_title_in_words(row.regime, row.problem)
     return HeadlineFigure(f"best {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes))
 
 
-def _make_share_fact(row: Measurement, shares: Shares, title: str, notes: Sequence[str]) -> Fact | None:
+def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if it has no share or if the ceiling must be wrong."""
     share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_CEILING_SHARE:

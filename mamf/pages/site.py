@@ -27,7 +27,7 @@ from mamf.errors import UsageError
 from mamf.files import make_folder, write_file_atomically
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import ItemT, group_pairs
-from mamf.pages.site_data import COMPLETE, CeilingLine, SiteData, SiteLog, read_site_data
+from mamf.pages.site_data import COMPLETE, SiteCeiling, SiteData, SiteLog, read_site_data
 from mamf.plans import CEILING_REGIMES
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.document import (
@@ -36,9 +36,9 @@ from mamf.report.document import (
     Table,
     format_count,
     format_csv,
+    format_four_digits,
     format_interval,
     format_percent,
-    format_significant,
     format_whole_number,
     shorten_line,
 )
@@ -46,10 +46,10 @@ from mamf.report.page import Command, Fact, Page, PagePart, Section, render_page
 from mamf.text import Link
 
 #: Name of the file in the folder of the site that lists the files of the site, one per line.
-FILE_LIST = ".mamf-site"
+FILE_LIST_NAME = ".mamf-site"
 _DEVICES_FOLDER = "devices"
 _MAX_NAME_CHARACTERS = 80
-INDEX_FILE, CSV, FEED = "index.html", "ceilings.csv", "index.json"
+INDEX_PAGE_NAME, CSV_FILE_NAME, INDEX_JSON_NAME = "index.html", "ceilings.csv", "index.json"
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
@@ -63,7 +63,7 @@ def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
         raise UsageError(f"{output} is inside {root}, which is only for logs: choose another folder")
-    base, old = _make_logs_address(logs, root, output), _list_own_files(output)
+    base, old = _make_logs_address(logs, root, output), _list_built_files(output)
     data = read_site_data(root)
     _write_files(output, dict(_render_files(data, base)), old)
     return data
@@ -83,11 +83,15 @@ def _make_logs_address(address: str | None, root: Path, output: Path) -> str:
     return address.rstrip("/") + "/"
 
 
-def _list_own_files(output: Path) -> set[str]:
+def _list_built_files(output: Path) -> set[str]:
     """Return the files in the folder ``output``, which an earlier build wrote. Raises UsageError if the folder contains
     files that no build wrote. Files and folders whose name begins with a dot, such as .git, are ignored.
     """
-    listed = (output / FILE_LIST).read_text(errors="replace").splitlines() if (output / FILE_LIST).is_file() else []
+    listed = (
+        (output / FILE_LIST_NAME).read_text(errors="replace").splitlines()
+        if (output / FILE_LIST_NAME).is_file()
+        else []
+    )
     names = {path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir()}
     present = {name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)}
     foreign = sorted(name for name in present if name not in listed or (output / name).is_symlink())
@@ -105,13 +109,13 @@ def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     below = logs if "://" in logs else f"../{logs}"
     for name, part in data.split_by_device().items():
         yield pages[name], render_page(make_device_page(name, part, below))
-    rows = [make_feed_record(line) for line in data.lines]
+    rows = [make_index_entry(line) for line in data.lines]
     texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
-    yield CSV, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
+    yield CSV_FILE_NAME, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
     title = "Measured matmul ceilings by device, dtype and regime"
-    yield FEED, f'{{"schema": {FEED_SCHEMA}, "title": "{title}", "ceilings": [{listed}\n]}}\n'
-    yield INDEX_FILE, render_page(make_index_page(data, logs, pages))
+    yield INDEX_JSON_NAME, f'{{"schema": {INDEX_SCHEMA_VERSION}, "title": "{title}", "ceilings": [{listed}\n]}}\n'
+    yield INDEX_PAGE_NAME, render_page(make_index_page(data, logs, pages))
 
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
@@ -133,22 +137,22 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[str]) -> None:
     make_folder(output / _DEVICES_FOLDER)
     # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
-    write_file_atomically(output / FILE_LIST, "\n".join(sorted(old_files | set(texts_by_file))))
+    write_file_atomically(output / FILE_LIST_NAME, "\n".join(sorted(old_files | set(texts_by_file))))
     for name, text in texts_by_file.items():
         write_file_atomically(output / name, text)
     for name in old_files - set(texts_by_file):
         (output / name).unlink()
-    write_file_atomically(output / FILE_LIST, "\n".join(sorted(texts_by_file)))
+    write_file_atomically(output / FILE_LIST_NAME, "\n".join(sorted(texts_by_file)))
 
 
 # -- entries of index.json, for programs -------------------------------------------------------------------------------
 
 
 #: Version of the format of index.json. It rises if a field is removed, renamed or redefined, but not for new fields.
-FEED_SCHEMA = 1
+INDEX_SCHEMA_VERSION = 1
 
 
-def make_feed_record(line: CeilingLine) -> dict[str, Any]:
+def make_index_entry(line: SiteCeiling) -> dict[str, Any]:
     """Return the entry of a ceiling in index.json."""
     device = line.entry.header["device"] if line.entry else {}
     low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
@@ -171,9 +175,9 @@ def make_feed_record(line: CeilingLine) -> dict[str, Any]:
     }
 
 
-_MAX_FACTS = 4
+_MAX_HEADLINE_FIGURES = 4
 #: Maximum number of devices in a picture, of points in a row, and of points in a picture. They keep pages small.
-MAX_ROWS, _MAX_ROW_POINTS, _MAX_PICTURE_POINTS = 30, 30, 600
+MAX_CHART_ROWS, _MAX_ROW_POINTS, _MAX_PICTURE_POINTS = 30, 30, 600
 #: Explanations of the words in the tables of the site.
 _WORD_EXPLANATIONS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
@@ -206,7 +210,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     counts = (
         f"{format_count(len(runs), 'device')}, {format_count(cards, 'card')}, {format_count(len(data.runs), 'log')}."
     )
-    columns: list[Column[CeilingLine]] = [
+    columns: list[Column[SiteCeiling]] = [
         Column("", "device", lambda line: Link(format_device_name(line.device), pages[line.device]), left=True),
         *_make_figure_columns(),
         make_text_column("vendor", lambda line: line.vendor),
@@ -225,17 +229,17 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [
             _make_ceiling_fact(each, format_device_name(each.device), f"{each.dtype}, {each.regime}")
-            for each in fastest[:_MAX_FACTS]
+            for each in fastest[:_MAX_HEADLINE_FIGURES]
         ],
         sections=[
             Section("Ceilings", charts[:1]),
             Section(f"Ceilings of {format_count(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
-            Section("All ceilings", _make_tables(columns, data.lines)),
+            Section("All ceilings", _make_table_unless_empty(columns, data.lines)),
             Section("What the words mean", [Lines(_WORD_EXPLANATIONS)] if data.lines else []),
-            Section("Devices", _make_tables(device_columns, sorted(runs))),
+            Section("Devices", _make_table_unless_empty(device_columns, sorted(runs))),
             Section("Add your accelerator", _CONTRIBUTION_PARTS),
         ],
-        links=[("As CSV", CSV), ("As JSON", FEED)],
+        links=[("As CSV", CSV_FILE_NAME), ("As JSON", INDEX_JSON_NAME)],
     )
 
 
@@ -250,8 +254,10 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     others = [line for line in several if line not in leading]
     log, attention = _make_log_column(logs), select_attention_rates(data.attention, per_kernel=True)
     operation_column: Column[ResultRate] = make_text_column("operation", lambda entry: entry.row.operation)
-    kernels = _make_tables([operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernels))
-    ceiling_columns: list[Column[CeilingLine]] = [
+    kernels = _make_table_unless_empty(
+        [operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernels)
+    )
+    ceiling_columns: list[Column[SiteCeiling]] = [
         *_make_figure_columns(),
         Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole_number),
         Column("", "J/TFLOP", _format_joules),
@@ -274,19 +280,21 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     return Page(
         format_device_name(name),
         [_describe_device(data)],
-        [_make_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_FACTS]],
+        [_make_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_HEADLINE_FIGURES]],
         sections=[
-            Section("Ceilings", _make_tables(ceiling_columns, data.lines)),
+            Section("Ceilings", _make_table_unless_empty(ceiling_columns, data.lines)),
             Section("Cards side by side", [_make_cards_chart(line) for line in leading]),
             Section("Cards in other dtypes", [_make_cards_chart(line) for line in others], is_open=False),
-            Section("Attention kernels", _make_tables([*make_attention_columns(), log], attention)),
+            Section("Attention kernels", _make_table_unless_empty([*make_attention_columns(), log], attention)),
             Section("Other operations", kernels, is_open=False),
             Section(
-                "Unconfirmed figures", _make_tables([*make_rate_columns(), log], data.unconfirmed, unconfirmed), False
+                "Unconfirmed figures",
+                _make_table_unless_empty([*make_rate_columns(), log], data.unconfirmed, unconfirmed),
+                False,
             ),
-            Section("Logs", _make_tables(log_columns, newest_first)),
+            Section("Logs", _make_table_unless_empty(log_columns, newest_first)),
         ],
-        links=[("All devices", f"../{INDEX_FILE}")],
+        links=[("All devices", f"../{INDEX_PAGE_NAME}")],
     )
 
 
@@ -312,7 +320,7 @@ def _describe_device(data: SiteData) -> str:
     return f"{'. '.join(filter(None, parts))} of {format_count(count_cards(data.runs), 'card')}."
 
 
-def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
+def _make_ceiling_fact(line: SiteCeiling, label: str, *notes: str) -> Fact:
     """Return a ceiling as a headline figure, with notes on its interval, the datasheet, the range over cards, and
     energy.
     """
@@ -321,28 +329,28 @@ def _make_ceiling_fact(line: CeilingLine, label: str, *notes: str) -> Fact:
         f"tier {line.tier}" if line.tier != COMPLETE else "",
         f"{format_interval(line.interval)} (95 % repeat interval)" if line.interval else "",
         f"{format_percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
-        f"{len(line.cards)} cards: {_format_range(line)}" if len(line.cards) > 1 else "",
+        f"{len(line.cards)} cards: {_format_range_of_cards(line)}" if len(line.cards) > 1 else "",
         f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
     ]
-    return Fact(label, format_significant(line.tflops), "TFLOPS", [note for note in lines if note])
+    return Fact(label, format_four_digits(line.tflops), "TFLOPS", [note for note in lines if note])
 
 
-def _format_joules(line: CeilingLine) -> str | None:
+def _format_joules(line: SiteCeiling) -> str | None:
     """Format the joules per 1e12 FLOP of a ceiling. Return None for a rate that is not sustained, or if the power is
     unknown.
     """
     return f"{joules:#.3g}" if line.entry and (joules := line.entry.joules_per_tflop) else None
 
 
-def _format_range(line: CeilingLine) -> str | None:
-    rates = [format_significant(entry.tflops) for entry in line.cards]
+def _format_range_of_cards(line: SiteCeiling) -> str | None:
+    rates = [format_four_digits(entry.tflops) for entry in line.cards]
     return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
 
 # -- tables of the site ------------------------------------------------------------------------------------------------
 
 
-def _make_tables(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
+def _make_table_unless_empty(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
     """Return a list with one table, or an empty list if there are no rows, so that the section stays hidden."""
     return [Table(columns, rows, title)] if rows else []
 
@@ -358,18 +366,18 @@ def _make_log_link(base: str, place: Path, text: str = "log") -> Link:
     return Link(text, base + quote(place.as_posix()))
 
 
-def _make_figure_columns() -> list[Column[CeilingLine]]:
+def _make_figure_columns() -> list[Column[SiteCeiling]]:
     """Return the columns with the rate of a ceiling, its interval and its share of the datasheet, for the tables of all
     pages.
     """
     return [
-        Column("", "TFLOPS", lambda line: line.tflops, format_significant),
+        Column("", "TFLOPS", lambda line: line.tflops, format_four_digits),
         make_text_column("dtype", lambda line: line.dtype),
         make_text_column("regime", lambda line: line.regime),
         Column("", "% of peak", lambda line: line.share, format_percent),
         Column("", "interval", lambda line: line.interval, format_interval),
         Column("", "cards", lambda line: len(line.cards) or None),
-        Column("", "over cards", _format_range),
+        Column("", "over cards", _format_range_of_cards),
         make_text_column("tier", lambda line: line.tier),
     ]
 
@@ -377,28 +385,28 @@ def _make_figure_columns() -> list[Column[CeilingLine]]:
 # -- pictures of the site ----------------------------------------------------------------------------------------------
 
 
-def _make_ceilings_chart(dtype: str, lines: Sequence[CeilingLine]) -> RangeChart:
+def _make_ceilings_chart(dtype: str, lines: Sequence[SiteCeiling]) -> RangeChart:
     devices = list(group_pairs((line.device, line) for line in lines).values())
-    kept = [line for each in devices[:MAX_ROWS] for line in each]
+    kept = [line for each in devices[:MAX_CHART_ROWS] for line in each]
     max_points = max(3, min(_MAX_ROW_POINTS, _MAX_PICTURE_POINTS // len(kept)))
     rows = [
         RangeRow(
             shorten_line(format_device_name(line.device)),
             line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
-            tuple(_make_point(entry) for entry in choose_evenly(line.cards, max_points)),
+            tuple(_make_card_point(entry) for entry in choose_evenly_spaced_items(line.cards, max_points)),
             line.peak.rate if line.peak else None,
         )
         for line in kept
     ]
     subtitle = "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak."
-    more = f"{format_count(len(devices) - MAX_ROWS, 'more device')} in the table"
-    return RangeChart(dtype, subtitle, "TFLOPS", tuple(rows), notes=(more,) if len(devices) > MAX_ROWS else ())
+    more = f"{format_count(len(devices) - MAX_CHART_ROWS, 'more device')} in the table"
+    return RangeChart(dtype, subtitle, "TFLOPS", tuple(rows), notes=(more,) if len(devices) > MAX_CHART_ROWS else ())
 
 
-def _make_cards_chart(line: CeilingLine) -> RangeChart:
+def _make_cards_chart(line: SiteCeiling) -> RangeChart:
     rows = [
-        RangeRow("", _format_card_name(each), (_make_point(each),), None, line.regime)
-        for each in choose_evenly(line.cards, MAX_ROWS)
+        RangeRow("", _format_card_name(each), (_make_card_point(each),), None, line.regime)
+        for each in choose_evenly_spaced_items(line.cards, MAX_CHART_ROWS)
     ]
     gain = format_percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
     return RangeChart(
@@ -413,13 +421,13 @@ def _format_card_name(entry: ResultRate) -> str:
     return f"card {entry.uuid_hash or 'unknown'}"
 
 
-def _make_point(entry: ResultRate) -> RangePoint:
+def _make_card_point(entry: ResultRate) -> RangePoint:
     interval = entry.interval if entry.interval and entry.interval.is_known else None
     low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
     return RangePoint(entry.tflops, low, high, f"{_format_card_name(entry)}, {entry.date[:10]}")
 
 
-def choose_evenly(items: Sequence[ItemT], count: int) -> list[ItemT]:
+def choose_evenly_spaced_items(items: Sequence[ItemT], count: int) -> list[ItemT]:
     """Return at most ``count`` of the items, evenly spaced and including the first and the last. ``count`` is at least
     2.
     """

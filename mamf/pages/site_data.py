@@ -32,9 +32,9 @@ from mamf.plans import REGIME_NAMES
 
 COMPLETE, INTERRUPTED, LEGACY = TIERS
 #: The tier of figures of complete runs that neither a maintainer nor two contributors measured.
-UNCONFIRMED = "unconfirmed"
-ALL_TIERS = (COMPLETE, UNCONFIRMED, INTERRUPTED, LEGACY)
-UNKNOWN = "unknown"
+UNCONFIRMED_TIER = "unconfirmed"
+ALL_TIERS = (COMPLETE, UNCONFIRMED_TIER, INTERRUPTED, LEGACY)
+UNKNOWN_NAME = "unknown"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SiteLog:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CeilingLine(Rate):
+class SiteCeiling(Rate):
     """The highest rate of a device for a dtype and a regime, among the logs of one tier.
 
     - ``place``: the path of the log in results/.
@@ -93,13 +93,13 @@ class SiteData:
     """
 
     runs: Sequence[SiteLog] = ()
-    lines: Sequence[CeilingLine] = ()
+    lines: Sequence[SiteCeiling] = ()
     attention: Sequence[ResultRate] = ()
     kernels: Sequence[ResultRate] = ()
     unconfirmed: Sequence[ResultRate] = ()
 
     @property
-    def by_dtype(self) -> dict[str, list[CeilingLine]]:
+    def by_dtype(self) -> dict[str, list[SiteCeiling]]:
         """The ceilings by dtype, with the dtypes that most cards measured first. If a dtype has ceilings of tier
         complete, its ceilings of other tiers are left out.
         """
@@ -128,7 +128,7 @@ def read_site_data(root: Path) -> SiteData:
         place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
         if isinstance(log, FinderRun):
             what = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
-            of = (log.device or UNKNOWN, what, log.started or "", log.software, UNKNOWN)
+            of = (log.device or UNKNOWN_NAME, what, log.started or "", log.software, UNKNOWN_NAME)
             run = SiteLog(place, LEGACY, *of, card=None, info={})
             finders.append((run, log))
         else:
@@ -136,9 +136,9 @@ def read_site_data(root: Path) -> SiteData:
             entries += collect_rates(log, place)
         runs.append(run)
     vendors = {run.device: run.vendor for run in runs if run.info}
-    runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN)) for run in runs]
-    data = _rank_entries(entries, read_submitters(root))
-    lines = [*data.lines, *_make_legacy_lines(finders, vendors)]
+    runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN_NAME)) for run in runs]
+    data = _make_site_data(entries, read_submitters(root))
+    lines = [*data.lines, *_make_legacy_ceilings(finders, vendors)]
     order = {name: place for names in (ALL_TIERS, data.by_dtype, REGIME_NAMES) for place, name in enumerate(names)}
     lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
     return replace(data, runs=runs, lines=lines)
@@ -150,27 +150,27 @@ def _describe_log(log: RunLog, place: Path) -> SiteLog:
     what = ", ".join([make_run_title(plan).partition(" ")[2].removesuffix(" of matmul"), *filter(None, dtypes)])
     return SiteLog(
         *(place, log.tier, device["name"], what, header["started"], list_software_versions(header)),
-        *(device["vendor"] or UNKNOWN, device["uuid_hash"], device),
+        *(device["vendor"] or UNKNOWN_NAME, device["uuid_hash"], device),
     )
 
 
-def _rank_entries(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
+def _make_site_data(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [split_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
     complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
     tiers = {
         COMPLETE: complete[0],
-        UNCONFIRMED: parts[0][1],
+        UNCONFIRMED_TIER: parts[0][1],
         INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[_make_line(tier, *leader) for tier, each in tiers.items() for leader in find_best_rates(each)],
+        lines=[_make_site_ceiling(tier, *leader) for tier, each in tiers.items() for leader in find_best_rates(each)],
         attention=complete[1],
         kernels=complete[2],
         unconfirmed=[each for _, doubted in parts for each in doubted],
     )
 
 
-def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> CeilingLine:
+def _make_site_ceiling(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> SiteCeiling:
     """Return the ceiling of a device, dtype and regime. ``best``: the highest rate. ``alike``: all rates of this
     device, dtype and regime, from which the highest rate of each card is selected.
 
@@ -178,7 +178,7 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
     """
     ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
     cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
-    return CeilingLine(
+    return SiteCeiling(
         rate=best.rate,
         interval=best.interval,
         dtype=best.dtype,
@@ -187,7 +187,7 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
         source=best.source,
         tier=tier,
         place=best.place,
-        vendor=best.header["device"]["vendor"] or UNKNOWN,
+        vendor=best.header["device"]["vendor"] or UNKNOWN_NAME,
         software=list_software_versions(best.header),
         peak=best.datasheet_peak,
         entry=best,
@@ -195,22 +195,24 @@ def _make_line(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> Ceil
     )
 
 
-def _make_legacy_lines(finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]) -> list[CeilingLine]:
+def _make_legacy_ceilings(
+    finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]
+) -> list[SiteCeiling]:
     """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The name of the
     statistic takes the place of the regime.
     """
-    best_lines: dict[tuple[str, str, str], CeilingLine] = {}
+    best_lines: dict[tuple[str, str, str], SiteCeiling] = {}
     figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
     for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
-        line = CeilingLine(
+        line = SiteCeiling(
             rate=tflops,
-            dtype=log.dtype or UNKNOWN,
+            dtype=log.dtype or UNKNOWN_NAME,
             regime=f"mamf-finder's {name}",
             device=run.device,
             source="contributed",
             tier=LEGACY,
             place=run.place,
-            vendor=vendors.get(run.device, UNKNOWN),
+            vendor=vendors.get(run.device, UNKNOWN_NAME),
             software=run.software,
             peak=find_peak(run.device, log.dtype) if log.dtype in DTYPES else None,
         )

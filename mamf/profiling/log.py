@@ -35,8 +35,8 @@ from mamf.report.document import (
     Lines,
     Table,
     format_count,
+    format_four_digits,
     format_rate,
-    format_significant,
     make_rate_column,
 )
 from mamf.report.shares import describe_known_ceilings
@@ -274,7 +274,7 @@ def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
 
 
 def format_milliseconds(seconds: float) -> str:
-    return format_significant(seconds * 1e3) if seconds else "0"
+    return format_four_digits(seconds * 1e3) if seconds else "0"
 
 
 def describe_device(profile: Profile) -> str:

@@ -38,20 +38,26 @@ from mamf.report.document import (
     describe_end,
     describe_machine,
     format_count,
+    format_four_digits,
     format_interval,
     format_rate,
-    format_significant,
     format_whole_number,
     make_clock_columns,
-    name_rate_column,
+    make_rate_key,
 )
 from mamf.report.rows import describe_failures, make_row_columns
-from mamf.report.shares import HEADLINES, Shares, describe_clock, make_ceiling_table, make_ceiling_title
+from mamf.report.shares import (
+    HEADLINE_SUFFIXES,
+    ShareCalculator,
+    describe_clock,
+    make_ceiling_table,
+    make_ceiling_title,
+)
 
 #: Smallest gain over the default kernel that reports print, as a share.
-_MIN_SHOWN_GAIN = 0.0005
+_MIN_SHOWN_GAIN_SHARE = 0.0005
 #: Maximum number of shapes that reports list as equally fast.
-_MAX_SHOWN_TIES = 5
+_MAX_SHOWN_TIED_SHAPES = 5
 #: Names that reports give to the phases of a search in the log.
 _PHASE_NAMES = {
     "scout": "first measurement",
@@ -79,7 +85,7 @@ def make_find_summary_record(
     }
 
 
-def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
+def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
     """Return lines that say how accurate a ceiling is, how it compares with the default kernel and the datasheet, and
     which clock, temperature or throttling limited it.
     """
@@ -87,7 +93,7 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
     peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
     details = [
         f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel"
-        if gain and abs(gain) >= _MIN_SHOWN_GAIN
+        if gain and abs(gain) >= _MIN_SHOWN_GAIN_SHARE
         else "",
         _describe_default_kernel(ceiling, rows),
         f"datasheet: {peak.tflops:g} TFLOPS, dense {peak.dtype}, of {peak.origin}" if peak else "",
@@ -96,16 +102,16 @@ def describe_certainty(ceiling: Ceiling, rows: Sequence[Measurement], header: Ma
         f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",
     ]
     return [
-        f"{ceiling.regime}{HEADLINES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
+        f"{ceiling.regime}{HEADLINE_SUFFIXES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
         *(f"    {line}" for line in details if line),
     ]
 
 
-def describe_search(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
+def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
     """Return lines that say which shapes and kernels are as fast as a ceiling within its accuracy, and how many rows
     each phase of the search measured.
     """
-    tied, more = ceiling.tied[:_MAX_SHOWN_TIES], len(ceiling.tied) - _MAX_SHOWN_TIES
+    tied, more = ceiling.tied[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied) - _MAX_SHOWN_TIED_SHAPES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     counts = (format_count(count, _PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
@@ -153,7 +159,7 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     )
 
 
-def describe_scouted_regimes(
+def describe_unconfirmed_regimes(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
 ) -> Iterator[str]:
     """Yield a line for each regime without a confirmed ceiling. The line names the fastest row so far, or says that the
@@ -179,19 +185,19 @@ def make_find_document(
     summary: Mapping[str, Any] | None,
 ) -> Document:
     """Return the report of a find. CSV has a row for each ceiling; JSON also has all measurements."""
-    every = [replace(each, title="") for each in make_row_columns(rows, Shares(header), lambda row: None)]
+    every = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
     reason = explain_no_ceiling(rows)
     blocks: list[Block] = [
         Lines([describe_machine(header)]),
         make_ceiling_table(list(ceilings.values()), header),
-        Lines([line for ceiling in ceilings.values() for line in describe_certainty(ceiling, rows, header)]),
-        Details([line for ceiling in ceilings.values() for line in describe_search(ceiling, rows)]),
+        Lines([line for ceiling in ceilings.values() for line in describe_ceiling_accuracy(ceiling, rows, header)]),
+        Details([line for ceiling in ceilings.values() for line in describe_ties_and_phases(ceiling, rows)]),
         Table(every, rows, key="measurements"),
         Lines(describe_failures(rows)),
         Answer(
             [
                 *([f"no ceiling can be found: {reason}"] if reason else []),
-                *describe_scouted_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
+                *describe_unconfirmed_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
                 describe_end(summary),
             ]
         ),
@@ -199,7 +205,7 @@ def make_find_document(
     return Document(f"ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
 
 
-def make_devices_document(log: RunLog) -> Document:
+def make_find_by_device_document(log: RunLog) -> Document:
     """Return the report of a log in which several devices made the same search: the ceilings of each device, and how
     far the slowest device is below the fastest.
     """
@@ -213,7 +219,7 @@ def make_devices_document(log: RunLog) -> Document:
         Column("device", "device", lambda row: row[0]["index"]),
         Column("uuid_hash", "", lambda row: row[0]["uuid_hash"]),
         Column("ceiling", "ceiling", lambda row: make_ceiling_title(row[1]), left=True),
-        Column(name_rate_column("rate", unit), unit, lambda row: row[1].rate * factor, format_significant),
+        Column(make_rate_key("rate", unit), unit, lambda row: row[1].rate * factor, format_four_digits),
         Column(
             "", "interval", lambda row: row[1].interval, lambda interval: format_interval(interval, factor), left=True
         ),

@@ -29,7 +29,7 @@ from mamf.report.document import (
     Table,
     choose_unit,
     format_count,
-    format_significant,
+    format_four_digits,
     make_columns_from_mappings,
 )
 from mamf.statistics import CONFIDENCE, Interval
@@ -88,8 +88,8 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
             for name in find_varying_fields(pairs)
         ),
         Column("", "shape", format_shapes, left=True),
-        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_significant, importance=2),
-        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_significant, importance=2),
+        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_four_digits, importance=2),
+        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_four_digits, importance=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column("", "interval", lambda pair: pair.interval, format_ratio_interval, importance=3, left=True),
         Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
@@ -202,17 +202,17 @@ def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
     """Return two lines: the number of rows by verdict, and which rows are slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
     alone = ", ".join(
-        f"{len(rows)} only in {name}{_describe_statuses(rows, other)}"
+        f"{len(rows)} only in {name}{_describe_failed_rows(rows, other)}"
         for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
     )
     return [
         f"{format_count(len(comparison.pairs), 'row')}: {counts}; "
         f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {alone}",
-        describe_slower(comparison, tolerance),
+        describe_slower_rows(comparison, tolerance),
     ]
 
 
-def describe_slower(comparison: Comparison, tolerance: float) -> str:
+def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
     """Name the row that is slower by the largest factor or the regimes that are slower as a whole, or say that there is
     no regression.
     """
@@ -229,7 +229,7 @@ def describe_slower(comparison: Comparison, tolerance: float) -> str:
     return f"no regression beyond {format_share(tolerance)}"
 
 
-def _describe_statuses(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
+def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
     """Count by status the rows that log ``other`` tried without getting a figure: `` (2 unsupported in B)``."""
     counts = Counter(there.status for _, there in rows if there is not None)
     statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
@@ -269,7 +269,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
 
 
 #: XML element of a JUnit test by the outcome of its row. Tests of other rows have no such element and pass.
-_JUNIT_TAGS = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
+_JUNIT_TAG_BY_OUTCOME = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
 def describe_guard_verdict(result: GuardResult) -> str:
@@ -302,7 +302,7 @@ def describe_row_outcome(row: JudgedRow) -> str:
     assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
     visits = f", from {b.rounds} new measurements" if b.rounds else ""
     return (
-        f"{format_significant(b.tflops)} {b.unit}, was {format_significant(a.tflops)}: "
+        f"{format_four_digits(b.tflops)} {b.unit}, was {format_four_digits(a.tflops)}: "
         f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){visits}"
     )
 
@@ -344,9 +344,9 @@ def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
             classname=escape_invisible_characters(f"{suite}.{row.entry.kernel}"),
             name=escape_invisible_characters(describe_judged_row(row)),
         )
-        if row.outcome in _JUNIT_TAGS:
+        if row.outcome in _JUNIT_TAG_BY_OUTCOME:
             ElementTree.SubElement(
-                case, _JUNIT_TAGS[row.outcome], message=escape_invisible_characters(describe_row_outcome(row))
+                case, _JUNIT_TAG_BY_OUTCOME[row.outcome], message=escape_invisible_characters(describe_row_outcome(row))
             )
     ElementTree.SubElement(top, "system-out").text = escape_invisible_characters(describe_guard_verdict(result))
     ElementTree.indent(top)

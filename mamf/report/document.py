@@ -33,7 +33,7 @@ UNKNOWN_INTERVAL_REASON = (
 COLUMN_GAP = "  "
 
 
-def format_significant(value: float) -> str:
+def format_four_digits(value: float) -> str:
     """Format a number with four significant digits and without an exponent: 0.1336, 841.3."""
     return f"{value:#.4g}".rstrip(".") if value < 9999.5 else f"{value:.0f}"
 
@@ -41,7 +41,7 @@ def format_significant(value: float) -> str:
 #: Prefixes of units, with the factor from a value in units of 1e12 to a value in this prefix.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
 #: Smallest value that reports show with a prefix. Smaller values get the next smaller prefix.
-_MIN_SHOWN_VALUE = 0.1
+_MIN_PREFIXED_VALUE = 0.1
 
 
 def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
@@ -52,7 +52,7 @@ def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
     if not unit.startswith("T"):
         return unit, 1.0
     prefix, factor = next(
-        (each for each in _PREFIX_FACTORS.items() if largest * each[1] >= _MIN_SHOWN_VALUE), ("k", 1e9)
+        (each for each in _PREFIX_FACTORS.items() if largest * each[1] >= _MIN_PREFIXED_VALUE), ("k", 1e9)
     )
     return prefix + unit[1:], factor
 
@@ -60,7 +60,7 @@ def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
 def format_rate(rate: float, unit: str) -> str:
     """Format a rate with its unit, scaled to read well: ``841.3 TFLOPS``, ``78.70 MB/s`` (from 0.0000787 TB/s)."""
     name, factor = choose_unit(unit, [rate])
-    return f"{format_significant(rate * factor)} {name}"
+    return f"{format_four_digits(rate * factor)} {name}"
 
 
 def describe_counted_work(works: Iterable[Work]) -> str:
@@ -70,12 +70,12 @@ def describe_counted_work(works: Iterable[Work]) -> str:
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
-def name_rate_column(name: str, unit: str) -> str:
+def make_rate_key(name: str, unit: str) -> str:
     """Return the key of a rate in CSV and JSON, ``name`` with the unit: ``rate_tflops``, ``rate_tb_per_s``."""
     return f"{name}_{convert_to_snake_case(unit)}"
 
 
-def format_plain(value: object) -> str:
+def format_any_value(value: object) -> str:
     """Format a value of any type. Text is returned unchanged; floats get four significant digits and no exponent."""
     if not isinstance(value, float):
         return value if isinstance(value, str) else str(value)
@@ -116,7 +116,7 @@ def format_interval(interval: Interval, factor: float = 1.0) -> str:
     """Format an interval, with both ends multiplied by ``factor``; return ``unknown`` if an end is more than 50 % away
     from the middle.
     """
-    low, high = format_significant(interval.low * factor), format_significant(interval.high * factor)
+    low, high = format_four_digits(interval.low * factor), format_four_digits(interval.high * factor)
     return f"{low} to {high}" if interval.is_known else UNKNOWN_INTERVAL
 
 
@@ -158,12 +158,12 @@ def label_kernel(name: str, header: Mapping[str, Any]) -> str:
     """Return the name of a kernel as tables show it: "(by path)" follows if the user named the kernel as
     ``package.module:Class``.
     """
-    planned = _get_planned_kernels(header)
+    planned = _get_requested_kernels(header)
     is_by_path = any(":" in each for each in planned) and {name, name.partition("[")[0]}.isdisjoint(planned)
     return f"{name} (by path)" if is_by_path else name
 
 
-def _get_planned_kernels(header: Mapping[str, Any]) -> Sequence[str]:
+def _get_requested_kernels(header: Mapping[str, Any]) -> Sequence[str]:
     # Users name kernels by registered name or by path (package.module:Class), and headers store what they wrote.
     return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
@@ -179,7 +179,7 @@ def describe_machine(header: Mapping[str, Any]) -> str:
         f"timed by {header['timer']}",
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
-    by_path = (f"kernel by path: {name}" for name in _get_planned_kernels(header) if ":" in name)
+    by_path = (f"kernel by path: {name}" for name in _get_requested_kernels(header) if ":" in name)
     return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
 
 
@@ -227,7 +227,7 @@ class Column(Generic[RowT]):
     name: str
     title: str
     read: Callable[[RowT], object]
-    format: Callable[[Any], str] = format_plain
+    format: Callable[[Any], str] = format_any_value
     importance: int = 0
     left: bool = False
     min_characters: int = 0
@@ -428,7 +428,7 @@ def make_rate_column(
     (GFLOPS, PFLOPS) by the largest rate of ``rows``.
     """
     title, factor = choose_unit(unit, [rate for row in rows if (rate := read(row))])
-    return Column(name, title, read, lambda rate: format_significant(rate * factor), importance)
+    return Column(name, title, read, lambda rate: format_four_digits(rate * factor), importance)
 
 
 def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:

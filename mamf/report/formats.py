@@ -1,4 +1,4 @@
-"""Turn documents into text. ``FORMATS`` has a function for each value of ``--format``.
+"""Turn documents into text. ``FORMATTERS`` has a function for each value of ``--format``.
 
 Each function takes a document and ``width``, the number of columns of the terminal (None for unlimited), which only the
 terminal format uses.
@@ -136,14 +136,14 @@ def format_markdown(document: Document, width: int | None = None) -> str:
         heading = block.title if isinstance(block, Table) else block.heading
         parts = [f"**{escape_markdown_line(heading.strip())}**\n"] if heading else []
         if isinstance(block, Table):
-            parts += [format_visible_rows(block), _format_markdown_list(block.notes)]
+            parts += [format_visible_rows_as_markdown(block), _format_markdown_list(block.notes)]
         else:
             parts.append(_format_markdown_list(block.texts))
         blocks.append("\n".join(filter(None, parts)))
     return "\n".join(blocks)
 
 
-def format_visible_rows(table: Table[Any]) -> str:
+def format_visible_rows_as_markdown(table: Table[Any]) -> str:
     """Return the visible rows of a table in GitHub markdown, without the title and notes of the table."""
     columns = table.visible_columns
     lines = [[column.format_cell(row) for column in columns] for row in table.visible_rows]
@@ -162,7 +162,7 @@ def _format_markdown_list(texts: Iterable[str]) -> str:
 
 
 #: Functions that return a document as text, by the value of ``--format``.
-FORMATS: Mapping[str, Callable[[Document, int | None], str]] = {
+FORMATTERS: Mapping[str, Callable[[Document, int | None], str]] = {
     "table": format_terminal,
     "csv": format_main_csv,
     "json": format_json,

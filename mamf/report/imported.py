@@ -19,7 +19,7 @@ from mamf.measurement import group_pairs
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import BURST, CLASSIC, SUSTAINED
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, format_in_giga, make_even_ticks
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, format_with_decimal_prefix, make_even_ticks
 from mamf.report.document import (
     Answer,
     Block,
@@ -27,9 +27,9 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    format_any_value,
     format_count,
-    format_plain,
-    format_significant,
+    format_four_digits,
     format_whole_number,
 )
 
@@ -86,7 +86,7 @@ class ComparedRun(NamedTuple):
         return f"{self.name}, {self.statistic}"
 
 
-def convert_log(name: str, log: RunLog | FinderRun) -> ComparedRun:
+def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
     """Convert a log of mamf or mamf-finder for a comparison. ``name``: what to call a log of mamf-finder.
 
     The figures of mamf-finder are in the statistic that most rows have; if a shape has several rows, the highest figure
@@ -139,9 +139,9 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     ratios = {name: figures[1][name] / figures[0][name] for name in names}
     columns: list[Column[str]] = [
         Column("figure" if is_headline else "shape", "figure" if is_headline else "shape", str, left=True),
-        Column("a_tflops", "A", figures[0].__getitem__, format_significant),
+        Column("a_tflops", "A", figures[0].__getitem__, format_four_digits),
         *([Column("a_shape", "A at", lambda name: a.headlines[name].shape, left=True)] if is_headline else []),
-        Column("b_tflops", "B", figures[1].__getitem__, format_significant),
+        Column("b_tflops", "B", figures[1].__getitem__, format_four_digits),
         *([Column("b_shape", "B at", lambda name: b.headlines[name].shape, left=True)] if is_headline else []),
         Column("ratio", "B/A", ratios.__getitem__, "{:.4f}".format),
     ]
@@ -150,13 +150,13 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),
-        Lines([f"mamf gives no verdict: {_explain_no_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
+        Lines([f"mamf gives no verdict: {_explain_missing_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([answer]),
     ]
     return Document("mamf-finder and mamf side by side", blocks)
 
 
-def _explain_no_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
+def _explain_missing_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
     """Say why a comparison with mamf-finder has no verdict. ``is_headline``: whether it compares MAMF and MSMF instead
     of shapes.
     """
@@ -187,13 +187,13 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     if not is_m:
         first, last = (math.log10(place[text]) for text in (by_place[0], by_place[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
-        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_in_giga(tick)) for tick in ticks))
+        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks))
     title = "mamf-finder and mamf"
     if len(runs) == 1 and not is_m:
         marked = {name: each for name, each in runs[0].headlines.items() if each.shape in place}
         lines += [Line(name, (Point(place[each.shape], *[each.tflops] * 3),)) for name, each in marked.items()]
         title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in marked.items()) or "mamf-finder"
-    return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_no_verdict(runs),))
+    return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_missing_verdict(runs),))
 
 
 def _make_finder_columns() -> list[Column[Reported]]:
@@ -202,8 +202,8 @@ def _make_finder_columns() -> list[Column[Reported]]:
 
     return [
         Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, left=True),
-        Column("stage", "stage", lambda row: row.stage, format_plain, 2, True),
-        Column("label", "label", lambda row: row.label, format_plain, 2, True),
+        Column("stage", "stage", lambda row: row.stage, format_any_value, 2, True),
+        Column("label", "label", lambda row: row.label, format_any_value, 2, True),
         *map(make_tflops_column, FINDER_STATISTICS),
         Column("power_watts", "W", lambda row: row.watts, format_whole_number, 4),
         Column("clock_mhz", "MHz", lambda row: row.clock_mhz, format_whole_number, 4),

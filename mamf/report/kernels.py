@@ -28,12 +28,12 @@ from mamf.report.document import (
     format_percent,
     label_kernel,
     make_rate_column,
-    name_rate_column,
+    make_rate_key,
     split_shared_parts,
 )
 from mamf.report.rows import (
-    RowGroup,
-    SpeedUp,
+    GetSpeedUp,
+    RowGroupKey,
     describe_best_rows,
     describe_devices,
     describe_drift,
@@ -47,15 +47,15 @@ from mamf.report.rows import (
     make_row_columns,
     rank_rows,
 )
-from mamf.report.shares import Shares, make_ceiling_table, make_problem_title, summarize_ceiling
+from mamf.report.shares import ShareCalculator, make_ceiling_table, make_problem_title, summarize_ceiling
 
 
-def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroup, Measurement | None]:
+def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroupKey, Measurement | None]:
     """Choose the row that speed-ups of a shape refer to, for each shape with rows of several kernels: the row of kernel
     ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; if kernel ``name``
     has no row, the baseline is None.
     """
-    baselines: dict[RowGroup, Measurement | None] = {}
+    baselines: dict[RowGroupKey, Measurement | None] = {}
     for group, same in group_rows(rows, by_shape=True).items():
         if len({row.kernel for row in same}) > 1:
             measured = [row for row in same if row.ok]
@@ -83,7 +83,7 @@ class Winner:
     runner_up: Measurement | None
 
 
-def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
+def find_best_kernels(rows: Iterable[Measurement]) -> list[Winner]:
     """Return the best kernel of each shape that several kernels tried to run."""
     winners = []
     for same in group_rows(rows, by_shape=True).values():
@@ -93,7 +93,7 @@ def find_winners(rows: Iterable[Measurement]) -> list[Winner]:
     return winners
 
 
-def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None) -> Table[Winner]:
+def make_winner_table(winners: Sequence[Winner], shares: ShareCalculator, top: int | None) -> Table[Winner]:
     """Return a table of the best kernel of each shape. ``winners``: at least one. ``top``: the maximum number of rows
     that people see, None for all.
     """
@@ -111,7 +111,7 @@ def make_winner_table(winners: Sequence[Winner], shares: Shares, top: int | None
             lambda name: label_kernel(name, shares.header),
             left=True,
         ),
-        make_rate_column(name_rate_column("rate", unit), unit, lambda each: each.row.best_rate, winners),
+        make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.row.best_rate, winners),
         Column(
             "half_width_percent", "+-%", lambda each: get_half_width_percent(each.row), lambda value: f"{value:.2f}", 3
         ),
@@ -144,8 +144,8 @@ def describe_winners(winners: Sequence[Winner]) -> str:
 
 def make_group_table(
     rows: Sequence[Measurement],
-    shares: Shares,
-    get_speed_up: SpeedUp,
+    shares: ShareCalculator,
+    get_speed_up: GetSpeedUp,
     top: int | None = None,
     baseline: Measurement | None = None,
     by_shape: bool = False,
@@ -173,7 +173,7 @@ def make_group_table(
 
 
 def make_group_tables(
-    rows: Sequence[Measurement], shares: Shares, top: int | None = None, baseline: str | None = None
+    rows: Sequence[Measurement], shares: ShareCalculator, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
     """Yield a table and the failures of each group of rows, then a hidden table of the reference rows for CSV and JSON.
     A reference is a row that a run measures repeatedly to see how the speed of the device drifts; people see only that
@@ -203,7 +203,7 @@ _RowsByPhase = Mapping[str, Measurement]
 
 #: The parts of a training step. The time of a part is that of its first phase, minus that of its second phase if there
 #: is one. A phase is a measured beginning of a step: forward, forward-backward or step.
-_STEP_PARTS: Mapping[str, tuple[str, ...]] = {
+_PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),
     "optimizer": ("step", "forward-backward"),
@@ -249,7 +249,7 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
         Column("kernel", "kernel", lambda each: each[0][0], left=True),
         Column("shape", "shape", lambda each: each[0][1], left=True),
         Column("regime", "regime", lambda each: each[0][2], importance=3, left=True),
-        *(column for part in _STEP_PARTS.items() for column in _make_part_columns(*part)),
+        *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_part_columns(*part)),
     ]
     yield Table(columns, measured, key="parts")
     yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
@@ -257,7 +257,7 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
 
 def make_kernels_document(
     rows: Sequence[Measurement],
-    shares: Shares,
+    shares: ShareCalculator,
     summary: Mapping[str, Any] | None,
     *,
     top: int | None = None,
@@ -271,7 +271,7 @@ def make_kernels_document(
     - ``confirmed``: the ceilings that the run itself found.
     - ``baseline``: the kernel that speed-ups refer to.
     """
-    header, best, operation = shares.header, find_winners(rows), find_operation_name(rows, shares.header)
+    header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
     shown = [row for same in group_rows(rows).values() for row in same]
     has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [

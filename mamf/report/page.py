@@ -22,14 +22,14 @@ from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 from mamf.errors import UnavailableError
 from mamf.report.charts.picture import (
     COLORS,
-    NO_MATH_TEXT,
     PANEL_WIDTH_INCHES,
+    PLAIN_TEXT_SETTINGS,
     TOOLTIPS,
     DrawnPanel,
     Picture,
     escape_invisible_texts,
     freeze_layout,
-    new_figure,
+    make_empty_figure,
 )
 from mamf.report.document import Answer, Block, Document, Lines, Table
 from mamf.text import escape_invisible_characters, strip_markup
@@ -99,7 +99,7 @@ def render_page(page: Page) -> str:
     """Return a page as a complete HTML file."""
     style, script = _read_template_file("style.css") + _make_color_variables(), _read_template_file("script.js")
     policy = (
-        f"default-src 'none'; style-src {_hash_source(style)}; script-src {_hash_source(script)}; base-uri 'none'; "
+        f"default-src 'none'; style-src {_make_csp_hash(style)}; script-src {_make_csp_hash(script)}; base-uri 'none'; "
         "form-action 'none'"
     )
     return _load_template("page.html").render(page=page, style=style, script=script, policy=policy)
@@ -123,7 +123,7 @@ def _make_color_variables() -> str:
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
-def _hash_source(text: str) -> str:
+def _make_csp_hash(text: str) -> str:
     """Return the source expression that makes a Content-Security-Policy allow exactly this style sheet or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -141,18 +141,18 @@ def _load_template(name: str) -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_show_invisible,
+        finalize=_escape_invisible_text,
     )
     environment.globals |= {
         "choose_macro": _choose_macro,
         "make_picture_context": make_picture_context,
     }
     environment.filters["markup"] = Markup
-    environment.filters["address"] = safe_address
+    environment.filters["address"] = sanitize_address
     return environment.get_template(name)
 
 
-def _show_invisible(value: Any) -> Any:
+def _escape_invisible_text(value: Any) -> Any:
     """Escape the invisible characters of a text, unless it is markup of a template. The templates themselves escape
     markup in texts.
     """
@@ -167,7 +167,7 @@ def _choose_macro(part: PagePart) -> str:
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
-def safe_address(address: str) -> str:
+def sanitize_address(address: str) -> str:
     """Return an address if it is relative or begins with http or https. Return an empty string for any other address,
     which might run a script.
     """
@@ -182,7 +182,7 @@ def safe_address(address: str) -> str:
 # the script of the page shows next to the pointer.
 _SVG_NAMESPACE, _LINK_ATTRIBUTE = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: CSS value of each color of pictures. Colors that are missing here stay unchanged.
-_PAGE_COLORS: Mapping[str, str] = {
+_CSS_VALUE_BY_COLOR: Mapping[str, str] = {
     **{color: f"var(--c{number})" for number, color in enumerate(COLORS)},
     **dict.fromkeys(("#000000", "#222222"), "currentColor"),
     **dict.fromkeys(("#555555", "#777777", "#999999"), "var(--faint)"),
@@ -209,7 +209,7 @@ def make_picture_context(picture: Picture) -> dict[str, Any]:
     legend = [
         {
             "name": name,
-            "paint": _choose_paint(style["color"]),
+            "paint": _choose_css_color(style["color"]),
             "outline": _make_marker_path(style.get("marker", "_")),
             "opacity": style.get("alpha", 1.0),
         }
@@ -222,11 +222,11 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
     """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
     pictures on the page.
     """
-    figure = new_figure(*panel.size)  # first, because it checks that matplotlib is installed
+    figure = make_empty_figure(*panel.size)  # first, because it checks that matplotlib is installed
     from matplotlib import rc_context
 
     figure.set_facecolor("none")
-    settings = {"svg.fonttype": "none", "svg.hashsalt": id_salt, **NO_MATH_TEXT}
+    settings = {"svg.fonttype": "none", "svg.hashsalt": id_salt, **PLAIN_TEXT_SETTINGS}
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph"
@@ -234,7 +234,7 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
         axes = figure.subplots()
         panel.draw(axes)
         axes.set_facecolor("none")
-        hints = dict(_assign_hint_ids(figure))
+        hints = dict(_assign_tooltip_ids(figure))
         image = io.BytesIO()
         with freeze_layout(figure):
             figure.savefig(image, format="svg")
@@ -257,7 +257,7 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
     return tostring(root, encoding="unicode")
 
 
-def _assign_hint_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
+def _assign_tooltip_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
     """Give an id to each drawn bar and line that has hints (texts for the pointer), and yield the id with the hints."""
     for number, artist in enumerate(figure.findobj(TOOLTIPS.__contains__)):
         artist.set_gid(f"hinted-{number}")
@@ -276,7 +276,7 @@ def _restyle_element(element: Element) -> None:
             attributes["font-size"] = value.partition("px")[0].split()[-1]
             attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"
         elif name != "font-family":
-            attributes[name] = _choose_paint(value)
+            attributes[name] = _choose_css_color(value)
     if _LINK_ATTRIBUTE in attributes:
         attributes["href"] = attributes.pop(_LINK_ATTRIBUTE)
     for name, value in attributes.items():
@@ -286,8 +286,8 @@ def _restyle_element(element: Element) -> None:
             )
 
 
-def _choose_paint(color: Any) -> str:
-    return _PAGE_COLORS.get(str(color), str(color))
+def _choose_css_color(color: Any) -> str:
+    return _CSS_VALUE_BY_COLOR.get(str(color), str(color))
 
 
 def _make_marker_path(marker: str) -> str:

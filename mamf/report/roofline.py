@@ -25,9 +25,9 @@ from mamf.plans import BURST, SUSTAINED
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
-    FILE_WIDTH,
-    SMALL_POINTS,
-    TEXT_POINTS,
+    FILE_WIDTH_INCHES,
+    SMALL_FONT_POINTS,
+    TEXT_FONT_POINTS,
     TOOLTIPS,
     DrawnPanel,
     LegendEntries,
@@ -43,9 +43,9 @@ from mamf.report.document import (
     Lines,
     Table,
     format_count,
+    format_four_digits,
     format_percent,
     format_rate,
-    format_significant,
     make_interval_columns,
 )
 
@@ -62,7 +62,7 @@ class NamedCeiling(NamedTuple):
     ceiling: Ceiling
 
 
-def select_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
+def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
     """Return the measured rows as points below their roofs. References (rows that a run repeats to see drift) and rows
     of a search for ceilings are left out.
     """
@@ -102,7 +102,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
                 f"balance_{level}_flop_per_byte",
                 f"FLOP/byte of {level}",
                 functools.partial(compute_balance_point, roofs=roofs, level=level),
-                format_significant,
+                format_four_digits,
                 importance=1,
             )
             for level in MEMORY_LEVELS
@@ -130,7 +130,7 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("kernel", "kernel", lambda point: point.row.kernel, left=True),
     Column("regime", "regime", lambda point: point.row.regime, importance=3, left=True),
     Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, left=True),
-    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_significant, importance=2),
+    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, importance=2),
     Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
     Column("rate", "", lambda point: point.row.comparable_rate),
     Column("unit", "", lambda point: point.row.work.unit),
@@ -158,7 +158,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY)
         if balance is not None:
             yield (
-                f"{dtype} in {regime} is bound by memory below {format_significant(balance)} FLOP/byte, "
+                f"{dtype} in {regime} is bound by memory below {format_four_digits(balance)} FLOP/byte, "
                 "and by computing above that"
             )
 
@@ -199,15 +199,15 @@ def _round_rate(rate: float) -> float:
 #: A place in the chart: (FLOP per byte, TFLOPS).
 DataPoint = tuple[float, float]
 #: Factors by which the axes extend beyond the data: to the left, to the right, and both up and down.
-_LEFT_FACTOR, _RIGHT_FACTOR, _VERTICAL_FACTOR = 3.0, 20.0, 2.0
+_LEFT_MARGIN_FACTOR, _RIGHT_MARGIN_FACTOR, _VERTICAL_MARGIN_FACTOR = 3.0, 20.0, 2.0
 #: Minimum difference, as a share, between two rising ceilings that both get a label: nearer lines overlap.
 _MIN_LABEL_DIFFERENCE = 0.05
 #: With more series of joined marks than this, only the highest and the lowest series get a label.
-_MAX_LABELS = 3
-_MARKER_POINTS = 9  # diameter of a mark in points
-_BURST_LINE_POINTS, _SUSTAINED_LINE_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
+_MAX_LABELED_SERIES = 3
+_MARKER_SIZE_POINTS = 9  # diameter of a mark in points
+_BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
 # As shares of the axes: height of a label, width of a letter, and distances from a label to its mark or line.
-_LABEL_HEIGHT, _LETTER_WIDTH, _LABEL_DISTANCE, _LABEL_OFFSET = 0.028, 0.0092, 0.015, 0.018
+_LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
 #: Positions of labels along a rising ceiling (0: left end, 1: right end), and the distance of the label of a flat
 #: sustained ceiling from the right end, as a share of the axis.
 _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
@@ -226,7 +226,7 @@ class RoofLine:
 
 
 @dataclass(frozen=True)
-class RoofMark:
+class RooflineMarker:
     """The mark of a row in the chart.
 
     - ``label``: identifies the row.
@@ -243,19 +243,25 @@ class RoofMark:
 @dataclass(frozen=True)
 class RooflineChart(Picture):
     lines: tuple[RoofLine, ...]
-    marks: tuple[RoofMark, ...]
+    marks: tuple[RooflineMarker, ...]
     x_limits: DataPoint
 
     inches = 8.0
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        return [[DrawnPanel(described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH, self.inches))]]
+        return [
+            [
+                DrawnPanel(
+                    described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH_INCHES, self.inches)
+                )
+            ]
+        ]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(mark.name for mark in self.marks)
         names = dict.fromkeys(mark.name for mark in self.marks)
-        return [(name, {"linewidth": 0, "markersize": _MARKER_POINTS, **vars(styles[name])}) for name in names]
+        return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
 
 
 def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
@@ -265,11 +271,13 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
         if point.tflops is not None and point.intensity is not None:
             regime = ", sustained" if point.row.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""
-            marks.append(RoofMark(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series))
+            marks.append(
+                RooflineMarker(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series)
+            )
     # FLOP per byte at which each flat ceiling meets each rising ceiling.
     ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
     shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
-    x_limits = min(shown, default=1.0) / _LEFT_FACTOR, max(shown, default=1.0) * _RIGHT_FACTOR
+    x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
     note = (
         "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
     )
@@ -313,23 +321,23 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     style_axes(axes)
     heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in chart.marks]
     axes.set_xlim(*chart.x_limits)
-    axes.set_ylim(min(heights) / _VERTICAL_FACTOR, max(heights) * _VERTICAL_FACTOR)
+    axes.set_ylim(min(heights) / _VERTICAL_MARGIN_FACTOR, max(heights) * _VERTICAL_MARGIN_FACTOR)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("FLOP per byte", fontsize=TEXT_POINTS)
-    axes.set_ylabel("TFLOPS", fontsize=TEXT_POINTS)
+    axes.set_xlabel("FLOP per byte", fontsize=TEXT_FONT_POINTS)
+    axes.set_ylabel("TFLOPS", fontsize=TEXT_FONT_POINTS)
     for line in chart.lines:
-        width = _SUSTAINED_LINE_POINTS if line.is_sustained else _BURST_LINE_POINTS
+        width = _SUSTAINED_LINE_WIDTH_POINTS if line.is_sustained else _BURST_LINE_WIDTH_POINTS
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING_LINE_STYLE, "linewidth": width})
     styles = choose_styles(mark.name for mark in chart.marks)
-    for marks in group_series(chart.marks):
+    for marks in group_markers_by_series(chart.marks):
         places = zip(*(mark.place for mark in marks), strict=True)
         axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
     for mark in chart.marks:
         x, y = mark.place
         marker_style: dict[str, Any] = {
-            "markersize": _MARKER_POINTS,
+            "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
             "linestyle": "none",
             "zorder": 4,
@@ -351,15 +359,16 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         """Write a text at the first free place from ``place`` downward, with a line to the point ``at`` that it names
         if the text had to move far. ``side``: the side of the text that is at ``place``.
         """
-        width = _LETTER_WIDTH * len(text)
+        width = _LETTER_WIDTH_SHARE * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]
         while any(
-            left < right and start < left + width and abs(y - other) < _LABEL_HEIGHT for start, right, other in taken
+            left < right and start < left + width and abs(y - other) < _LABEL_HEIGHT_SHARE
+            for start, right, other in taken
         ):
-            y -= _LABEL_HEIGHT / 4
+            y -= _LABEL_HEIGHT_SHARE / 4
         taken.append((left, left + width, y))
-        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _LABEL_HEIGHT else None
-        text_style: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": side, "va": "center", "zorder": 5}
+        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _LABEL_HEIGHT_SHARE else None
+        text_style: dict[str, Any] = {"fontsize": SMALL_FONT_POINTS, "ha": side, "va": "center", "zorder": 5}
         axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **text_style)
 
     for line in sorted(chart.lines, key=lambda each: -each.end[1]):
@@ -367,12 +376,14 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
             _write_along_line(axes, line)
             continue
         x, y = to_shares.transform(line.end)
-        x -= _SUSTAINED_LABEL_DISTANCE if line.is_sustained else _LABEL_DISTANCE
-        write_label(line.label, (x, y), (x, y + (-_LABEL_OFFSET if line.is_sustained else _LABEL_OFFSET)), "right")
-    firsts = sorted((marks[0] for marks in group_series(chart.marks)), key=lambda each: -each.place[1])
-    for mark in firsts if len(firsts) <= _MAX_LABELS else (firsts[0], firsts[-1]):
+        x -= _SUSTAINED_LABEL_DISTANCE if line.is_sustained else _LABEL_DISTANCE_SHARE
+        write_label(
+            line.label, (x, y), (x, y + (-_LABEL_OFFSET_SHARE if line.is_sustained else _LABEL_OFFSET_SHARE)), "right"
+        )
+    firsts = sorted((marks[0] for marks in group_markers_by_series(chart.marks)), key=lambda each: -each.place[1])
+    for mark in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(mark.place)
-        write_label(mark.series, (x, y), (x + _LABEL_DISTANCE, y), "left")
+        write_label(mark.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
 
 
 def _write_along_line(axes: Axes, line: RoofLine) -> None:
@@ -381,12 +392,17 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
         start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),
         height / end,
     )
-    text_style: dict[str, Any] = {"fontsize": SMALL_POINTS, "ha": "center", "va": "bottom", "rotation_mode": "anchor"}
+    text_style: dict[str, Any] = {
+        "fontsize": SMALL_FONT_POINTS,
+        "ha": "center",
+        "va": "bottom",
+        "rotation_mode": "anchor",
+    }
     rotation = math.degrees(math.atan(slope))
     axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **text_style)
 
 
-def group_series(marks: Iterable[RoofMark]) -> list[list[RoofMark]]:
+def group_markers_by_series(marks: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:
     """Group the marks that a line joins, those of the same kernel and series, each group from left to right."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
     return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]

@@ -22,27 +22,27 @@ from mamf.report.document import (
     UNKNOWN_INTERVAL_REASON,
     Column,
     choose_unit,
+    format_any_value,
     format_count,
+    format_four_digits,
     format_interval,
-    format_plain,
     format_rate,
-    format_significant,
     format_whole_number,
     label_kernel,
     make_clock_columns,
     make_columns_from_mappings,
     make_rate_column,
-    name_rate_column,
+    make_rate_key,
     shorten_line,
 )
-from mamf.report.shares import Shares, describe_clock, make_described_title
+from mamf.report.shares import ShareCalculator, describe_clock, make_problem_title_in_words
 
 #: Returns how many times as fast a row is as its baseline, or None without a baseline.
-SpeedUp = Callable[[Measurement], float | None]
+GetSpeedUp = Callable[[Measurement], float | None]
 
 
 def make_row_columns(
-    rows: Sequence[Measurement], shares: Shares, speed_up: SpeedUp, of_one_shape: bool = False
+    rows: Sequence[Measurement], shares: ShareCalculator, speed_up: GetSpeedUp, of_one_shape: bool = False
 ) -> list[Column[Measurement]]:
     """Return the columns of a table of measured rows.
 
@@ -60,7 +60,7 @@ def make_row_columns(
             rows, lambda row: get_operation(row.operation).make_problem_record(row.problem), titled=False
         ),
         Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
-        Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_plain, 1, True),
+        Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_any_value, 1, True),
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), titled=False
         ),
@@ -109,18 +109,18 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
 
     def make_statistic_column(name: str, title: str, importance: int = 7) -> Column[Measurement]:
         return Column(
-            name_rate_column(f"rate_{name}", unit),
+            make_rate_key(f"rate_{name}", unit),
             title,
             lambda row: row.rate(name) if row.summary else None,
-            lambda rate: format_significant(rate * factor),
+            lambda rate: format_four_digits(rate * factor),
             importance,
         )
 
     has_other_statistic = any(row.best_by not in ("mean", "median") for row in rows)
-    rate = make_rate_column(name_rate_column("rate", unit), unit, lambda row: row.best_rate if row.ok else None, rows)
+    rate = make_rate_column(make_rate_key("rate", unit), unit, lambda row: row.best_rate if row.ok else None, rows)
     return [rate], [
-        Column(name_rate_column("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
-        Column(name_rate_column("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
+        Column(make_rate_key("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
+        Column(make_rate_key("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
         make_statistic_column("median", "median" if has_other_statistic else "", 1),
         make_statistic_column("mean", "mean"),
         make_statistic_column("fastest", "fastest"),
@@ -152,7 +152,7 @@ def make_time_columns() -> list[Column[Measurement]]:
 
 
 #: Identifies rows that are ranked together: regime, problem, and shape (None to rank the rows of all shapes together).
-RowGroup = tuple[str, Any, Any]
+RowGroupKey = tuple[str, Any, Any]
 
 
 def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -160,7 +160,7 @@ def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
-def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[RowGroup, list[Measurement]]:
+def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[RowGroupKey, list[Measurement]]:
     """Group the rows that are ranked together, each group with its best row first. ``by_shape``: whether each shape is
     a separate group. References and rows of a search for ceilings are left out.
     """
@@ -171,7 +171,7 @@ def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[RowG
 
 def make_group_title(row: Measurement) -> str:
     """Return the title of the group that a row belongs to, from its regime and problem."""
-    return make_described_title(row.regime, row.problem)
+    return make_problem_title_in_words(row.regime, row.problem)
 
 
 def format_row_label(row: Measurement) -> str:
@@ -235,7 +235,7 @@ def describe_failures(rows: Iterable[Measurement]) -> list[str]:
     ]
 
 
-def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
+def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
     """Return what a reader must know about a row besides its figures, such as throttling, a timer that is too coarse,
     or an unknown interval.
     """
@@ -254,7 +254,7 @@ def list_row_remarks(row: Measurement, shares: Shares) -> list[str]:
     return [part for part in parts if part]
 
 
-def describe_best_rows(rows: Sequence[Measurement], shares: Shares) -> Iterator[str]:
+def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> Iterator[str]:
     """Yield lines about the best row of a group: its rate, shares, clock and power, and the means over all shapes if
     one kernel measured them. ``rows``: best first.
     """
@@ -295,7 +295,7 @@ def describe_row_interval(row: Measurement) -> str:
 
 # -- devices that measured one run together ----------------------------------------------------------------------------
 
-COMPARABLE_TITLE = "comparable"
+COMPARABLE_RATE_TITLE = "comparable"
 
 
 def make_device_record(row: Measurement) -> dict[str, Any]:
@@ -315,10 +315,10 @@ def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]
         Column("device", "device", lambda row: row.device, importance=1),
         Column("device_speed", "", lambda row: row.device_speed and round_to_six_digits(row.device_speed)),
         Column(
-            name_rate_column("comparable_rate", unit),
-            COMPARABLE_TITLE,
+            make_rate_key("comparable_rate", unit),
+            COMPARABLE_RATE_TITLE,
             lambda row: row.comparable_rate if row.ok and row.device_speed is not None else None,
-            lambda rate: format_significant(rate * factor),
+            lambda rate: format_four_digits(rate * factor),
             1,
         ),
     ]
@@ -329,7 +329,7 @@ def describe_row_device(row: Measurement) -> str:
     if row.device_speed in (None, 1.0):
         return f"device {row.device}" + ("" if row.device_speed else ", not compared")
     half_width = row.comparable_interval.half_width / row.comparable_seconds
-    scaled = f"{format_significant(row.comparable_rate)} +-{100 * half_width:.2f} %"
+    scaled = f"{format_four_digits(row.comparable_rate)} +-{100 * half_width:.2f} %"
     return f"device {row.device}, {scaled} if scaled to the first device"
 
 
@@ -362,7 +362,8 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
     return [
         *lines,
-        f"ranks and averages use rates scaled to the first device ({COMPARABLE_TITLE}); other figures are as measured",
+        f"ranks and averages use rates scaled to the first device ({COMPARABLE_RATE_TITLE}); "
+        "other figures are as measured",
     ]
 
 

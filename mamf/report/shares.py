@@ -39,12 +39,12 @@ from mamf.report.document import (
     make_clock_columns,
     make_columns_from_mappings,
     make_rate_column,
-    name_rate_column,
+    make_rate_key,
     split_shared_parts,
 )
 
 #: What the ceilings of matmuls are called, by regime: maximum achievable and maximum sustained matmul FLOPS.
-HEADLINES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+HEADLINE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def make_problem_title(regime: str, problem: Any) -> str:
@@ -54,14 +54,14 @@ def make_problem_title(regime: str, problem: Any) -> str:
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).list_identifying_fields(problem)])
 
 
-def make_described_title(regime: str, problem: Any) -> str:
+def make_problem_title_in_words(regime: str, problem: Any) -> str:
     """Return a title like ``make_problem_title``, but with the fields in words for reports."""
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).describe_problem(problem)])
 
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
     """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
-    name = HEADLINES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
+    name = HEADLINE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
     return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -96,10 +96,10 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         *make_columns_from_mappings(
             ceilings, lambda each: get_operation(each.problem.operation).make_problem_record(each.problem), titled=False
         ),
-        make_rate_column(name_rate_column("rate", unit), unit, lambda each: each.rate, ceilings),
+        make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
-        Column(name_rate_column("rate_low", unit), "", lambda each: each.interval.low),
-        Column(name_rate_column("rate_high", unit), "", lambda each: each.interval.high),
+        Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
+        Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
         *make_columns_from_mappings(
@@ -139,13 +139,13 @@ def describe_clock(conditions: Conditions) -> str:
 
 
 #: Text in place of a share that is so far above 1 that the ceiling must be wrong.
-WRONG_CEILING = (
+WRONG_CEILING_TEXT = (
     f"the rate is above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
 
 
 @dataclass(frozen=True)
-class Shares:
+class ShareCalculator:
     """Computes shares for the rows of one log.
 
     - ``header``: the header of the log.
@@ -187,7 +187,7 @@ class Shares:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
-        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING
+        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING_TEXT
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
@@ -201,7 +201,7 @@ class Shares:
         roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof", "share", "bound"))
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
-            Column(name_rate_column("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
+            Column(make_rate_key("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
             Column("share_of_roof", "% of roof", share, format_percent, 1),
             Column("bound_by", "bound by", bound, importance=3, left=True),
         ]

@@ -33,21 +33,21 @@ from mamf.report.document import (
     describe_counted_work,
     describe_end,
     describe_machine,
+    format_four_digits,
     format_percent,
-    format_significant,
     make_interval_columns,
+    make_rate_key,
     make_sensor_columns,
-    name_rate_column,
 )
 from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
-NORMAL, ZEROS = "normal", "zeros"
+NORMAL_DATA, ZERO_DATA = "normal", "zeros"
 #: Causes of a step between zeros and random numbers that are no loss.
 NO_COST = "real data made the kernel no slower, within the noise"
 TOO_NOISY = "measurements are too noisy to tell how much slower real data make the kernel"
 #: Smallest share of the power limit at which reports say that a device is at its power limit.
-_MIN_LIMIT_SHARE = 0.95
+_MIN_POWER_LIMIT_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
     """Return the steps from the peak of the datasheet down to the sustained rate. ``rows``: at least one row, all of
     the same matmul, on random numbers ("normal"), zeros and other data.
     """
-    normal, zeros = find_row(rows, NORMAL, BURST), find_row(rows, ZEROS, BURST)
-    last = find_row(rows, NORMAL, SUSTAINED)
+    normal, zeros = find_row(rows, NORMAL_DATA, BURST), find_row(rows, ZERO_DATA, BURST)
+    last = find_row(rows, NORMAL_DATA, SUSTAINED)
     dtype = rows[0].problem.dtype
     steps = [*_make_datasheet_steps(info, dtype, normal or zeros)]
     if _get_true_clock(normal):
@@ -111,7 +111,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
     return [replace(step, before=before) for step, before in zip(steps, known_rates, strict=False)]
 
 
-def rank_bursts(rows: Iterable[Measurement]) -> list[Measurement]:
+def rank_burst_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the burst rows that have a figure, on all kinds of data, fastest first."""
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
@@ -200,7 +200,7 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
     seen, limit = row.conditions, info.power_limit_watts
     parts = [*seen.throttle_reasons]
     if seen.watts is not None:
-        is_at_limit = limit is not None and seen.watts >= _MIN_LIMIT_SHARE * limit
+        is_at_limit = limit is not None and seen.watts >= _MIN_POWER_LIMIT_SHARE * limit
         of = f" of {limit:.0f}" if limit else ""
         parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{seen.watts:.0f}{of} W")
         parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
@@ -215,10 +215,10 @@ def make_explanation_document(
     """Return the report of a waterfall. CSV contains the steps. ``head`` and ``foot``: lines before and after the
     tables.
     """
-    normal, datasheet = find_row(rows, NORMAL, BURST), steps[0].tflops
+    normal, datasheet = find_row(rows, NORMAL_DATA, BURST), steps[0].tflops
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, left=True),
-        Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_significant),
+        Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_four_digits),
         Column("change", "change", lambda step: step.change, format_change),
         Column(
             "share_of_datasheet",
@@ -233,7 +233,7 @@ def make_explanation_document(
     ]
     data_columns: list[Column[Measurement]] = [
         Column("data", "data", lambda row: row.problem.data, left=True),
-        Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, format_significant),
+        Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, format_four_digits),
         Column(
             "change_to_normal",
             "to normal",
@@ -245,7 +245,7 @@ def make_explanation_document(
     blocks: list[Block] = [
         Lines(head),
         Table(step_columns, steps, key="steps", remarks=lambda step: [step.cause], label=lambda step: step.name),
-        Table(data_columns, rank_bursts(rows), key="burst_by_data"),
+        Table(data_columns, rank_burst_rows(rows), key="burst_by_data"),
         Lines(foot),
         Answer(describe_waterfall_result(steps)),
     ]
@@ -268,12 +268,12 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     losses = {step.name: step.change for step in steps if step.change and not step.cause.endswith((NO_COST, TOO_NOISY))}
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {format_change(losses[largest])}" if largest and losses[largest] < 0 else ""
-    return [f"{last}: {format_significant(rate)} TFLOPS{share}{loss}"]
+    return [f"{last}: {format_four_digits(rate)} TFLOPS{share}{loss}"]
 
 
 # -- chart of the waterfall, and the study of overlap ------------------------------------------------------------------
 
-_LOST_NAME = "lost since the step before"
+_LOST_PART_NAME = "lost since the step before"
 
 
 def make_waterfall_chart(
@@ -291,7 +291,7 @@ def make_waterfall_chart(
             (("on other operands", row.best_rate),),
             interval=(row.rate_interval.low, row.rate_interval.high),
         )
-        for row in rank_bursts(rows)
+        for row in rank_burst_rows(rows)
     ]
     panels = [StackedPanel("", tuple(bars)), StackedPanel("burst, by values of the operands", tuple(others))]
     return StackedChart(
@@ -300,7 +300,7 @@ def make_waterfall_chart(
         "TFLOPS",
         "",
         tuple(panel for panel in panels if panel.bars),
-        (_LOST_NAME,),
+        (_LOST_PART_NAME,),
         notes=tuple(f"{step.name}: {step.cause}" for step in steps if step.cause),
     )
 
@@ -308,7 +308,7 @@ def make_waterfall_chart(
 def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops, interval = step.tflops or 0.0, step.interval
     lost = max(0.0, (step.before or 0.0) - tflops)
-    parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_NAME, lost)]
+    parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_PART_NAME, lost)]
     note = "" if step.change is None else format_change(step.change)
     ends = (interval.low, interval.high) if interval else None
     return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)
@@ -407,9 +407,9 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
             best.matmul_row.problem.blocks,
         )
         yield (
-            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_significant(seconds * 1e3)} ms "
+            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_four_digits(seconds * 1e3)} ms "
             f"(+-{doubt} %) with overlap, at the rates of {best.matmul_row.shape}"
-            f"{f' with {blocks} blocks' if blocks else ''}, and {format_significant(apart * 1e3)} ms without overlap"
+            f"{f' with {blocks} blocks' if blocks else ''}, and {format_four_digits(apart * 1e3)} ms without overlap"
         )
 
 
@@ -423,10 +423,10 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
     for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
         yield Column(
-            name_rate_column(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_significant, 1
+            make_rate_key(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_four_digits, 1
         )
         yield Column(
-            name_rate_column(f"{timed}_together", unit), "together", rate(timed, False, factor), format_significant, 2
+            make_rate_key(f"{timed}_together", unit), "together", rate(timed, False, factor), format_four_digits, 2
         )
         yield Column(f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_share, timed=timed), format_percent)
         yield Column(

@@ -31,8 +31,8 @@ from mamf.report.document import (
     Table,
     describe_end,
     describe_machine,
+    format_any_value,
     format_count,
-    format_plain,
     label_kernel,
 )
 from mamf.report.rows import describe_failures
@@ -43,20 +43,20 @@ MeasuredRows = Sequence[Measurement]
 WRONG_STATUS = "wrong_result"
 
 
-def count_checked(rows: MeasuredRows) -> dict[str, int]:
+def count_verified_totals(rows: MeasuredRows) -> dict[str, int]:
     """Return how many problems were verified, how many launches and output values were checked, and how many problems
     were wrong, with the keys ``problems``, ``launches``, ``values`` and ``wrong``.
     """
     judged = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {
-        "problems": len(_find_problems(judged)),
+        "problems": len(_collect_problem_ids(judged)),
         "launches": sum(int(row.details.get(CHECKED_LAUNCHES, 1)) for row in judged),
         "values": sum(int(row.details.get(CHECKED_VALUES, 0)) for row in judged),
-        "wrong": len(_find_problems(row for row in judged if row.status == WRONG_STATUS)),
+        "wrong": len(_collect_problem_ids(row for row in judged if row.status == WRONG_STATUS)),
     }
 
 
-def _find_problems(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
+def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
     """Return the identifiers of the distinct problems of ``rows``. A problem that the user requested by number is
     measured several times and has several rows.
     """
@@ -75,7 +75,7 @@ def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
     of ``checked`` results were wrong.
     """
 
-    def share_at(chance: float, count: int) -> float:
+    def find_share_with_probability(chance: float, count: int) -> float:
         """Find the share of wrong results for which the probability of at most ``count`` wrong results is
         ``chance``.
         """
@@ -87,7 +87,9 @@ def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
             )
         return low
 
-    return share_at(0.975, wrong - 1) if wrong else 0.0, share_at(0.025, wrong) if wrong < checked else 1.0
+    return find_share_with_probability(0.975, wrong - 1) if wrong else 0.0, find_share_with_probability(
+        0.025, wrong
+    ) if wrong < checked else 1.0
 
 
 def _compute_binomial_probability(count: int, checked: int, share: float) -> float:
@@ -124,7 +126,7 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
     """Yield the verdict, what was checked, and the possible share of wrong problems: over all kernels and dtypes, and
     of the kernel and dtype with the fewest problems.
     """
-    found = count_checked(rows)
+    found = count_verified_totals(rows)
     wrong, problems = found["wrong"], found["problems"]
     verdict = "FAILED" if wrong else "PASSED" if problems else "UNFINISHED"
     checked = ", ".join(f"{found[name]:.4g} {name}" for name in ("launches", "values"))
@@ -142,7 +144,7 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
         share += f", {launches} and {values}"
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
-    tested = {key: each for key, same in groups.items() if (each := count_checked(same))["problems"]}
+    tested = {key: each for key, same in groups.items() if (each := count_verified_totals(same))["problems"]}
     if len(tested) > 1:
         (kernel, dtype), least = min(tested.items(), key=lambda item: item[1]["problems"])
         bound = _describe_wrong_share(least["wrong"], least["problems"])
@@ -174,7 +176,7 @@ def make_verification_document(log: RunLog) -> Document:
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
         Table(_make_check_columns(log.header), [groups[key] for key in wrong_first], key="checks"),
-        Table(_STATE_COLUMNS, list(states.values()), key="states"),
+        Table(_CONDITION_COLUMNS, list(states.values()), key="states"),
         Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
         Lines(describe_failures(row for row in rows if row.status != WRONG_STATUS), "without a verdict"),
         Lines([describe_end(log.summary, has_count=False)]),
@@ -207,12 +209,12 @@ def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
 
 def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]:
     return [
-        Column("operation", "operation", lambda rows: rows[0].operation, format_plain, 3, True),
+        Column("operation", "operation", lambda rows: rows[0].operation, format_any_value, 3, True),
         Column("kernel", "kernel", lambda rows: rows[0].kernel, lambda name: label_kernel(name, header), left=True),
         Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, left=True),
-        Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
-        Column("launches", "launches", lambda rows: count_checked(rows)["launches"], importance=2),
-        Column("values", "values", lambda rows: count_checked(rows)["values"], "{:.3g}".format, importance=1),
+        Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
+        Column("launches", "launches", lambda rows: count_verified_totals(rows)["launches"], importance=2),
+        Column("values", "values", lambda rows: count_verified_totals(rows)["values"], "{:.3g}".format, importance=1),
         Column(
             "largest_error", "largest error", lambda rows: (it := _find_worst_row(rows)) and it.error, "{:.2g}".format
         ),
@@ -228,19 +230,21 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
         Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN in row.details for row in rows) or None),
-        Column("wrong", "wrong", lambda rows: count_checked(rows)["wrong"]),
+        Column("wrong", "wrong", lambda rows: count_verified_totals(rows)["wrong"]),
         Column(
             *("no_verdict", "no verdict"),
-            lambda rows: len(_find_problems(row for row in rows if not row.ok and row.status != WRONG_STATUS)) or None,
+            lambda rows: (
+                len(_collect_problem_ids(row for row in rows if not row.ok and row.status != WRONG_STATUS)) or None
+            ),
             importance=6,
         ),
     ]
 
 
 #: Columns of a table with a row for each regime: clock, power and throttling while mamf checked launches.
-_STATE_COLUMNS: list[Column[MeasuredRows]] = [
+_CONDITION_COLUMNS: list[Column[MeasuredRows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, left=True),
-    Column("problems", "problems", lambda rows: count_checked(rows)["problems"]),
+    Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
     Column(
         "clock_hz",
         "median MHz",

@@ -111,7 +111,7 @@ def test_arrays_of_no_whole_elements_are_unsupported(cpu):
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
-    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_DEVIATIONS", 1e5)
+    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_SUM_DEVIATIONS", 1e5)
     row = measured(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
     assert row.status == "unsupported"
     assert "float16" in row.reason

@@ -12,7 +12,7 @@ from verdicts import verified
 from mamf.backend import Unavailable
 from mamf.engine.measure import measure
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
@@ -204,7 +204,7 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
 
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
-    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
+    rows = list(OneKernelStrategy(RunSetup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
     tried, kept = [row for row in rows if row.phase == ALGORITHM_PHASE], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3

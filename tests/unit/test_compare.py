@@ -20,7 +20,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.report.comparison import make_comparison_document
-from mamf.report.formats import FORMATS
+from mamf.report.formats import FORMATTERS
 from mamf.statistics import summarize
 
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
@@ -103,7 +103,7 @@ def test_fewer_than_three_samples_prove_nothing(count, verdict):
 
 
 def printed_table(comparison, top=0):
-    return FORMATS["table"](make_comparison_document(comparison, 0.01, top), None)
+    return FORMATTERS["table"](make_comparison_document(comparison, 0.01, top), None)
 
 
 def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide():
@@ -152,7 +152,7 @@ def test_the_seed_does_not_part_rows_and_a_reference_is_none():
 def test_one_kernel_each_is_paired_without_it_and_said():
     comparison = compare(log(row()), log(row(kernel="cublaslt")))
     assert str(comparison.dropped[0]) == "kernel torch.mm against cublaslt"
-    assert "kernel torch.mm against cublaslt" in FORMATS["table"](make_comparison_document(comparison, 0.01), None)
+    assert "kernel torch.mm against cublaslt" in FORMATTERS["table"](make_comparison_document(comparison, 0.01), None)
 
 
 def test_several_kernels_are_paired_by_name():
@@ -168,7 +168,7 @@ def test_a_row_that_fails_in_one_log_is_told():
     comparison = compare(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
     assert len(comparison.pairs) == 1
     assert comparison.only_a[0][1].status == "out_of_memory"
-    assert "1 only in A (1 out_of_memory in B), 0 only in B" in FORMATS["table"](
+    assert "1 only in A (1 out_of_memory in B), 0 only in B" in FORMATTERS["table"](
         make_comparison_document(comparison, 0.01), None
     )
 
@@ -218,7 +218,7 @@ def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
     assert len(comparison.pairs) == 1
     (line,) = [
         line
-        for line in FORMATS["table"](make_comparison_document(comparison, 0.01), None).splitlines()
+        for line in FORMATTERS["table"](make_comparison_document(comparison, 0.01), None).splitlines()
         if "anyway" in line
     ]
     assert told in line
@@ -236,7 +236,7 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
     (pair,) = comparison.pairs
     assert (pair.a.tflops, pair.b.tflops, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
     assert pair.verdict(0.03) == verdict
-    text = FORMATS["table"](make_comparison_document(comparison, 0.03), None)
+    text = FORMATTERS["table"](make_comparison_document(comparison, 0.03), None)
     assert "cycles in percent" in text and "device H100 against H200" in text
     assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
 
@@ -264,7 +264,7 @@ def test_software_that_differs_is_told_and_not_refused():
     newer.header = copy.deepcopy(newer.header)
     newer.header["environment"]["packages"]["torch"] = "2.12"
     newer.header["device"]["driver"] = "590"
-    text = FORMATS["table"](make_comparison_document(compare(log(row()), newer), 0.01), None)
+    text = FORMATTERS["table"](make_comparison_document(compare(log(row()), newer), 0.01), None)
     assert "the runs differ in torch 2.11 against 2.12, driver unknown against 590" in text
 
 

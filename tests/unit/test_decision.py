@@ -20,7 +20,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.comparison import make_comparison_document
-from mamf.report.formats import FORMATS
+from mamf.report.formats import FORMATTERS
 from mamf.statistics import FigureError, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
@@ -179,7 +179,7 @@ def test_a_uniform_loss_of_half_a_percent_is_found_by_runs_in_turns():
 
 
 def lines_of(comparison):
-    return FORMATS["table"](make_comparison_document(comparison, 0.01), None).splitlines()
+    return FORMATTERS["table"](make_comparison_document(comparison, 0.01), None).splitlines()
 
 
 def test_the_chance_of_a_false_alarm_is_printed():
@@ -189,7 +189,9 @@ def test_the_chance_of_a_false_alarm_is_printed():
     host.header["timer"] = "host clock"
     assert f"{alarm}unknown with a host clock" in lines_of(compare(host, host))
     other = log(row(), device_name="H200", uuid_hash="bb")
-    assert alarm not in FORMATS["table"](make_comparison_document(compare(log(row()), other, anyway=True), 0.01), None)
+    assert alarm not in FORMATTERS["table"](
+        make_comparison_document(compare(log(row()), other, anyway=True), 0.01), None
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +207,7 @@ def test_what_all_rows_say_together_is_printed(slow, told):
     (line,) = [line for line in lines_of(comparison) if "together" in line]
     assert line.startswith("burst, 20 rows together (more than 10 minutes between runs): B/A ")
     assert told in line
-    found = json.loads(FORMATS["json"](make_comparison_document(comparison, 0.01), None))
+    found = json.loads(FORMATTERS["json"](make_comparison_document(comparison, 0.01), None))
     assert found["chance_of_false_alarm"] == 0.01
     assert found["together"][0]["is_regression"] == (slow > 1)
 

@@ -15,11 +15,11 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
+    format_four_digits,
     format_percent,
     format_rate,
-    format_significant,
 )
-from mamf.report.formats import FORMATS
+from mamf.report.formats import FORMATTERS
 
 ROWS = [
     {"name": "fast_one", "rate": 841.26, "share": 0.813, "note": "hot"},
@@ -28,7 +28,7 @@ ROWS = [
 ]
 COLUMNS = [
     Column("kernel", "kernel", lambda row: row["name"], left=True),
-    Column("rate_tflops", "TFLOPS", lambda row: row["rate"], format_significant),
+    Column("rate_tflops", "TFLOPS", lambda row: row["rate"], format_four_digits),
     Column("watts", "power", lambda row: None, importance=5),
     Column("rank", "a long heading", lambda row: 1, importance=2),
     Column("share_of_peak", "% of peak", lambda row: row["share"], format_percent, importance=1),
@@ -46,7 +46,7 @@ def document(*blocks, **changes):
 
 
 def shown(form, *blocks, width=None, **changes):
-    return FORMATS[form](document(*blocks, **changes), width)
+    return FORMATTERS[form](document(*blocks, **changes), width)
 
 
 def test_a_terminal_shows_aligned_columns_and_each_remark_once():
@@ -142,7 +142,7 @@ class Page(HTMLParser):
 
 def test_html_is_a_whole_page_in_which_a_text_is_no_markup():
     hostile = "<script>alert('&')</script>\x1b"
-    text = FORMATS["html"](Document(hostile, [Lines([hostile], hostile), Table(COLUMNS, ROWS, hostile)]), None)
+    text = FORMATTERS["html"](Document(hostile, [Lines([hostile], hostile), Table(COLUMNS, ROWS, hostile)]), None)
     page = Page(text)
     assert text.startswith("<!doctype html>")
     assert page.tags.count("script") == 1, "its own, whose hash the policy names"

@@ -35,7 +35,7 @@ def test_a_new_format_is_one_function(run, monkeypatch):
     def render(document: Document, width: int | None = None) -> str:
         return "".join(f"{line}\n" for block in document.blocks if isinstance(block, Answer) for line in block.texts)
 
-    monkeypatch.setitem(formats.FORMATS, "markdown", render)
+    monkeypatch.setitem(formats.FORMATTERS, "markdown", render)
     code, out, _ = run("show", str(LOG), "--format", "markdown")
     assert (code, out.startswith("best burst")) == (0, True)
 

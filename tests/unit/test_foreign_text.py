@@ -19,7 +19,7 @@ from mamf.logs.legacy import Reported, write_legacy_log
 from mamf.report.charts.picture import escape_invisible_texts
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
-FORMATS = ("table", "csv", "json", "markdown", "html")
+FORMATTERS = ("table", "csv", "json", "markdown", "html")
 
 
 def poisoned(text):
@@ -79,7 +79,7 @@ def assert_harmless(*texts):
         assert not re.search("^forged", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMATTERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_is_shown(kind, form, logs, run):
     code, out, err = run("show", str(logs[kind]), "--format", form)
@@ -94,7 +94,7 @@ def test_a_log_is_shown(kind, form, logs, run):
         assert not re.search(r"(?<!\\)(?:[`$]|\]\()", out)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", FORMATTERS)
 @pytest.mark.parametrize("kind", ["sweep", "find", "attention", "unknown"])
 def test_logs_are_compared(kind, form, logs, run, sweep_records, tmp_path):
     code, out, err = run("compare", str(logs[kind]), str(logs[kind]), "--format", form)

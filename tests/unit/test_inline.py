@@ -9,7 +9,7 @@ import pytest
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.page import make_picture_context
-from mamf.report.roofline import RoofLine, RooflineChart, RoofMark
+from mamf.report.roofline import RoofLine, RooflineChart, RooflineMarker
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
 LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))
@@ -33,7 +33,7 @@ ROOFS = RooflineChart(
     "t",
     "",
     (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
-    (RoofMark("8x8x8", "torch.mm", (200, 700)), RoofMark("k", "flex", (900, 90))),
+    (RooflineMarker("8x8x8", "torch.mm", (200, 700)), RooflineMarker("k", "flex", (900, 90))),
     (10, 1000),
 )
 

@@ -112,7 +112,7 @@ MANY = list(map(str, range(1, 101)))
             [*COUNTERS[:2], *COUNTERS[6:], "--ncu", "nowhere/ncu"],
             "nowhere/ncu is not an executable program: install NVIDIA Nsight Compute",
         ),
-        (["counters", *COUNTERS[2:6]], "no kernel is named: name at least one KERNEL ('mamf kernels' lists them)"),
+        (["counters", *COUNTERS[2:6]], "no KERNEL is given: name at least one ('mamf kernels' lists the names)"),
         ([*COUNTERS], "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100"),
         ([*COUNTERS, "--shape", "4096"], "'4096'"),
         (["run", "sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),

@@ -146,7 +146,7 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
 
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
     told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
-    NodeRun([0, 1], why_not_together=told, failures={0: told}).write(tmp_path)
+    NodeRun([0, 1], not_together_reason=told, failures={0: told}).write(tmp_path)
     text = (tmp_path / "run.json").read_text()
     assert not [name for name in ("10.0.0.7", "alice", "3b:00") if name in text]
 
@@ -192,7 +192,7 @@ def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, caps
     for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS):
         make_log_path(slow, 1, part).unlink()
     measured(slow, 1, FAULTY["a third of the speed"][0], together=False)
-    NodeRun(range(3), was_watched_to_end=True, why_not_together="device 9 failed before").write(slow)
+    NodeRun(range(3), was_watched_to_end=True, not_together_reason="device 9 failed before").write(slow)
     reason, devices = read_node_folders([healthy, slow])
     assert (reason, len(devices)) == ("device 9 failed before", 6)
     assert main(["node", "--from", str(healthy), str(slow)]) == 2

@@ -207,4 +207,4 @@ def test_who_has_the_last_word(line, positional, option):
 
 
 def test_formats_are_those_that_can_be_rendered():
-    assert tuple(formats.FORMATS) == FORMATS
+    assert tuple(formats.FORMATTERS) == FORMATS

@@ -14,9 +14,9 @@ import pytest
 from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.pages.report import make_log_source, make_report
+from mamf.pages.report import make_report_page, make_run_log_content
 from mamf.report.document import Answer
-from mamf.report.page import Page, Section, _load_template, render_page, safe_address
+from mamf.report.page import Page, Section, _load_template, render_page, sanitize_address
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
@@ -57,7 +57,7 @@ def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible)
     log.all_ceilings = {
         key: dataclasses.replace(ceiling, rate=times * ceiling.rate) for key, ceiling in log.all_ceilings.items()
     }
-    source = make_log_source(log)
+    source = make_run_log_content(log)
     answer = [text for block in source.document.blocks if isinstance(block, Answer) for text in block.texts]
     for texts in ([note for figure in source.figures for note in figure.notes], answer):
         assert any("% of the ceiling (MAMFU)" in text for text in texts) == is_credible
@@ -72,7 +72,7 @@ def kind_logs():
 
 @pytest.mark.parametrize(("path", "text"), list(kind_logs()), ids=lambda each: getattr(each, "stem", ""))
 def test_every_kind_of_log_has_a_page_of_well_formed_markup(path, text):
-    page = render_page(make_report([path]))
+    page = render_page(make_report_page([path]))
     assert text in page
     parsed = Parsed(page)
     assert not parsed.errors
@@ -83,30 +83,30 @@ def test_every_kind_of_log_has_a_page_of_well_formed_markup(path, text):
 
 def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     finds = sorted(H200.glob("find-int8-burst-sustained-20261123-00*.jsonl"))[:2]
-    two = make_report(finds)
+    two = make_report_page(finds)
     assert two.verdict.startswith("2 rows: ")
     assert [section.is_open for section in two.sections] == [True, True, False, False]
-    unlike = make_report([finds[0], FIND, FIND])
+    unlike = make_report_page([finds[0], FIND, FIND])
     assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
-    assert "cannot be compared: " in render_page(make_report([FIND, finds[0]]))
+    assert "cannot be compared: " in render_page(make_report_page([FIND, finds[0]]))
     h100 = H200.parent / "nvidia-h100-80gb-hbm3" / "find-bfloat16-burst-sustained-20261121-070105.jsonl"
-    devices = [fact.label.partition(": ")[0] for fact in make_report([h100, FIND]).facts]
+    devices = [fact.label.partition(": ")[0] for fact in make_report_page([h100, FIND]).facts]
     assert devices == ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA H200"] * 2
-    rows = make_report([*finds, FIND]).sections[0].parts[0].rows
+    rows = make_report_page([*finds, FIND]).sections[0].parts[0].rows
     assert len({row.name for row in rows}) == 3
 
 
 def test_a_large_page_begins_with_contents_and_closed_pictures():
-    page = make_report([H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
+    page = make_report_page([H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
     assert [section.is_open for section in page.sections] == [False, True, False, True]
     headings = ("Pictures", "Figures", "Conditions", "Reproduce it")
     assert all(f'<a href="#part-{i}">{name}</a>' in render_page(page) for i, name in enumerate(headings, start=1))
     assert [fact.unit for fact in page.facts] == ["%", "%"]
-    assert 'aria-label="Contents"' not in render_page(make_report([FIND]))
+    assert 'aria-label="Contents"' not in render_page(make_report_page([FIND]))
 
 
 def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():
-    page = make_report([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
+    page = make_report_page([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
     assert [(fact.label.partition(",")[0], fact.unit) for fact in page.facts][1:3] == [
         ("sustained ceiling", "TFLOPS"),
         ("MAMFU of the best attention", "%"),
@@ -116,18 +116,18 @@ def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():
 
 def test_a_log_of_mamf_finder_stands_beside_a_new_one():
     old, new = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl", FIND
-    page = render_page(make_report([old, new, old]))
+    page = render_page(make_report_page([old, new, old]))
     assert "mamf-finder, best mean" in page
     assert "with their 95 % repeat intervals" not in page
     assert "burst ceiling, bfloat16" in page
-    alone = render_page(make_report([old]))
+    alone = render_page(make_report_page([old]))
     assert "as printed by mamf-finder, without samples or checks" in alone
     assert "mamf-finder.py" in alone
 
 
 def test_a_folder_without_logs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has no logs"):
-        make_report([tmp_path])
+        make_report_page([tmp_path])
 
 
 HOSTILE = "</style></script><script>window.pwned=1</script><img src=x onerror=pwned()>\"'\x1b[31m\u202e{{7*7}}"
@@ -150,7 +150,7 @@ def hostile_log(folder):
 
 
 def test_a_hostile_log_stays_text(tmp_path):
-    page = render_page(make_report([hostile_log(tmp_path)]))
+    page = render_page(make_report_page([hostile_log(tmp_path)]))
     parsed = Parsed(page)
     assert not parsed.errors
     assert parsed.tags.count("script") == 1
@@ -184,7 +184,7 @@ def test_the_policy_allows_its_own_script_and_style_alone():
     ],
 )
 def test_addresses_that_run_nothing(address, safe):
-    assert safe_address(address) == (address if safe else "")
+    assert sanitize_address(address) == (address if safe else "")
 
 
 def test_the_command_writes_one_file_and_replaces_none(tmp_path, monkeypatch, capsys):

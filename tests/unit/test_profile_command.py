@@ -209,7 +209,7 @@ def test_steps_before_the_end_are_kept(script, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "there is nothing to profile: name a SCRIPT, or a trace with --from"),
+        ([], "no SCRIPT and no --from is given: name a script to profile, or a trace with --from"),
         (["nowhere.py"], "cannot run nowhere.py: there is no such file"),
         (["step.jsonl"], "step.jsonl is not a script: read it with 'mamf show step.jsonl'"),
         (["--calls", "json:nothing", "train.py"], "--calls json:nothing: module 'json' has no attribute 'nothing'"),

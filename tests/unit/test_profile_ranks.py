@@ -10,7 +10,7 @@ from mamf.measurement import IDLE
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.log import get_rank_log_path, make_ranks_document, read_rank_logs, write_profile
 from mamf.profiling.profile import ClassRow, Profile
-from mamf.report.formats import FORMATS
+from mamf.report.formats import FORMATTERS
 
 
 def row(name, visible, hidden=0.0):
@@ -36,7 +36,7 @@ def written(folder, ranks=RANKS):
 
 
 def test_the_rank_with_most_time_of_its_own_is_the_straggler():
-    told = json.loads(FORMATS["json"](make_ranks_document(RANKS), None))
+    told = json.loads(FORMATTERS["json"](make_ranks_document(RANKS), None))
     rows = {row["rank"]: row for row in told["ranks"]}
     milliseconds = {name: [round(1e3 * row[f"{name}_seconds"], 6) for row in rows.values()] for name in
         ("step", "own", "behind", "exposed", "hidden", "idle")}  # fmt: skip
@@ -48,7 +48,7 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
         "hidden": [5, 9, 0],
         "idle": [0, 2, 0.5],
     }
-    text = FORMATS["table"](make_ranks_document(RANKS), None)
+    text = FORMATTERS["table"](make_ranks_document(RANKS), None)
     assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
     assert "3 x NVIDIA H200" in text
 
@@ -57,7 +57,7 @@ def test_a_rank_without_a_profile_is_named(tmp_path):
     folder = written(tmp_path, {0: RANKS[0], 2: RANKS[2]})
     get_rank_log_path(folder, 1).write_text('{"record": "header"}\n')
     (folder / "rank-x.jsonl").write_text("nonsense")
-    text = FORMATS["table"](make_ranks_document(read_rank_logs(folder), 5), None)
+    text = FORMATTERS["table"](make_ranks_document(read_rank_logs(folder), 5), None)
     assert [rank for rank in range(5) if f"the profile of rank {rank} is missing: check that" in text] == [1, 3, 4]
 
 

@@ -28,7 +28,7 @@ def rate(backend, shape, clock_hz):
 
 def take(regime, shape=FAT, **rule):
     backend = regime.backend
-    rule = {"seconds": regime.default_seconds, **rule}
+    rule = {"seconds": regime.default_sweep_row_seconds, **rule}
     pool = backend.make_operand_pool("normal", 0)
     row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(**rule))
     assert row.ok, row.reason
@@ -288,7 +288,7 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     begun = backend.now() + backend.burst_traits.longest_rest_seconds
     row = take(regime, SMALL, precision=precision)
     exhausted = row.launches >= StoppingRule().max_samples
-    late = backend.now() - begun >= regime.default_seconds
+    late = backend.now() - begun >= regime.default_sweep_row_seconds
     # Samples are rounded to the nanosecond after the rule has seen them.
     rounding = 1e-9 / row.summary.median
     assert late or exhausted or row.summary.interval.half_width / row.summary.median <= precision + rounding

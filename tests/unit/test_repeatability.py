@@ -124,7 +124,7 @@ def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
     pool = backend.make_operand_pool("normal", 0)
     for _ in range(count):
         backend.begin_run()
-        rule = StoppingRule(seconds=regime.default_seconds)
+        rule = StoppingRule(seconds=regime.default_sweep_row_seconds)
         yield measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
 
 

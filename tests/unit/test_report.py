@@ -9,9 +9,9 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.kernels import choose_baselines, compute_speed_up, find_winners, make_winner_table
+from mamf.report.kernels import choose_baselines, compute_speed_up, find_best_kernels, make_winner_table
 from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
-from mamf.report.shares import Shares
+from mamf.report.shares import ShareCalculator
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -71,13 +71,13 @@ def both(rows):
 
 
 def test_the_best_kernel_of_each_shape_is_named(both):
-    assert [(each.row.kernel, each.runner_up and each.runner_up.kernel) for each in find_winners(both)] == [
+    assert [(each.row.kernel, each.runner_up and each.runner_up.kernel) for each in find_best_kernels(both)] == [
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    records = make_winner_table(find_winners(both), Shares(HEADER), None).make_records()
+    records = make_winner_table(find_best_kernels(both), ShareCalculator(HEADER), None).make_records()
     assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
-    assert find_winners(both[:2]) == []  # one kernel alone
+    assert find_best_kernels(both[:2]) == []  # one kernel alone
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))
     assert [line.split()[1] for line in lines[begin + 2 : begin + 4]] == ["faster", "simulated.mm"]
@@ -101,9 +101,9 @@ def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
 
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = select_ranked_rows(rows)
-    assert "ran cudnn" in list_row_remarks(replace(row, details={"ran": "cudnn"}), Shares(HEADER))
+    assert "ran cudnn" in list_row_remarks(replace(row, details={"ran": "cudnn"}), ShareCalculator(HEADER))
     held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
-    shares = Shares(HEADER, {(row.problem.dtype, row.regime): held})
+    shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): held})
     for seen, has_drifted in ((799.0, False), (700.0, True)):
         found = list_row_remarks(replace(row, details={"reference_tflops": seen}), shares)
         assert any("device speed drifted" in text for text in found) == has_drifted

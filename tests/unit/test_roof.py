@@ -15,7 +15,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
-from mamf.report.roofline import make_roofline_chart, make_tracelens_arch, select_points
+from mamf.report.roofline import make_roofline_chart, make_tracelens_arch, select_roof_points
 from mamf.statistics import summarize
 
 MIB, GIB = 2**20, 2**30
@@ -125,14 +125,14 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
 
 
 def test_the_table_has_balance_points_and_each_rows_distance():
-    text = render_roofline("table", ROOFS, select_points(DECODE, ROOFS), "head")
+    text = render_roofline("table", ROOFS, select_roof_points(DECODE, ROOFS), "head")
     assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
     assert "near the limit (80 % of the roof and more)" in text and "% of the compute roof" in text.splitlines()[-1]
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
 
 
 def test_rows_are_told_as_csv_and_json():
-    points = select_points(DECODE, ROOFS)
+    points = select_roof_points(DECODE, ROOFS)
     header, first, *_ = render_roofline("csv", ROOFS, points).splitlines()
     assert header.startswith("row,kernel,regime,dtype,intensity_flop_per_byte,rate,unit")
     assert first.startswith("512x8192x8192,torch.mm")
@@ -166,7 +166,7 @@ def attention():
 
 
 def test_ceilings_are_lines_and_rows_are_marks():
-    chart = make_roofline_chart(ROOFS, select_points(DECODE, ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roof_points(DECODE, ROOFS), HEADER)
     assert sorted((line.label.partition(" ")[0], line.is_sustained) for line in chart.lines) == [
         ("", True),  # memory in sustained is as fast as in burst, whose line has a label
         *(("bfloat16", False), ("bfloat16", True), (CACHE, False), ("float8_e4m3fn", False), (MEMORY, False)),
@@ -181,7 +181,7 @@ def test_ceilings_are_lines_and_rows_are_marks():
 def test_labels_touch_neither_one_another_nor_a_mark():
     from matplotlib.text import Annotation, Text
 
-    chart = make_roofline_chart(ROOFS, select_points([*DECODE, *attention()], ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roof_points([*DECODE, *attention()], ROOFS), HEADER)
     axes = draw_figure(chart).axes[0]
     series = {mark.series for mark in chart.marks}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]

@@ -12,7 +12,7 @@ from bench_search import BEST_ELSEWHERE, CHIPS, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, Search, find_best
 from mamf.engine.search.surrogate import Hyperparameters, estimate_compute_units
 from mamf.operations.matmul.shapes import MatmulGrid
 
@@ -190,7 +190,7 @@ def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
         if tflops >= 0.999 * best:
             break
         search.record((shape, kernel), tflops * chooser.gauss(1.0, noise))
-        if len(kernels) == FIRST_SHAPES:
+        if len(kernels) == FIRST_SHAPE_COUNT:
             for other in others:
                 search.add_kernel(other)
     return kernels

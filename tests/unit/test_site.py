@@ -13,7 +13,7 @@ from contribution_logs import legacy_run
 from mamf.cli import main
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.legacy import write_legacy_log
-from mamf.pages.site import FILE_LIST, build_site, choose_page_names
+from mamf.pages.site import FILE_LIST_NAME, build_site, choose_page_names
 from mamf.pages.site_data import ALL_TIERS, read_site_data
 
 ROOT = Path(__file__).parents[2]
@@ -236,7 +236,7 @@ def test_a_list_that_names_files_elsewhere_removes_none(root):
     site = root.parent / "site"
     built(root)
     (root.parent / "precious").write_text("mine")
-    (site / FILE_LIST).write_text((site / FILE_LIST).read_text() + "\n../precious\n")
+    (site / FILE_LIST_NAME).write_text((site / FILE_LIST_NAME).read_text() + "\n../precious\n")
     built(root)
     assert (root.parent / "precious").read_text() == "mine"
 

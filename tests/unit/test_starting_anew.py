@@ -101,7 +101,7 @@ def confirmed_rows(seed, kernel=None):
     confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = Sustained(backend, 1.0)
-    rows = run.run_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
+    rows = run.measure_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
     return list(rows)
 
 

@@ -54,7 +54,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _make_peak_document(options: argparse.Namespace) -> Document:
     from mamf.contribution.known_ceilings import find_peaks_by_name, peak
     from mamf.plugins.discovery import open_backend
-    from mamf.report.document import Answer, Column, Document, Table, format_interval, format_significant
+    from mamf.report.document import Answer, Column, Document, Table, format_four_digits, format_interval
 
     if options.name is not None:
         rates = find_peaks_by_name(options.name, options.dtype, options.regime, options.source)
@@ -65,39 +65,39 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
         Column("source", "source", attrgetter("source"), left=True),
         Column("tier", "tier", attrgetter("tier"), left=True),
         Column("regime", "regime", attrgetter("regime"), left=True),
-        Column("tflops", "TFLOPS", attrgetter("tflops"), format_significant),
+        Column("tflops", "TFLOPS", attrgetter("tflops"), format_four_digits),
         Column("", "interval", attrgetter("interval"), format_interval),
         Column("reference", "from", attrgetter("reference"), left=True, importance=1),
     )
     table = Table(columns, rates, key="known", shown=rates if len(rates) > 1 else [])
     best_rate = rates[0]
-    origin = [] if best_rate.reference in best_rate.description else [f"from: {best_rate.reference}"]
+    reference_lines = [] if best_rate.reference in best_rate.description else [f"from: {best_rate.reference}"]
     return Document(
         "Peak",
-        [table, Answer([_format_rate_sentence(best_rate), best_rate.description, *origin])],
+        [table, Answer([_format_rate_sentence(best_rate), best_rate.description, *reference_lines])],
         _make_json_record(best_rate),
     )
 
 
 def _make_json_record(rate: Rate) -> dict[str, Any]:
     """Return the JSON object that --format json prints. Its ``flops`` and ``interval`` are in FLOP/s, not TFLOPS."""
-    names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
+    copied_fields = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = rate.interval and [rate.interval.low * TERA, rate.interval.high * TERA, rate.interval.coverage]
     return {
         "flops": rate.flops,
         "interval": interval and dict(zip(("low", "high", "coverage"), interval, strict=True)),
-        **{name: getattr(rate, name) for name in names},
+        **{name: getattr(rate, name) for name in copied_fields},
     }
 
 
 def _format_rate_sentence(rate: Rate) -> str:
-    from mamf.report.document import UNKNOWN_INTERVAL_REASON, format_rate, format_significant
+    from mamf.report.document import UNKNOWN_INTERVAL_REASON, format_four_digits, format_rate
 
     rate_kind = rate.regime or ("theoretical" if rate.source == "datasheet" else rate.source)
     sentence = f"{rate.device}, {rate.dtype}, {rate_kind}: {format_rate(rate.tflops, 'TFLOPS')}"
     if rate.interval is None:
         return sentence
-    low, high = format_significant(rate.interval.low), format_significant(rate.interval.high)
+    low, high = format_four_digits(rate.interval.low), format_four_digits(rate.interval.high)
     if rate.interval.is_known:
         return f"{sentence}, 95 % repeat interval: {low} to {high}"
     return f"{sentence}, {UNKNOWN_INTERVAL_REASON}"

@@ -74,7 +74,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.node.report import make_node_chart
     from mamf.node.verdict import judge_devices
     from mamf.report.charts.clocks import make_clock_chart
-    from mamf.report.imported import convert_log, make_side_by_side_chart
+    from mamf.report.imported import make_compared_run, make_side_by_side_chart
 
     if options.cycles:
         _refuse_regime_and_direction(options, "a picture of cycles")
@@ -92,7 +92,10 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     if any(finder_runs):
         _refuse_regime_and_direction(options, "a log of mamf-finder")
         return make_side_by_side_chart(
-            [convert_log(path.stem, run or read_log(path)) for path, run in zip(options.logs, finder_runs, strict=True)]
+            [
+                make_compared_run(path.stem, run or read_log(path))
+                for path, run in zip(options.logs, finder_runs, strict=True)
+            ]
         )
     return make_log_chart(read_log(*options.logs), options.regime, options.direction)
 

@@ -57,8 +57,8 @@ def _make_folder_document(folder: Path) -> Document:
 
     if not is_node_folder(folder):
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
-    why_not_together, devices = read_node_folders([folder])
-    return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), why_not_together)
+    not_together_reason, devices = read_node_folders([folder])
+    return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), not_together_reason)
 
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:
@@ -70,8 +70,8 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import make_finder_document
 
-    with show_reading_progress([path]) as seen:
-        finder_run = read_legacy_or_none(path, seen)
+    with show_reading_progress([path]) as count_read_bytes:
+        finder_run = read_legacy_or_none(path, count_read_bytes)
     if finder_run:
         return make_finder_document(finder_run, options.top)
     if (profile := read_profile_or_none(path)) is not None:
@@ -90,8 +90,8 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
     if roofs is not None:
         if log.plan.kind != SWEEP or get_operation(log.plan.operation).has_shares:
             raise UsageError(
-                f"{log.path}: --ceiling works for logs of 'mamf sweep' only; for other logs, use 'mamf roofline LOG "
-                "--ceiling LOG'"
+                f"--ceiling works only for logs of 'mamf sweep', and {log.path} is another log: use 'mamf roofline "
+                "LOG --ceiling LOG'"
             )
         require_card_of_roofs(log, roofs)
     if log.counter_records:

@@ -40,10 +40,10 @@ _ROUNDS_PER_CLOCK_CHECK = 20
 #: take less.
 _USUAL_ROW_SECONDS = 1.0
 #: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
-_FLUSHES_AHEAD = 16
+_FLUSH_COUNT_AHEAD = 16
 #: The numbers of cache flushes queued ahead of each pair of marks by which mamf measures the time between two marks. A
 #: slow host needs the largest number.
-_FLUSHES_AHEAD_OF_PAIRS = (2, _FLUSHES_AHEAD, _FLUSHES_AHEAD, _FLUSHES_AHEAD, 128)
+_FLUSH_COUNTS_AHEAD_OF_PAIRS = (2, _FLUSH_COUNT_AHEAD, _FLUSH_COUNT_AHEAD, _FLUSH_COUNT_AHEAD, 128)
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,9 @@ class Regime(ABC):
     - ``best_by``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
     - ``rotates_operands``: True if launches rotate over several sets of operands, so that none stays in the cache.
     - ``must_rewrite_output``: True if the output is overwritten before each launch.
-    - ``default_seconds``: the time limit of a row in a sweep of an operation whose kernels are measured one at a time,
-      such as matmul; None: no limit. ``usual_seconds``: the time limit of a row in any other run; None: no limit.
+    - ``default_sweep_row_seconds``: the time limit of a row in a sweep of an operation whose kernels are measured one
+      at a time, such as matmul; None: no limit.
+    - ``default_row_seconds``: the time limit of a row in any other run; None: no limit.
     - ``warmup_seconds``: device seconds of load before the first row.
     """
 
@@ -132,8 +133,8 @@ class Regime(ABC):
     best_by: ClassVar[str] = "median"
     rotates_operands: ClassVar[bool] = False
     must_rewrite_output: ClassVar[bool] = False
-    default_seconds: ClassVar[float | None] = None
-    usual_seconds: ClassVar[float | None] = None
+    default_sweep_row_seconds: ClassVar[float | None] = None
+    default_row_seconds: ClassVar[float | None] = None
     warmup_seconds: ClassVar[float] = 0.0
 
     def __init__(self, backend: Backend) -> None:
@@ -148,19 +149,19 @@ class Regime(ABC):
         return cls(backend)
 
     @classmethod
-    def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
+    def compute_max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
         """Return the longest time, in seconds, that the timed launches of one row of a plan take."""
-        return plan.seconds or cls.usual_seconds or _USUAL_ROW_SECONDS
+        return plan.seconds or cls.default_row_seconds or _USUAL_ROW_SECONDS
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         """Estimate the seconds that the rows of a plan take, without the time to prepare and verify their kernels.
         ``launches``: the seconds of one launch of each row.
         """
-        return cls.warmup_seconds + len(launches) * cls.max_row_seconds(backend, plan)
+        return cls.warmup_seconds + len(launches) * cls.compute_max_row_seconds(backend, plan)
 
     @classmethod
-    def count_sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
+    def count_operand_sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
         """Return the number of operand sets over which the launches of a shape rotate; 1 if they do not rotate."""
         return count_operand_sets(problem, shape, cache_bytes) if cls.rotates_operands else 1
 
@@ -181,7 +182,7 @@ class Regime(ABC):
         """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
-    def explain_too_long(self, seconds: float) -> str | None:
+    def explain_why_too_long(self, seconds: float) -> str | None:
         """Return why a launch that takes ``seconds`` is too long for this regime; None if it is not."""
         return None
 
@@ -201,7 +202,7 @@ class Regime(ABC):
         """
         return self
 
-    def sample_and_verify(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_and_verify_samples(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         """Take samples, then verify the whole output of the last launches, and return the samples. Store the time that
         this took in ``last_visit_seconds``. ``estimate``: host seconds per launch.
         """
@@ -231,7 +232,7 @@ class Regime(ABC):
         """
         return self.backend.record_idle_mark(after) if self.backend.has_idle_marks else None
 
-    def queue_marks_behind_flushes(self, flushes: int = _FLUSHES_AHEAD) -> tuple[object, object]:
+    def queue_marks_behind_flushes(self, flushes: int = _FLUSH_COUNT_AHEAD) -> tuple[object, object]:
         """Queue a number of cache flushes, then a mark and an idle mark (which waits for all queues of the device), and
         return both; the idle mark is None on a device without it. The flushes keep the device busy until the host has
         queued both marks.
@@ -256,21 +257,21 @@ class Regime(ABC):
         mamf compares gaps: the time from an end mark to a mark that waits for all queues. It uses the median gap,
         because another process may delay a few marks. The gap also becomes longer if the process creates new streams
         (on an H100 it then varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf now
-        measures _GAP_MEDIANS groups of gaps without a launch, and compares the gap with the largest median of these
-        groups.
+        measures _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the largest median of
+        these groups.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gaps or [0.0]),
-            max(_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE * seconds),
+            max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * seconds),
         )
         # Return if the gap is as short as usual, or if there is no gap: the device has no idle marks, or it always
         # reached the end mark before the host had queued the idle mark.
         if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
-        flushes = [_FLUSHES_AHEAD] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
-        pairs = [list(self._measure_mark_gaps(flushes)) for _ in range(_GAP_MEDIANS)]
+        flushes = [_FLUSH_COUNT_AHEAD] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
+        pairs = [list(self._measure_mark_gaps(flushes)) for _ in range(_GAP_MEDIAN_COUNT)]
         medians = [statistics.median(seconds for seconds, _ in each) for each in pairs if each]
-        unseen = gap - min(max(medians, default=usual), usual + _MAX_NEW_GAP_SECONDS)
+        unseen = gap - min(max(medians, default=usual), usual + _MAX_GAP_INCREASE_SECONDS)
         if unseen > allowed:
             reason = (
                 f"the device is still busy {unseen * 1e6:.3g} us after the launch's end event: the kernel works in a "
@@ -296,10 +297,10 @@ class Regime(ABC):
         """The device seconds from a mark to a mark that waits for all queues, on an otherwise idle device (the minimum
         of several pairs); and the host seconds to queue such a pair.
         """
-        pairs = list(self._measure_mark_gaps(_FLUSHES_AHEAD_OF_PAIRS)) or [(0.0, 0.0)]
+        pairs = list(self._measure_mark_gaps(_FLUSH_COUNTS_AHEAD_OF_PAIRS)) or [(0.0, 0.0)]
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
-    def require_clock_advances(self, rounds: int) -> None:
+    def require_advancing_clock(self, rounds: int) -> None:
         """Raise PluginError if the backend's clock has not advanced for many rounds of a loop that ends by time: that
         loop would never end. Each round calls this with its number, ``rounds``, which starts at 0.
         """
@@ -324,12 +325,12 @@ _MAX_CHECKED_RATIO = 2.0
 _MIN_CHECKED_LAUNCHES = 4
 #: A device may still work for this long after the end mark of a launch, as seconds and as a share of the launch's time.
 #: If it works longer than both, the kernel works in a queue that is not timed.
-_MAX_UNSEEN_SECONDS, _MAX_UNSEEN_SHARE = 2e-6, 0.01
+_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: New streams of the process lengthen the time from a mark to a mark that waits for all queues, by at most this.
-_MAX_NEW_GAP_SECONDS = 20e-6
+_MAX_GAP_INCREASE_SECONDS = 20e-6
 #: To find out how long the time from a mark to an idle mark is without a launch, mamf measures this many medians, each
 #: of at most this many pairs of marks.
-_GAP_MEDIANS, _MAX_GAPS_PER_MEDIAN = 8, 5
+_GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
 class WrongResultError(MamfError):

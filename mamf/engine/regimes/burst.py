@@ -35,7 +35,7 @@ class Burst(Regime):
     """
 
     name = "burst"
-    default_seconds = usual_seconds = 1.0
+    default_sweep_row_seconds = default_row_seconds = 1.0
     #: The number of launches in the first train of a visit, when mamf does not know yet how long a launch takes; and
     #: the minimum number in later trains.
     min_train_launches: ClassVar[int] = 3
@@ -43,9 +43,9 @@ class Burst(Regime):
     #: The number of launches that a row usually takes, to estimate the time of a run.
     usual_row_launches: ClassVar[int] = 12
     #: The time of a launch that is shorter than this varies more between trains than within a train, so its median
-    #: needs at least ``min_short_trains`` trains.
-    short_launch_seconds: ClassVar[float] = 0.00025
-    min_short_trains: ClassVar[int] = 10
+    #: needs at least ``min_trains_of_short_launches`` trains.
+    max_short_launch_seconds: ClassVar[float] = 0.00025
+    min_trains_of_short_launches: ClassVar[int] = 10
     #: The number of cache flushes by which mamf measures how long a flush takes.
     timed_flush_count: ClassVar[int] = 10
     #: The maximum device seconds of cache flushes that are queued ahead of a train.
@@ -77,7 +77,7 @@ class Burst(Regime):
         #: Device seconds of one cache flush, and host seconds to queue it.
         self._flush_seconds = self._flush_host_seconds = 0.0
         #: Host seconds to queue a flush, a launch and the two marks around the launch.
-        self._host_seconds = 100e-6
+        self._queueing_seconds = 100e-6
         #: Host seconds to queue the mark that waits for all queues of the device. The host must queue it before the
         #: last launch of a train ends.
         self._idle_mark_host_seconds = 0.0
@@ -88,7 +88,7 @@ class Burst(Regime):
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
-        traits, longest = backend.burst_traits, plan.seconds or cls.default_seconds
+        traits, longest = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
         of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, longest)) for launch in launches)
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
 
@@ -99,7 +99,7 @@ class Burst(Regime):
     def row_remark(self) -> str:
         return self.backend.burst_traits.remark
 
-    def explain_too_long(self, seconds: float) -> str | None:
+    def explain_why_too_long(self, seconds: float) -> str | None:
         longest = self.backend.burst_traits.train_seconds
         durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {longest * 1e3:.3g} ms"
         return f"{durations}: measure it in the sustained regime" if seconds > longest else None
@@ -145,14 +145,14 @@ class Burst(Regime):
             samples.add_reading(reading)
             trains += 1
             median = stdlib_statistics.median(samples.seconds)
-            is_representative = trains >= self.min_short_trains or median >= self.short_launch_seconds
+            is_representative = trains >= self.min_trains_of_short_launches or median >= self.max_short_launch_seconds
             if rule.should_stop(samples.seconds, now - begun, now, is_representative):
                 samples.launches = len(samples.seconds)
                 require_no_skipped_work(verified_seconds, unverified_seconds)
                 return samples
             period = median + self._flush_seconds
             size = self._compute_train_size(period, len(samples.seconds))
-            lag = max(0.0, self._host_seconds - period)
+            lag = max(0.0, self._queueing_seconds - period)
             self._rest_until_recovered()
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
@@ -167,10 +167,10 @@ class Burst(Regime):
         clock_hz_of_launches: list[float] = []
         for _ in range(self.stamped_train_count):
             self._rest_until_recovered()
-            clock_hz_of_launches += self._measure_clocks(stamps, checked.launches[0], size)
+            clock_hz_of_launches += self._measure_launch_clocks(stamps, checked.launches[0], size)
         return stdlib_statistics.median(clock_hz_of_launches) if clock_hz_of_launches else None
 
-    def _measure_clocks(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
+    def _measure_launch_clocks(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
         """Run a train of ``size`` launches between readings of the device's clock counter (``stamps``), and return the
         mean clock of each launch, in hertz.
 
@@ -211,7 +211,7 @@ class Burst(Regime):
             return
         trains = 0
         while not rule.is_budget_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
-            self.require_clock_advances(trains)
+            self.require_advancing_clock(trains)
             self._run_train(checked, size, lag=0.0)
             self._rest_until_recovered()
             trains += 1
@@ -245,9 +245,9 @@ class Burst(Regime):
             # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
             return shortest
         fitting = min(self.backend.burst_traits.train_seconds / period, self.max_train_launches)
-        lag = self._host_seconds - period  # The seconds by which the host falls behind the device with each launch.
+        lag = self._queueing_seconds - period  # The seconds by which the host falls behind the device with each launch.
         if lag > 0:
-            spare = self.max_lead_seconds * self._compute_host_gain() - self.min_lead_seconds
+            spare = self.max_lead_seconds * self._compute_host_lead_per_flush_second() - self.min_lead_seconds
             fitting = min(fitting, spare / lag)
         return max(int(fitting), shortest)
 
@@ -258,7 +258,7 @@ class Burst(Regime):
         fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
         return min(self.min_train_launches, max(1, fitting))
 
-    def _compute_host_gain(self) -> float:
+    def _compute_host_lead_per_flush_second(self) -> float:
         """Return the seconds by which the host gets ahead of the device per device second of queued cache flushes."""
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
             return 0.0
@@ -270,7 +270,7 @@ class Burst(Regime):
         takes to run it, and the device must not wait while it is timed. To measure with a warm cache, also queue a
         launch, which fills the cache again.
         """
-        gain, waking = self._compute_host_gain(), self.backend.burst_traits.wake_seconds
+        gain, waking = self._compute_host_lead_per_flush_second(), self.backend.burst_traits.wake_seconds
         if gain > 0 or waking > 0:
             lead = min(seconds / gain, self.max_lead_seconds) if gain > 0 else 0.0
             for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
@@ -300,7 +300,7 @@ class Burst(Regime):
                 checked.poison_outputs()
             resumed = backend.now()
             marks.append(self._flush_and_queue_launch(launch))
-            self._host_seconds = (backend.now() - begun - (resumed - paused)) / size
+            self._queueing_seconds = (backend.now() - begun - (resumed - paused)) / size
             idle = self.queue_idle_mark(marks[-1][1])
             reading = self.read_sensors()
             self.synchronize(checked, marks[-1][1], idle)

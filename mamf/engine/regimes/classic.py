@@ -50,7 +50,7 @@ class Classic(Regime):
     def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
         begun, loops = self.backend.now(), 0
         while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_budget_over(self.backend.now()):
-            self.require_clock_advances(loops)
+            self.require_advancing_clock(loops)
             self._run_loop(checked, rule)
             loops += 1
         self._warmup_seconds_left = 0.0

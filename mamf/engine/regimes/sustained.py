@@ -25,13 +25,13 @@ from mamf.statistics import Repeatability, compute_relative_slope
 #: A device whose clock is at least this share of its maximum counts as not throttled.
 _MIN_UNTHROTTLED_SHARE = 0.98
 #: Seconds between two readings of the energy counter, and the longest time between two of its changes.
-_POLL_SECONDS, _MAX_TICK_SECONDS = 0.001, 0.12
+_ENERGY_POLL_SECONDS, _MAX_TICK_INTERVAL_SECONDS = 0.001, 0.12
 #: The longest time to wait for a change of the energy counter, as a multiple of the duration of the last block of
 #: launches.
 _MAX_BLOCKS_TO_WAIT = 1.6
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one during which it
 #: settles, and one that is measured.
-_MIN_SWINGS_PER_VISIT = 2
+_MIN_OSCILLATIONS_PER_VISIT = 2
 
 
 class EnergyTick(NamedTuple):
@@ -73,10 +73,10 @@ class Sustained(Regime):
     name = "sustained"
     best_by = "mean"
     rotates_operands = True
-    default_seconds = 6.0
+    default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
     # A row takes one visit. The short visits to the ceiling's matmul before and after it take additional time.
-    usual_seconds = min_visit_seconds
+    default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
     #: ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean.
@@ -86,7 +86,7 @@ class Sustained(Regime):
     max_settling_seconds: ClassVar[float] = 20.0
     #: The maximum number of launches that ``keep_device_loaded`` queues, because a vendor's queue has room for about a
     #: thousand.
-    max_bridge_launches: ClassVar[int] = 500
+    max_keep_loaded_launches: ClassVar[int] = 500
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class Sustained(Regime):
         self._loaded_until = float("-inf")
 
     @classmethod
-    def max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
+    def compute_max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
         return backend.sustained_traits.settle_seconds + cls.min_visit_seconds
 
     @classmethod
     def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
-        visit = cls.max_row_seconds(backend, plan)
+        visit = cls.compute_max_row_seconds(backend, plan)
         return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launches)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
@@ -127,7 +127,7 @@ class Sustained(Regime):
         """
         traits = backend.sustained_traits
         return (
-            cls._compute_reset_visit_seconds(backend, _MIN_SWINGS_PER_VISIT * traits.swing_seconds)
+            cls._compute_reset_visit_seconds(backend, _MIN_OSCILLATIONS_PER_VISIT * traits.swing_seconds)
             if traits.rest_seconds
             else 0.0
         )
@@ -154,7 +154,7 @@ class Sustained(Regime):
         if self.reset_settling_seconds is not None or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.max_bridge_launches, count)):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_keep_loaded_launches, count)):
             launch()
             self.backend.submit()
 
@@ -176,7 +176,7 @@ class Sustained(Regime):
             seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
             traits.restart_seconds + self.min_visit_seconds,
         )
-        swings = max(_MIN_SWINGS_PER_VISIT, int(loaded / swing + 1e-9))
+        swings = max(_MIN_OSCILLATIONS_PER_VISIT, int(loaded / swing + 1e-9))
         measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
         return Sustained(self.backend, measured * swing, reset_settling_seconds=(swings - measured) * swing)
 
@@ -273,7 +273,7 @@ class Sustained(Regime):
         """
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         while before is not None and before.joules is not None and self.backend.now() - begun < max_wait_seconds:
-            self.backend.sleep(_POLL_SECONDS)
+            self.backend.sleep(_ENERGY_POLL_SECONDS)
             after = self.read_sensors(energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:
                 return EnergyTick(self.backend.now(), after.joules)
@@ -305,7 +305,7 @@ class _BlockQueue:
         queued_blocks: deque[tuple[object, object, int, bool]] = deque()
         reached, lasted = backend.record_mark(), 0.0
         for blocks in itertools.count():
-            self._regime.require_clock_advances(blocks)
+            self._regime.require_advancing_clock(blocks)
             if self.must_poison:
                 self._checked.change_operands_and_poison()
                 if self.is_in_visit and not isinstance(backend.clock_stamps, Unavailable):
@@ -322,7 +322,7 @@ class _BlockQueue:
             reading = self._regime.read_sensors()
             # One block is running and another one is queued, so the device stays loaded while the host waits for the
             # energy counter.
-            longest = min(_MAX_TICK_SECONDS, _MAX_BLOCKS_TO_WAIT * lasted)
+            longest = min(_MAX_TICK_INTERVAL_SECONDS, _MAX_BLOCKS_TO_WAIT * lasted)
             tick = self._regime.wait_for_tick(longest) if self.must_find_tick else None
             start, end, launched, was_queued_in_visit = queued_blocks.popleft()
             backend.wait_for_mark(end)

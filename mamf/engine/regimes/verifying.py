@@ -38,8 +38,8 @@ class Spaced(Regime):
         begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
         rounds = 0
         while self.backend.now() - begun < self._load_seconds_left:
-            self.require_clock_advances(rounds)
-            self.prepare_checked_launch(checked, 0.0)
+            self.require_advancing_clock(rounds)
+            self.prepare_device_for_checked_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
         self._load_seconds_left = self.later_soak_seconds
@@ -61,7 +61,7 @@ class Spaced(Regime):
         samples.details[BOUND] = checked.verdict.tolerance
         return samples
 
-    def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         """Bring the device into the state in which the next launch, of about ``estimate`` seconds, is checked. In
         `spaced`, that is a rest.
         """
@@ -77,7 +77,7 @@ class Spaced(Regime):
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
-            self.prepare_checked_launch(checked, estimate)
+            self.prepare_device_for_checked_launch(checked, estimate)
             checked.poison_outputs()
             start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
@@ -117,7 +117,7 @@ class Loaded(Spaced):
     #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
 
-    def prepare_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
         for _ in range(self.unchecked_launches_per_check):
             checked.launches[0]()
         self.backend.submit()

@@ -38,7 +38,7 @@ _ROWS_PER_BLOCK = 1024
 # One random row is compared of this number of consecutive rows of a head.
 _ROW_INTERVAL = 64
 # The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
-_CHUNK_ELEMENTS = 2**24
+_ELEMENTS_PER_CHUNK = 2**24
 # The largest number of elements that the keys of a head may have to be copied to the host, and the number of rows that
 # are compared on the host.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
@@ -48,24 +48,26 @@ _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 class ReferenceDistance:
     """How far the results of one launch are from the reference.
 
-    - ``errors``: ||x - reference|| / ||reference|| by the name of the result x: ``o``, ``dq``, ``dk`` or ``dv``.
-    - ``slopes``: the slope of a linear fit of x to the reference, minus 1, by the name of x.
-    - ``worst_row_error``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine
-      similarity and ||x - reference||_1 / ||reference||_1.
-    - ``rows``: the number of compared rows of the result of which the fewest rows were compared.
+    - ``relative_errors``: ||x - reference|| / ||reference|| for each result x (``o``, ``dq``, ``dk``, ``dv``), by its
+      name.
+    - ``slope_errors``: the slope of a linear fit of x to the reference, minus 1, for each result x, by its name.
+    - ``worst_row_error``: the relative error of the worst row of the output.
+    - ``cosine_similarity``: the cosine similarity of the output and the reference.
+    - ``relative_l1_error``: ||o - reference||_1 / ||reference||_1 for the output o.
+    - ``min_compared_rows``: the number of compared rows of one result, for the result with the fewest.
     """
 
-    errors: dict[str, float]
-    slopes: dict[str, float]
+    relative_errors: dict[str, float]
+    slope_errors: dict[str, float]
     worst_row_error: float
-    cosine: float
-    relative_l1: float
-    rows: int
+    cosine_similarity: float
+    relative_l1_error: float
+    min_compared_rows: int
 
     @property
-    def gradient_error(self) -> float:
+    def max_gradient_error(self) -> float:
         """The largest error of a gradient; 0 if there are none."""
-        return get_max_error(error for name, error in self.errors.items() if name != "o")
+        return get_max_error(error for name, error in self.relative_errors.items() if name != "o")
 
 
 def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
@@ -74,7 +76,7 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
     ``comparisons``: for each compared part of a result, the name of the result (``o``, ``dq``, ``dk`` or ``dv``), the
     part, and its expected values.
     """
-    totals: dict[str, list[float]] = {}
+    sums_by_result: dict[str, list[float]] = {}
     worst_row_error = 0.0
     for name, result, expected in comparisons:
         result = result.to(expected.dtype)
@@ -82,52 +84,58 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
         squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
         summands = (*squares, *lengths, difference * expected, result.square())
         sums = torch.stack([each.sum() for each in summands]).tolist()
-        before = totals.get(name, [0.0] * 7)
-        totals[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
+        before = sums_by_result.get(name, [0.0] * 7)
+        sums_by_result[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    errors = {name: _compute_norm_ratio(error, size) for name, (error, size, *_) in totals.items()}
-    slopes = {name: along / size if size else 0.0 for name, (_, size, _, _, along, *_) in totals.items()}
-    _, size, l1, reference_l1, along, norm, _ = totals["o"]
+    errors = {name: _compute_norm_ratio(error, size) for name, (error, size, *_) in sums_by_result.items()}
+    slopes = {name: along / size if size else 0.0 for name, (_, size, _, _, along, *_) in sums_by_result.items()}
+    _, size, l1, reference_l1, along, norm, _ = sums_by_result["o"]
     cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
-    rows = int(min(rows for *_, rows in totals.values()))
+    rows = int(min(rows for *_, rows in sums_by_result.values()))
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
 # The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
 # times the standard deviation of rounding.
-_MAX_SLOPE_ERROR, MAX_DEVIATIONS = 1e-3, 8.0
+_MAX_SLOPE_ERROR, MAX_ROUNDING_DEVIATIONS = 1e-3, 8.0
 # The largest relative error of a single row of the output, for exact and for approximate kernels. Rounding causes a far
 # smaller error, and a row that the kernel never wrote has a far larger error.
-_ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
+_EXACT_ROW_TOLERANCE, _APPROXIMATE_ROW_TOLERANCE = 0.25, 0.6
 
 
 def judge_distance(
-    distance: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
+    distance: ReferenceDistance, error_bound: float, gradient_tolerance_factor: float = 1.0, is_exact: bool = True
 ) -> Verdict:
     """Return whether results with this distance from the reference are right.
 
-    This depends on the relative errors, on the error of the worst row of the output and, for an exact kernel, on the
-    slopes, which show a wrong scale that is too small to show in the errors. ``error_bound``: the largest relative
-    error of a correct output. ``gradient_factor``: the factor by which errors of gradients may be larger than errors
-    of the output.
+    Check the relative errors, the error of the worst row of the output and, for an exact kernel, the slope errors,
+    which reveal a wrong scale that is too small to change the relative errors. ``error_bound``: the largest relative
+    error of a correct output. ``gradient_tolerance_factor``: how many times larger the error of a gradient may be.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
-    row = distance.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
+    row = distance.worst_row_error / (_EXACT_ROW_TOLERANCE if is_exact else _APPROXIMATE_ROW_TOLERANCE) * error_bound
     worst = get_max_error(
-        (distance.errors["o"], distance.gradient_error / gradient_factor, row if row > error_bound else 0.0)
+        (
+            distance.relative_errors["o"],
+            distance.max_gradient_error / gradient_tolerance_factor,
+            row if row > error_bound else 0.0,
+        )
     )
     reason = ""
-    for name, slope in distance.slopes.items() if is_exact and worst <= error_bound else ():
-        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * distance.errors[name] / math.sqrt(distance.rows)
-        if abs(slope) > most:
+    for name, slope in distance.slope_errors.items() if is_exact and worst <= error_bound else ():
+        max_slope_error = min(_MAX_SLOPE_ERROR, error_bound) + MAX_ROUNDING_DEVIATIONS * distance.relative_errors[
+            name
+        ] / math.sqrt(distance.min_compared_rows)
+        if abs(slope) > max_slope_error:
             result = "the output" if name == "o" else f"the gradient {name}"
             reason = (
-                f"{result} is {1 + slope:.6g} times the reference; rounding changes this factor by at most {most:.1g}"
+                f"{result} is {1 + slope:.6g} times the reference; "
+                f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
-    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(distance.rows))
+    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(distance.min_compared_rows))
     return Verdict(averaged, error_bound, reason=reason)
 
 
@@ -164,7 +172,7 @@ def compare_rows(
     # causal mask.
     rows = (starts + draw_integers(_ROW_INTERVAL, starts.shape, device)).clamp_max(shape.seqlen_q - 1)
     widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
-    step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
+    step = max(1, _ELEMENTS_PER_CHUNK // (shape.seqlen_k * widest))
     parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
     heads = [(b, slice(at, at + step)) for b, at in parts] if covers_all_heads else find_edge_heads(shape)
     with use_float32_precision("highest"):
@@ -209,17 +217,17 @@ def compute_key_sum_error(
     queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0. With a single query, each element of dV is a
     product of two 16-bit numbers, and all may be rounded in the same direction, so mamf allows half an eps per element.
     """
-    unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
+    blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     worst = 0.0
     for batch in range(shape.batch):
-        seen = convert_to_float64(operands["do"][batch, :, max(0, unseen) :])
-        of_queries = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
-        for name, expected in (("dk", 0.0), ("dv", of_queries)):
-            summed = convert_to_float64(results[name][batch])
+        seen = convert_to_reference_dtype(operands["do"][batch, :, max(0, blind_query_count) :])
+        query_sums = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
+        for name, expected in (("dk", 0.0), ("dv", query_sums)):
+            summed = convert_to_reference_dtype(results[name][batch])
             norms = torch.linalg.vector_norm(summed, dim=1)
-            alike = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
-            beyond = (summed.sum(1) - expected).abs() - alike * summed.abs().sum(1)
-            error = beyond.clamp_min(0.0) / torch.maximum(norms, norms.mean())
+            shared_rounding = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
+            excess = (summed.sum(1) - expected).abs() - shared_rounding * summed.abs().sum(1)
+            error = excess.clamp_min(0.0) / torch.maximum(norms, norms.mean())
             worst = max(worst, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
     return worst
 
@@ -266,7 +274,7 @@ def compute_reference_attention(
     2023, section 2.2).
     """
     q, k, v, *rest = (
-        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
+        convert_to_reference_dtype(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
         for name in ("q", "k", "v", "do")
         if name in tensors
     )
@@ -280,22 +288,22 @@ def compute_reference_attention(
         results["o"].append(output)
         if rest:
             gradient = rest[0][:, :, block]
-            through = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
-            through *= probabilities
-            results["dq"].append(through @ k * scale)
+            score_gradients = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
+            score_gradients *= probabilities
+            results["dq"].append(score_gradients @ k * scale)
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
-                dk += (through.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
+                dk += (score_gradients.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
     joined = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
     return {**joined, "dk": dk, "dv": dv} if rest and rows is None else joined
 
 
-def convert_to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
+def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:
     """Convert a tensor to float64, or to float32 if the device has no float64.
 
-    ``may_be_float32``: whether to convert 16-bit operands to float32, because float64 is slow on some cards.
+    ``allows_float32``: whether to convert 16-bit operands to float32, because float64 is slow on some cards.
     """
-    wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
+    wide = torch.float32 if allows_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
         return tensor.detach().to(wide)
     except TypeError:
@@ -331,13 +339,13 @@ _STRUCTURE_STRENGTH = 2.2
 
 
 def make_block_structured_inputs(
-    q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int
+    q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence_dim: int
 ) -> dict[str, torch.Tensor]:
     """Return a q and a k by name, in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
     In random data every key matters a little. Here each block of keys points along one of _STRUCTURE_AXES axes, and
     queries point along the axes of the keys to which they attend, so that all other scores vanish in the softmax.
-    ``sequence``: the index of the sequence dimension, 2 or 1.
+    ``sequence_dim``: the index of the sequence dimension, 2 or 1.
     """
     width = q.shape[-1]
     axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
@@ -347,10 +355,12 @@ def make_block_structured_inputs(
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         group = (
-            torch.arange(tensor.shape[sequence], device=tensor.device) // _TOKENS_PER_STRUCTURE_BLOCK % _STRUCTURE_AXES
+            torch.arange(tensor.shape[sequence_dim], device=tensor.device)
+            // _TOKENS_PER_STRUCTURE_BLOCK
+            % _STRUCTURE_AXES
         )
         pattern = directions[group]
-        return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
+        return tensor + (pattern if sequence_dim == 2 else pattern[:, None]).to(tensor.dtype)
 
     return {"q": add_pattern(q, spread), "k": add_pattern(k, axes)}
 
@@ -360,13 +370,13 @@ def _count_attended_axes(sparsity: float) -> int:
     return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 
-def compute_attended_share(sparsity: float, length: int) -> float:
+def compute_attended_share(sparsity: float, key_count: int) -> float:
     """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
     makes with this ``sparsity`` and ``length`` keys.
 
     The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
-    blocks = -(-length // _TOKENS_PER_STRUCTURE_BLOCK)
+    blocks = -(-key_count // _TOKENS_PER_STRUCTURE_BLOCK)
     sizes = [len(range(group, blocks, _STRUCTURE_AXES)) for group in range(_STRUCTURE_AXES)]
     attended = range(_count_attended_axes(sparsity))
     return (

@@ -25,7 +25,7 @@ class FusedSdpa(LibraryAttention):
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
     # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
     def launch_forward(
         self,

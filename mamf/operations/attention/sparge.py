@@ -27,8 +27,8 @@ class _SpargeAttention(QuantizedAttention):
     distribution_name = "spas-sage-attn"
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
     head_dims = (64, 128)
-    has_gqa = False
-    has_unequal_lengths = False
+    supports_gqa = False
+    supports_unequal_lengths = False
 
     def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
@@ -103,10 +103,10 @@ class SpargeFp16TopK(_SpargeFp16):
 class SpargeFp8Threshold(_SpargeFp8):
     name = "sparge-fp8-threshold"
     function_name = "spas_sage2_attn_meansim_cuda"
-    alternative_command = "mamf attention --kernel sparge-fp16-threshold"
+    alternative_nvidia_command = "mamf attention --kernel sparge-fp16-threshold"
 
 
 class SpargeFp8TopK(_SpargeFp8):
     name = "sparge-fp8-topk"
     function_name = "spas_sage2_attn_meansim_topk_cuda"
-    alternative_command = "mamf attention --kernel sparge-fp16-topk"
+    alternative_nvidia_command = "mamf attention --kernel sparge-fp16-topk"

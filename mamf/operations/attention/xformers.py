@@ -23,9 +23,9 @@ class XFormers(LibraryAttention):
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
-    has_unequal_head_dims = True
+    supports_unequal_head_dims = True
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:

@@ -34,7 +34,7 @@ PATTERNS = tuple(READ_ARRAYS)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 _FLOP_PER_ELEMENT = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: Number of arrays of the pattern with the most arrays (triad).
-MAX_ARRAYS = 3
+MAX_ARRAY_COUNT = 3
 #: Total size of the arrays, in bytes, from which launches use a single operand set: after a launch, even the largest
 #: cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
@@ -42,7 +42,7 @@ _MIN_SINGLE_SET_BYTES = 4 * 2**30
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass measures memory if its arrays are at least this many times as large as the last-level cache. The cache can
 #: then save at most a sixteenth of the memory traffic; it saved 1 % on an H200 (1 GiB written).
-MEMORY_CACHE_MULTIPLE = 16
+MIN_MEMORY_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
@@ -122,11 +122,11 @@ class BandwidthProblem(DeclaredProblem):
     )
 
     @property
-    def arrays(self) -> tuple[str, ...]:
+    def array_names(self) -> tuple[str, ...]:
         """Names of the arrays of the pattern: first the array that a pass writes, if any, then those that it reads."""
         return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS[self.pattern])
 
-    def elements(self, shape: BandwidthShape) -> int:
+    def count_elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements in each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
@@ -135,22 +135,22 @@ class BandwidthProblem(DeclaredProblem):
 
         ``cache_bytes``: the size of the device's last-level cache; None if unknown.
         """
-        return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
+        return len(self.array_names) * shape.nbytes >= MIN_MEMORY_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def compute_work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
         convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
-        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.elements(shape))
-        return Work(flop, self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
+        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.count_elements(shape))
+        return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
     def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
         """Return the number of operand sets to use: ``sets``, or 1 if a set is several times larger than any cache."""
-        return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
+        return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer for each array. It contains the array of each operand set, one after another."""
-        elements = aligned(self.elements(shape)) * self.limit_operand_sets(shape, sets)
-        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.arrays}
+        elements = aligned(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.array_names}
 
     def count_bytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the arrays of all operand sets together."""
@@ -177,9 +177,9 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
 # Factor by which a rate may exceed the datasheet's bandwidth. It is small, because no board raises its memory clock by
 # default.
-_DATASHEET_HEADROOM = 1.02
+_MAX_DATASHEET_RATIO = 1.02
 # If a launch moves at least this many times the cache's size, memory serves at least half of its bytes.
-_MIN_CACHE_MULTIPLE = 2
+_MIN_TRAFFIC_TO_CACHE_RATIO = 2
 # Assumed size of the memory, in bytes, of a device that does not report it.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
@@ -207,8 +207,8 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
         memory = min(
             info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.read_free_memory_bytes() or _DEFAULT_MEMORY_BYTES
         )
-        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
-        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
+        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAY_COUNT)
+        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAY_COUNT)
         return [BandwidthShape(smallest << step) for step in range(max(largest // smallest, 1).bit_length())]
 
     def find_max_possible_rate(
@@ -249,9 +249,9 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
     None if the datasheet or the cache is unknown, or if a cache may serve most of these bytes.
     """
     peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
-    if peak is None or not info.cache_bytes or nbytes < _MIN_CACHE_MULTIPLE * info.cache_bytes:
+    if peak is None or not info.cache_bytes or nbytes < _MIN_TRAFFIC_TO_CACHE_RATIO * info.cache_bytes:
         return None
-    return _DATASHEET_HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
+    return _MAX_DATASHEET_RATIO * peak * nbytes / (nbytes - info.cache_bytes)
 
 
 def floor_to_power_of_two(limit: int) -> int:

@@ -16,7 +16,7 @@ _PROGRAM_SHIFT = tl.constexpr(37)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
         for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -25,7 +25,7 @@ def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], tl.float32)
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
@@ -36,7 +36,7 @@ def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
         for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -45,7 +45,7 @@ def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
         for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):

@@ -14,7 +14,7 @@ import torch
 
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
@@ -23,28 +23,28 @@ class _FlashKvcacheKernel(LibraryDecode):
     page_table_keyword: str
     #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, so that sequences may differ in their number of
     #: queries.
-    has_ragged_kvcache = False
+    supports_ragged_kvcache_queries = False
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         module, is_paged = self.import_library_quietly(), shape.page_size is not None
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if is_paged:
-            options[self.page_table_keyword] = tables.table
-        if shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache)):
+            options[self.page_table_keyword] = tables.page_table
+        if shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.supports_ragged_kvcache_queries)):
             if is_paged:
-                options["cache_seqlens"] = tables.lengths
+                options["cache_seqlens"] = tables.sequence_lengths
             if not shape.has_equal_queries:
                 options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
-            return BoundKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
+            return ReadyKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
         options |= {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
             "max_seqlen_q": shape.queries,
             "max_seqlen_k": shape.cache_len,
         }
-        return BoundKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
+        return ReadyKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
 
 
 def _attend_with_kvcache(
@@ -72,15 +72,15 @@ def _attend_varlen(
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
     name = "flash-attn-2-kvcache"
     page_table_keyword = "block_table"
-    page_multiple = 256
+    page_size_multiple = 256
 
 
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     name = "flash-attn-3-kvcache"
     page_table_keyword = "page_table"
-    alternative_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
-    has_ragged_kvcache = True
-    has_latent = True
+    alternative_nvidia_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
+    supports_ragged_kvcache_queries = True
+    supports_latent = True
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):

@@ -56,7 +56,7 @@ from mamf.torch_backend import TorchBackend
 
 
 @dataclass(frozen=True)
-class BoundKernel:
+class ReadyKernel:
     """A kernel that is ready to run one shape.
 
     - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
@@ -72,21 +72,21 @@ class BoundKernel:
 class TorchDecode(DecodeKernel):
     """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
 
-    - ``has_contiguous``, ``has_pages``: whether it supports a contiguous cache, and a paged cache. ``page_multiple``:
-      the number of tokens of which page sizes must be a multiple.
-    - ``has_ragged``: whether sequences may differ in length. ``has_ragged_queries``: whether they may differ in their
-      number of queries.
-    - ``has_latent``: whether it supports a cache of latents.
+    - ``supports_contiguous_cache``, ``supports_pages``: whether it supports a contiguous cache, and a paged cache.
+    - ``page_size_multiple``: the number of tokens of which the page size must be a multiple.
+    - ``supports_ragged_lengths``: whether the sequences of a batch may differ in length.
+    - ``supports_ragged_queries``: whether the sequences of a batch may differ in their number of queries.
+    - ``supports_latent``: whether it supports a cache of latents.
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
     - ``head_dims``: the supported head dimensions of separate keys and values; empty if it supports only latents.
     """
 
-    has_contiguous: ClassVar[bool] = True
-    has_pages: ClassVar[bool] = True
-    page_multiple: ClassVar[int] = 1
-    has_ragged: ClassVar[bool] = True
-    has_ragged_queries: ClassVar[bool] = True
-    has_latent: ClassVar[bool] = False
+    supports_contiguous_cache: ClassVar[bool] = True
+    supports_pages: ClassVar[bool] = True
+    page_size_multiple: ClassVar[int] = 1
+    supports_ragged_lengths: ClassVar[bool] = True
+    supports_ragged_queries: ClassVar[bool] = True
+    supports_latent: ClassVar[bool] = False
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
@@ -96,7 +96,7 @@ class TorchDecode(DecodeKernel):
     @abstractmethod
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         """Plan and compile for one shape, and return the kernel that is ready to run.
 
         Its output may have any shape, but its elements must be those of [queries, heads, head_dim_v], in this order.
@@ -106,22 +106,28 @@ class TorchDecode(DecodeKernel):
         page, most = shape.page_size, self.max_queries
         lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
         refusals = (
-            (page is None and not self.has_contiguous, f"needs a paged cache: use --page-sizes {self.page_multiple}"),
-            (page is not None and not self.has_pages, "needs a contiguous cache: use --page-sizes none"),
             (
-                (page or 0) % self.page_multiple,
-                f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
+                page is None and not self.supports_contiguous_cache,
+                f"needs a paged cache: use --page-sizes {self.page_size_multiple}",
             ),
-            (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: use --lengths equal"),
+            (page is not None and not self.supports_pages, "needs a contiguous cache: use --page-sizes none"),
             (
-                not (shape.has_equal_queries or self.has_ragged_queries),
+                (page or 0) % self.page_size_multiple,
+                f"does not support pages of {page} tokens: use a multiple of {self.page_size_multiple}",
+            ),
+            (
+                shape.lengths != "equal" and not self.supports_ragged_lengths,
+                "needs sequences of equal length: use --lengths equal",
+            ),
+            (
+                not (shape.has_equal_queries or self.supports_ragged_queries),
                 "needs the same number of new tokens in all sequences: use --lengths equal",
             ),
             (
                 most is not None and shape.queries > most,
                 f"supports at most {most} new tokens per sequence: use --query-lens {most}",
             ),
-            (shape.is_latent and not self.has_latent, "does not support a latent cache: remove --latent"),
+            (shape.is_latent and not self.supports_latent, "does not support a latent cache: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,
                 "needs a latent cache: use --latent --kv-heads 1 --head-dims 576/512",
@@ -144,11 +150,13 @@ class TorchDecode(DecodeKernel):
         count = sets * problem.count_launches(shape)
         memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), count)
         tables = make_cache_tables(problem, shape, backend.device)
-        bound = self.bind_operands(backend, problem, shape, tables)
-        ready = [PreparedDecode(self, problem, shape, tables, flat, bound).make_operand_set() for flat in memory]
+        ready_kernel = self.bind_operands(backend, problem, shape, tables)
+        ready = [
+            PreparedDecode(self, problem, shape, tables, buffers, ready_kernel).make_operand_set() for buffers in memory
+        ]
         if problem.graph:
             ready = [capture_graph(backend, ready)]
-        watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
+        watched = {f"{name} {number}": each for number, buffers in enumerate(memory) for name, each in buffers.items()}
         watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
         return combine_operand_sets(ready, ChangeDetector(watched))
 
@@ -173,24 +181,24 @@ class PreparedDecode:
         problem: DecodeProblem,
         shape: DecodeShape,
         tables: CacheTables,
-        flat: Mapping[str, torch.Tensor],
-        bound: BoundKernel,
+        buffers: Mapping[str, torch.Tensor],
+        ready_kernel: ReadyKernel,
     ) -> None:
-        self._shape, self._tables, self._bound = shape, tables, bound
+        self._shape, self._tables, self._ready_kernel = shape, tables, ready_kernel
         self._tolerance = ERROR_BOUNDS[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
-        self._details = {**bound.details, **version}
+        self._details = {**ready_kernel.details, **version}
         sizes = draw_sequence_sizes(shape, problem.seed)
-        q = view_as(flat["q"], sum(sizes.queries), shape.heads, shape.head_dim)
-        k = view_as(flat["k"], sizes.cache_slots, shape.kv_heads, shape.head_dim)
+        q = view_as(buffers["q"], sum(sizes.query_counts), shape.heads, shape.head_dim)
+        k = view_as(buffers["k"], sizes.cache_slot_count, shape.kv_heads, shape.head_dim)
         v = k[..., : shape.head_dim_v]
         if not shape.is_latent:
-            v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
+            v = view_as(buffers["v"], sizes.cache_slot_count, shape.kv_heads, shape.head_dim_v)
         self._operands = {"q": q, "k": k, "v": v}
 
     def make_operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
-        launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
+        launch = partial(torch.no_grad()(self._ready_kernel.attend), *self._operands.values())
         return OperandSet(
             launch,
             self.verify,
@@ -208,14 +216,14 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor with as many elements as the output")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        sequence = secrets.choice(list(self._tables.locate_queries()))
+        sequence = secrets.choice(list(self._tables.yield_query_slices()))
         return replace(self._judge_sequences(output.reshape(expected.shape), [sequence]), details=self._details)
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and that of one head of a random sequence on the host."""
         output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
-        on_device = self._judge_sequences(output, self._tables.locate_queries())
-        on_host = self._judge_one_head_on_host(output) or on_device
+        on_device = self._judge_sequences(output, self._tables.yield_query_slices())
+        on_host = self._judge_one_kv_head_on_host(output) or on_device
         return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
 
     def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
@@ -228,19 +236,19 @@ class PreparedDecode:
         for sequence, rows in sequences:
             positions = self._tables.locate_tokens(sequence)
             q, k, v = self._operands["q"][rows], *(gather_tokens(self._operands[name], positions) for name in "kv")
-            step = max(1, _CHUNK_ELEMENTS // (len(positions) * len(q) * group))
+            step = max(1, _SCORES_PER_CHUNK // (len(positions) * len(q) * group))
             for start in range(0, shape.kv_heads, step):
                 expected = compute_sequence_attention(shape, q, k, v, slice(start, start + step))
                 comparisons.append(("o", output[rows, start * group : (start + step) * group], expected))
         return judge_distance(measure_distance(comparisons), self._tolerance)
 
-    def _judge_one_head_on_host(self, output: torch.Tensor) -> Verdict | None:
+    def _judge_one_kv_head_on_host(self, output: torch.Tensor) -> Verdict | None:
         """Compare the output of all heads that share a random kv head, in a random sequence, with the result of the
         host.
 
         ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy.
         """
-        shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.locate_queries()))
+        shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.yield_query_slices()))
         positions, kv = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
         if len(positions) * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
             return None
@@ -280,46 +288,47 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
 # The number of elements of the scores that are computed at once, the largest number of elements that the keys of a head
 # may have to be copied to the host, and the number of rows that are compared on the host.
-_CHUNK_ELEMENTS, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
+_SCORES_PER_CHUNK, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 
 
 @dataclass(frozen=True)
 class CacheTables:
     """Tables that locate the tokens of each sequence in the cache. Tensors are int32, on the device.
 
-    - ``sequence_sizes``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order;
-      empty for a contiguous cache.
-    - ``lengths``, ``last_page_lengths``: the number of tokens of each sequence, and of tokens in its last page.
+    - ``sequence_sizes``: the sizes of the sequences.
+    - ``pages_by_sequence``: the page indices of each sequence, in order; empty for a contiguous cache.
+    - ``sequence_lengths``: the number of tokens of each sequence.
+    - ``last_page_lengths``: the number of tokens in the last page of each sequence.
     - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
-      contiguous cache) and the first entry in ``all_pages`` of each sequence, followed by the total number.
-    - ``all_pages``: the pages of all sequences, concatenated. ``table``: one row of pages per sequence, padded with
-      page 0.
+      contiguous cache) and the first entry in ``concatenated_pages`` of each sequence, followed by the total number.
+    - ``concatenated_pages``: the page indices of all sequences, concatenated.
+    - ``page_table``: one row of page indices per sequence, padded with 0.
     """
 
     shape: DecodeShape
     sequence_sizes: SequenceSizes
-    pages: Sequence[Sequence[int]]
-    lengths: torch.Tensor
+    pages_by_sequence: Sequence[Sequence[int]]
+    sequence_lengths: torch.Tensor
     last_page_lengths: torch.Tensor
     query_starts: torch.Tensor
     token_starts: torch.Tensor
     page_starts: torch.Tensor
-    all_pages: torch.Tensor
-    table: torch.Tensor
+    concatenated_pages: torch.Tensor
+    page_table: torch.Tensor
 
     def locate_tokens(self, sequence: int) -> torch.Tensor:
         """Return the positions in the cache of all tokens of a sequence. ``sequence``: its index in the batch."""
-        length = self.sequence_sizes.lengths[sequence]
+        length = self.sequence_sizes.sequence_lengths[sequence]
         if self.shape.page_size is None:
-            start = sum(self.sequence_sizes.lengths[:sequence])
-            return torch.arange(start, start + length, device=self.lengths.device)
-        pages = torch.tensor(self.pages[sequence], device=self.lengths.device)
-        offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
+            start = sum(self.sequence_sizes.sequence_lengths[:sequence])
+            return torch.arange(start, start + length, device=self.sequence_lengths.device)
+        pages = torch.tensor(self.pages_by_sequence[sequence], device=self.sequence_lengths.device)
+        offsets = torch.arange(self.shape.page_size, device=self.sequence_lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def locate_queries(self) -> Iterator[tuple[int, slice]]:
+    def yield_query_slices(self) -> Iterator[tuple[int, slice]]:
         """Iterate over the index of each sequence, and the slice of its queries among those of all sequences."""
-        starts = itertools.accumulate(self.sequence_sizes.queries, initial=0)
+        starts = itertools.accumulate(self.sequence_sizes.query_counts, initial=0)
         return enumerate(slice(*pair) for pair in itertools.pairwise(starts))
 
 
@@ -328,17 +337,18 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
     sizes, pages = draw_sequence_sizes(shape, problem.seed), list[list[int]]()
     if shape.page_size is not None:
         generator = torch.Generator().manual_seed(problem.seed)
-        places = iter(torch.randperm(sum(sizes.pages), generator=generator).tolist())
-        pages = [list(itertools.islice(places, count)) for count in sizes.pages]
+        places = iter(torch.randperm(sum(sizes.page_counts), generator=generator).tolist())
+        pages = [list(itertools.islice(places, count)) for count in sizes.page_counts]
     size, widest = shape.page_size or 1, max(map(len, pages), default=0)
     indices = partial(torch.tensor, dtype=torch.int32, device=device)
     queries, tokens, page_starts = (
-        indices([0, *itertools.accumulate(each)]) for each in (sizes.queries, sizes.lengths, sizes.pages)
+        indices([0, *itertools.accumulate(each)])
+        for each in (sizes.query_counts, sizes.sequence_lengths, sizes.page_counts)
     )
-    last = indices([(length - 1) % size + 1 for length in sizes.lengths])
+    last = indices([(length - 1) % size + 1 for length in sizes.sequence_lengths])
     table = indices([[*numbers, *[0] * (widest - len(numbers))] for numbers in pages])
-    lengths, all_pages = indices(sizes.lengths), indices([*itertools.chain(*pages)])
-    return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
+    lengths, concatenated_pages = indices(sizes.sequence_lengths), indices([*itertools.chain(*pages)])
+    return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, concatenated_pages, table)
 
 
 def compute_sequence_attention(

@@ -29,7 +29,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
 #: For each phase of a training step: the minimum bytes that it reads or writes, as a multiple of the parameters' bytes,
 #: and the data that these bytes contain, in words.
-_PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
+_MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
@@ -54,11 +54,11 @@ class ModelShape(Sizes):
         return f"b{self.batch}s{self.context}"
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return self.batch * self.context
 
 
-def _describe_rare_field(help: str) -> Mapping[str, Any]:
+def _describe_preset_field(help: str) -> Mapping[str, Any]:
     """Return the metadata of a field that users rarely set themselves, because the option --size sets it."""
     return describe(help, is_rare=True)
 
@@ -84,20 +84,20 @@ class ModelProblem(DeclaredProblem):
 
     style: Style = field(
         default="gpt2",
-        metadata=_describe_rare_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
+        metadata=_describe_preset_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
     )
-    d_model: int = field(default=768, metadata=_describe_rare_field("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_describe_rare_field("width of the hidden layer of the MLP"))
-    layers: int = field(default=12, metadata=_describe_rare_field("number of blocks"))
-    heads: int = field(default=12, metadata=_describe_rare_field("number of query heads"))
-    kv_heads: int = field(default=12, metadata=_describe_rare_field("number of key and value heads"))
-    experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, if --style is moe"))
+    d_model: int = field(default=768, metadata=_describe_preset_field("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_describe_preset_field("width of the hidden layer of the MLP"))
+    layers: int = field(default=12, metadata=_describe_preset_field("number of blocks"))
+    heads: int = field(default=12, metadata=_describe_preset_field("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_describe_preset_field("number of key and value heads"))
+    experts: int = field(default=1, metadata=_describe_preset_field("number of experts per block, if --style is moe"))
     active_experts: int = field(
-        default=1, metadata=_describe_rare_field("number of experts that each token uses, if --style is moe")
+        default=1, metadata=_describe_preset_field("number of experts that each token uses, if --style is moe")
     )
-    vocabulary: int = field(default=50257, metadata=_describe_rare_field("number of tokens in the vocabulary"))
+    vocabulary: int = field(default=50257, metadata=_describe_preset_field("number of tokens in the vocabulary"))
     tied: bool = field(
-        default=True, metadata=_describe_rare_field("use the embedding's weights also to compute the logits")
+        default=True, metadata=_describe_preset_field("use the embedding's weights also to compute the logits")
     )
     phase: Phase = field(
         default="forward",
@@ -107,13 +107,14 @@ class ModelProblem(DeclaredProblem):
         ),
     )
     autocast: bool = field(
-        default=False, metadata=_describe_rare_field("keep parameters in float32 and run matmuls under torch.autocast")
+        default=False,
+        metadata=_describe_preset_field("keep parameters in float32 and run matmuls under torch.autocast"),
     )
     checkpointing: bool = field(
-        default=False, metadata=_describe_rare_field("recompute the activations of each block in the backward pass")
+        default=False, metadata=_describe_preset_field("recompute the activations of each block in the backward pass")
     )
     optimizer: Optimizer = field(
-        default="adamw", metadata=_describe_rare_field("optimizer of the training step, if --phase is step")
+        default="adamw", metadata=_describe_preset_field("optimizer of the training step, if --phase is step")
     )
     dtype: str = "bfloat16"
     data: str = field(
@@ -191,18 +192,18 @@ class ModelProblem(DeclaredProblem):
     # -- work --------------------------------------------------------------------------------------------------------
 
     def compute_work(self, shape: ModelShape) -> Work:
-        copies, moved = _PARAMETER_COPIES_MOVED[self.phase]
+        copies, moved = _MOVED_BYTES_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes: {moved}"
         )
-        return Work(self.flop(shape), copies * self.count_parameter_bytes(shape), convention)
+        return Work(self.compute_flop(shape), copies * self.count_parameter_bytes(shape), convention)
 
-    def flop(self, shape: ModelShape) -> float:
+    def compute_flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
         layer = self._count_layer_weights(self.active_experts)
         # These are the FLOP of the matmuls with weights in a forward pass, including the logits.
-        matmul_flop = 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+        matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
         attention_flop = self.layers * self.make_attention_shape(shape).flop
         return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
@@ -314,7 +315,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
         shape = row.shape
         return {
-            "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
+            "tokens/s": round(shape.token_count / row.seconds) if row.ok else None,
             "parameters": row.problem.count_parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,

@@ -74,15 +74,17 @@ class TorchModel(ModelKernel):
         """Return a function that runs the attention kernel on Q, K and V in the layout that Network uses."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
-        call = attention.bind_operands(backend, make_attention_problem(problem), problem.make_attention_shape(shape))
-        recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
+        run_attention = attention.bind_operands(
+            backend, make_attention_problem(problem), problem.make_attention_shape(shape)
+        )
+        gradient_context = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
         is_sequence_first = attention.layout == "bshd"
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            with recorded():
+            with gradient_context():
                 if is_sequence_first:
-                    return call(q, k, v)
-                return call(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+                    return run_attention(q, k, v)
+                return run_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
         return attend
 
@@ -103,11 +105,11 @@ class TorchModel(ModelKernel):
         gc.collect()  # Free the memory of the previous model, which may be in a reference cycle.
         require_memory(backend, problem.count_bytes(shape))
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
-        run = self.make_forward_function(network)
+        run_forward = self.make_forward_function(network)
         if problem.autocast:
             # As in training code, the backward pass runs in the dtypes that autocast chose in the forward pass.
-            run = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run)
-        return PreparedModel(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepare()
+            run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
+        return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
 class CompiledModel(TorchModel):
@@ -156,7 +158,7 @@ def compute_reference_results(
     with use_eager_attention(network), torch.set_grad_enabled(bool(parameters)):
         for inputs, next_tokens in zip(tokens.split(1), targets.split(1), strict=True):
             x = call_in_float32(network.embedding, inputs)
-            for block in network.stack:
+            for block in network.typed_blocks:
                 x = checkpoint(call_in_float32, block, x, use_reentrant=False)
             loss = checkpoint(call_in_float32, network.head, x, next_tokens, use_reentrant=False)
             losses.append(loss.detach())
@@ -169,7 +171,7 @@ def compute_reference_results(
 @contextmanager
 def use_eager_attention(network: Network) -> Iterator[None]:
     """Replace the attention kernel in all blocks of a network by compute_causal_attention, within the context."""
-    attentions = [block.attention for block in network.stack]
+    attentions = [block.attention for block in network.typed_blocks]
     kernels = [each.attend for each in attentions]
     try:
         for each in attentions:
@@ -192,8 +194,8 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (scores.masked_fill(unseen, -math.inf).softmax(-1) @ v).transpose(1, 2)
+    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(masked, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
 #: Largest accepted error of the losses by dtype, as a multiple of the standard deviation of the reference losses.
@@ -215,13 +217,13 @@ class PreparedModel:
         problem: ModelProblem,
         shape: ModelShape,
         network: Network,
-        run: Callable[..., torch.Tensor],
-        batches: int,
+        run_forward: Callable[..., torch.Tensor],
+        batch_count: int,
     ) -> None:
-        self._problem, self._network, self._run = problem, network, run
+        self._problem, self._network, self._run_forward = problem, network, run_forward
         self._device = next(network.parameters()).device
-        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
-        self._sampled_parameters = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
+        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
+        self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
         self._shared_references = get_cached_references(
             replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
@@ -232,28 +234,28 @@ class PreparedModel:
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
         # Gradients and moments of the optimizer stay in memory between launches.
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
-        self._held_bytes = tensors_per_parameter * problem.count_parameter_bytes(shape)
+        self._extra_bytes_per_set = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
     def prepare(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
         for index, (tokens, targets) in enumerate(self._batches):
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
-        self._unchanged = ChangeDetector({name: tensor.detach() for name, tensor in operands.items()})
+        self._find_changed_operands = ChangeDetector({name: tensor.detach() for name, tensor in operands.items()})
         return Prepared(
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
             poison_outputs=self.poison_outputs,
             list_changed_operands=self.changed_operands,
-            extra_bytes_per_set=self._held_bytes,
+            extra_bytes_per_set=self._extra_bytes_per_set,
         )
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
             # Record the autograd graph as in training. The time of the phase forward-backward minus the time of this
             # phase is then the time of the backward pass.
-            return self._run(tokens, targets).detach()
+            return self._run_forward(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
-        losses = self._run(tokens, targets)
+        losses = self._run_forward(tokens, targets)
         losses.mean().backward()
         if self._optimizer is not None:
             self._optimizer.step()
@@ -278,7 +280,7 @@ class PreparedModel:
 
         If none has changed, the reference results are right, so other kernels may use them too.
         """
-        changed = self._unchanged()
+        changed = self._find_changed_operands()
         if not changed:
             self._shared_references |= self._references
         return changed
@@ -301,10 +303,10 @@ class PreparedModel:
         error = compute_relative_error(measured, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = off = get_max_error(
+            details["gradient_error"] = gradient_error = get_max_error(
                 map(compute_relative_error, measured_gradients, gradients, gradients)
             )
-            error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
+            error = get_max_error((error, gradient_error / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments (running averages of gradients) are 0"
         return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")

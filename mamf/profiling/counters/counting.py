@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
@@ -18,7 +18,7 @@ class HardwareCounterStrategy(RowsStrategy):
     resumed, the counters that it read are included.
     """
 
-    def __init__(self, setup: Setup, counted_keys: set[CountsKey], ncu: Ncu) -> None:
+    def __init__(self, setup: RunSetup, counted_keys: set[CountsKey], ncu: Ncu) -> None:
         super().__init__(setup)
         self.counted_keys, self.ncu = counted_keys, ncu
 
@@ -36,7 +36,7 @@ class HardwareCounterStrategy(RowsStrategy):
 
     def _read_row_counters(self, row: Measurement) -> LogRecord:
         """Read the counters of a row's kernel and shape with ncu, and return them as a record for the log."""
-        self.setup.on_phase(f"counting {row.shape} {row.kernel}")
+        self.setup.report_phase(f"counting {row.shape} {row.kernel}")
         requested_names = {kernel.name: name for name, kernel in self.setup.kernels}
         counts = self.ncu.read_kernel_counters(requested_names.get(row.kernel, row.kernel), row)
         if counts.has_counters:

@@ -15,7 +15,7 @@ from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
-from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_in_kibi, make_labeled_ticks
+from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binary_prefix, make_labeled_ticks
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
 from mamf.report.document import format_count
 
@@ -36,19 +36,21 @@ class Facet:
     format_value: Callable[[Measurement], str]
 
 
-LENGTH = Facet(lambda row: row.shape.seqlen_k, lambda row: f"length {format_in_kibi(row.shape.seqlen_k)}")
-QUERIES = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
+LENGTH_FACET = Facet(
+    lambda row: row.shape.seqlen_k, lambda row: f"length {format_with_binary_prefix(row.shape.seqlen_k)}"
+)
+QUERY_COUNT_FACET = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.shape.seqlen_q} queries")
 #: Facets whose values always get separate panels: head dimension, mask, direction and dtype.
-_ALWAYS_SPLIT = (
+_ALWAYS_SPLIT_FACETS = (
     Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}"),
-    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask),
+    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask_description),
     Facet(lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]),
     Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
 )
 #: Facets whose values get separate panels only if points would otherwise overlap.
-_SPLIT_IF_NEEDED = (
+_OPTIONAL_SPLIT_FACETS = (
     Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}"),
-    LENGTH,
+    LENGTH_FACET,
     Facet(
         lambda row: (row.shape.heads, row.shape.kv_heads),
         lambda row: (
@@ -56,7 +58,7 @@ _SPLIT_IF_NEEDED = (
             + ("" if row.shape.kv_heads == row.shape.heads else f" ({row.shape.kv_heads} kv)")
         ),
     ),
-    QUERIES,
+    QUERY_COUNT_FACET,
     Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
 )
 # Maximum number of panels side by side: more would be too narrow to read.
@@ -85,10 +87,12 @@ def make_attention_chart(
         raise UsageError(
             f"the log has no rate in {regime} for {' or '.join(directions or ())} to draw, only for {known}"
         )
-    is_by_queries = count_values(LENGTH, measured) == 1 and count_values(QUERIES, measured) > 1
-    position = QUERIES.read_value if is_by_queries else LENGTH.read_value
+    is_by_queries = (
+        count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1
+    )
+    position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
     facets = choose_facets(measured, position)
-    varying = [facet for facet in facets if count_values(facet, measured) > 1]
+    varying = [facet for facet in facets if count_facet_values(facet, measured) > 1]
     common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying)
 
     def make_panel(rows: Sequence[Measurement]) -> Panel:
@@ -102,19 +106,21 @@ def make_attention_chart(
     subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
     grid = _arrange_panels(measured, varying, make_panel)
     notes = (*_describe_conventions(measured, ceilings), *describe_row_failures(kept, {row.kernel for row in measured}))
-    if count_values(LENGTH, measured) == 1 and not is_by_queries:
-        bars = tuple(_make_bars(each) for line in grid for each in line if each)
-        return StackedChart(f"{title}, {LENGTH.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes)
+    if count_facet_values(LENGTH_FACET, measured) == 1 and not is_by_queries:
+        bars = tuple(_make_bar_panel(each) for line in grid for each in line if each)
+        return StackedChart(
+            f"{title}, {LENGTH_FACET.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes
+        )
     axis = Axis(
         "queries" if is_by_queries else "sequence length",
         True,
-        make_labeled_ticks(map(position, measured), format_in_kibi),
+        make_labeled_ticks(map(position, measured), format_with_binary_prefix),
     )
     palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
     return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
 
 
-def _make_bars(panel: Panel) -> StackedPanel:
+def _make_bar_panel(panel: Panel) -> StackedPanel:
     """Return the lines of a panel, which have one point each, as bars, fastest first, labeled with their MAMFU (share
     of the highest measured matmul rate).
     """
@@ -126,14 +132,14 @@ def _make_bars(panel: Panel) -> StackedPanel:
     return StackedPanel(panel.title, tuple(bars))
 
 
-def count_values(facet: Facet, rows: Iterable[Measurement]) -> int:
+def count_facet_values(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.read_value(row) for row in rows})
 
 
 def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
     """Return the facets that split rows into panels in which each kernel has one row at each position."""
-    facets = list(_ALWAYS_SPLIT)
-    for facet in _SPLIT_IF_NEEDED:
+    facets = list(_ALWAYS_SPLIT_FACETS)
+    for facet in _OPTIONAL_SPLIT_FACETS:
         places = [(row.kernel, position(row), *read_facet_values(facets, row)) for row in rows]
         if len({*zip(places, map(facet.read_value, rows), strict=True)}) > len({*places}):
             facets.append(facet)
@@ -242,7 +248,7 @@ def make_decode_chart(
         Axis(
             "queries" if by_queries else "cache length",
             True,
-            make_labeled_ticks(map(position, measured), format_in_kibi),
+            make_labeled_ticks(map(position, measured), format_with_binary_prefix),
         ),
         tuple(tuple(panels[start : start + _MAX_PANELS_ACROSS]) for start in range(0, len(panels), _MAX_PANELS_ACROSS)),
         palette=tuple(dict.fromkeys(row.kernel for row in measured)),

@@ -13,14 +13,14 @@ from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
     PANEL_WIDTH_INCHES,
     PEAK_LINE_STYLE,
-    SMALL_POINTS,
-    TEXT_POINTS,
+    SMALL_FONT_POINTS,
+    TEXT_FONT_POINTS,
     TOOLTIPS,
     DrawnPanel,
     LegendEntries,
     Picture,
     choose_styles,
-    compute_width_share,
+    compute_panel_width_share,
     style_axes,
 )
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _ROW_HEIGHT_INCHES, _PAGE_HEIGHT_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
 _HEADROOM_FACTOR = 1.12
 # Smallest height, as a share of the highest bar, at which a part has room for its figure.
-_MIN_FIGURE_SHARE = 0.045
+_MIN_LABELED_PART_SHARE = 0.045
 _FAINT_OPACITY = 0.3
 # Characters of labels that fit side by side below the bars of an image file, and the minimum length of a label line.
-_LABELS_LENGTH, _MIN_LETTERS = 110, 10
+_MAX_LABELS_CHARACTERS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class StackedChart(Picture):
 
     - ``unit``: the unit of the heights.
     - ``axis_label``: the label of the horizontal axis, which says what the labels of the bars are.
-    - ``faint_names``: the names of parts in a pale color.
+    - ``faint_part_names``: the names of parts in a pale color.
     """
 
     unit: str
     axis_label: str
     panels: tuple[StackedPanel, ...]
-    faint_names: tuple[str, ...] = ()
+    faint_part_names: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -103,12 +103,12 @@ class StackedChart(Picture):
             has_own_labels=True,
         )
 
-    def get_part_look(self, name: str) -> tuple[str, float]:
+    def get_part_color_and_opacity(self, name: str) -> tuple[str, float]:
         """Return the color and opacity of the parts with a name."""
-        return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint_names else 1.0
+        return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint_part_names else 1.0
 
     def make_legend(self) -> LegendEntries:
-        looks = ((name, *self.get_part_look(name)) for name in self.names)
+        looks = ((name, *self.get_part_color_and_opacity(name)) for name in self.names)
         return [
             (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": color, "alpha": alpha})
             for name, color, alpha in looks
@@ -120,36 +120,40 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     top = _HEADROOM_FACTOR * max(bar.height for each in chart.panels for bar in each.bars)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
-    axes.set_xlabel(chart.axis_label, fontsize=TEXT_POINTS)
-    axes.set_ylabel(chart.unit, fontsize=TEXT_POINTS)
+    axes.set_xlabel(chart.axis_label, fontsize=TEXT_FONT_POINTS)
+    axes.set_ylabel(chart.unit, fontsize=TEXT_FONT_POINTS)
     for place, bar in enumerate(panel.bars):
         _draw_bar(axes, place, bar, chart, top)
-    letters = max(_MIN_LETTERS, int(_LABELS_LENGTH * compute_width_share(axes)) // len(panel.bars))
+    letters = max(
+        _MIN_LABEL_LINE_CHARACTERS, int(_MAX_LABELS_CHARACTERS * compute_panel_width_share(axes)) // len(panel.bars)
+    )
     axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, letters) for bar in panel.bars])
 
 
 def _draw_bar(axes: Axes, place: int, bar: StackedBar, chart: StackedChart, top: float) -> None:
     bottom = 0.0
     for name, height in bar.parts:
-        color, alpha = chart.get_part_look(name)
+        color, alpha = chart.get_part_color_and_opacity(name)
         look = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
         (drawn,) = axes.bar(place, height, bottom=bottom, **look)  # type: ignore[arg-type]
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
         TOOLTIPS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
         is_said_above = len(bar.parts) == 1 and not bar.note
-        if height > _MIN_FIGURE_SHARE * top and not is_said_above:
+        if height > _MIN_LABELED_PART_SHARE * top and not is_said_above:
             middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
-            axes.text(place, middle, f"{height:.4g}", fontsize=SMALL_POINTS, color=ink, ha="center", va="center")
+            axes.text(place, middle, f"{height:.4g}", fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
         bottom += height
     end = max(bottom, bar.interval[1] if bar.interval else 0.0)
-    axes.text(place, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL_POINTS, ha="center", va="bottom")
+    axes.text(
+        place, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL_FONT_POINTS, ha="center", va="bottom"
+    )
     if bar.interval is not None:
         axes.plot([place, place], bar.interval, color="black", linewidth=1.5)
 
 
 # -- RangeChart: figures in rows, with intervals -----------------------------------------------------------------------
 
-_RANGE_ROW_INCHES, _BELOW_ROWS_INCHES = 0.26, 0.9
+_RANGE_ROW_INCHES, _SPACE_BELOW_ROWS_INCHES = 0.26, 0.9
 _MAX_NAME_CHARACTERS = 34
 
 
@@ -201,7 +205,7 @@ class RangeChart(Picture):
     @property
     def inches(self) -> float:
         lines = len(self.rows) + len({row.group for row in self.rows if row.group})
-        return _RANGE_ROW_INCHES * lines + _BELOW_ROWS_INCHES
+        return _RANGE_ROW_INCHES * lines + _SPACE_BELOW_ROWS_INCHES
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         size = (PANEL_WIDTH_INCHES, self.inches)
@@ -224,7 +228,7 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
             0.005,
             y,
             group,
-            fontsize=SMALL_POINTS,
+            fontsize=SMALL_FONT_POINTS,
             weight="bold",
             va="center",
             transform=axes.get_yaxis_transform(),
@@ -236,7 +240,7 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     axes.set_yticks(list(names), labels=list(names.values()))
     axes.set_ylim(y + 0.6, -0.6)
     axes.locator_params(axis="x", nbins=7)
-    axes.set_xlabel(chart.unit, fontsize=TEXT_POINTS)
+    axes.set_xlabel(chart.unit, fontsize=TEXT_FONT_POINTS)
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
     if chart.has_bars or min(ends) < max(ends) / 2:
         axes.set_xlim(0, _HEADROOM_FACTOR * max(ends) if chart.has_bars else None)

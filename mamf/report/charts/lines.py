@@ -12,15 +12,15 @@ from mamf.measurement import group_pairs
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
     PEAK_LINE_STYLE,
-    SMALL_POINTS,
-    TEXT_POINTS,
+    SMALL_FONT_POINTS,
+    TEXT_FONT_POINTS,
     TOOLTIPS,
     DrawnPanel,
     LegendEntries,
     Picture,
     Style,
     choose_styles,
-    compute_width_share,
+    compute_panel_width_share,
     style_axes,
 )
 
@@ -32,15 +32,15 @@ _MAX_TICKS = 10
 # Prefixes of units; the index is the power of 1000 or 1024.
 _PREFIXES = ("", "k", "M", "G", "T")
 # Characters of labels that fit a horizontal axis across the whole width of an image file.
-_MAX_AXIS_CHARACTERS = 140
+_MAX_TICK_LABEL_CHARACTERS = 140
 # Maximum number of points of a line with large markers. Longer lines are thin, with small markers.
-_MAX_MARKED = 100
+_MAX_LARGE_MARKERS = 100
 # The peak of the datasheet is drawn only if it is less than this many times the highest measured rate. Otherwise the
 # measured lines would be flat at the bottom of the panel.
 _MAX_PEAK_RATIO = 2.5
 # Minimum span of a vertical axis that does not begin at 0, as a share of the highest rate. Smaller differences are
 # noise, which a narrower axis would magnify.
-_MIN_SPAN_SHARE = 0.02
+_MIN_AXIS_SPAN_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
     return tuple((size, str(size)) for size in range(first, max(sizes) + 1, step))
 
 
-def format_in_kibi(size: float) -> str:
+def format_with_binary_prefix(size: float) -> str:
     """Format a length or size with a binary prefix if it is a multiple of it: 16384 as ``16k``,
     1073741824 as ``1G``.
     """
@@ -190,13 +190,13 @@ def format_in_kibi(size: float) -> str:
     return f"{size / 1024**power:.0f}{_PREFIXES[power]}"
 
 
-def format_in_giga(work: float) -> str:
+def format_with_decimal_prefix(work: float) -> str:
     """Format an amount of work with a decimal prefix and three significant digits: 3.76e12 as ``3.76T``."""
     power = next((each for each in (4, 3, 2, 1) if work >= 1000**each), 0)
     return f"{work / 1000**power:.3g}{_PREFIXES[power]}"
 
 
-def _scale_x(axes: Axes, chart: Chart) -> None:
+def _scale_x_axis(axes: Axes, chart: Chart) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     axis = chart.axis
@@ -214,7 +214,7 @@ def _scale_x(axes: Axes, chart: Chart) -> None:
 def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
     """Return the labels of all ticks, with an empty text for each label that would touch the one before it."""
     places = [math.log(place) if axis.is_log else place for place, _ in axis.ticks]
-    letter = (places[-1] - places[0]) / (_MAX_AXIS_CHARACTERS * compute_width_share(axes))
+    letter = (places[-1] - places[0]) / (_MAX_TICK_LABEL_CHARACTERS * compute_panel_width_share(axes))
     labels, end = [], -math.inf
     for place, (_, text) in zip(places, axis.ticks, strict=True):
         half = letter * (len(text) + 1) / 2
@@ -223,7 +223,7 @@ def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
     return labels
 
 
-def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
+def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
     """Give all panels the same vertical scale, unless each has its own. The scale begins at 0 if lines are below a
     ceiling, or if the highest rate is more than twice the lowest.
     """
@@ -236,7 +236,7 @@ def _scale_y(axes: Axes, panel: Panel, chart: Chart) -> None:
     if ((ceilings and chart.is_connected) or lowest < highest / 2) and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
         return
-    margin = max(0.12 * (highest - lowest), _MIN_SPAN_SHARE * highest / 2)
+    margin = max(0.12 * (highest - lowest), _MIN_AXIS_SPAN_SHARE * highest / 2)
     axes.set_ylim(max(0.0, lowest - margin), highest + margin)
 
 
@@ -252,8 +252,8 @@ def _add_share_axis(axes: Axes, panel: Panel) -> None:
     functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
     shares = axes.secondary_yaxis("right", functions=functions)
     of_ceiling = "% MBU" if panel.unit == "TB/s" else "% MAMFU"
-    shares.set_ylabel("% of the datasheet" if panel.peak else of_ceiling, fontsize=TEXT_POINTS)
-    shares.tick_params(labelsize=SMALL_POINTS, color="#999999")
+    shares.set_ylabel("% of the datasheet" if panel.peak else of_ceiling, fontsize=TEXT_FONT_POINTS)
+    shares.tick_params(labelsize=SMALL_FONT_POINTS, color="#999999")
     shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
@@ -262,22 +262,22 @@ def _add_share_axis(axes: Axes, panel: Panel) -> None:
 
 def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
     style_axes(axes, panel.title)
-    axes.set_xlabel(chart.axis.label, fontsize=TEXT_POINTS)
-    axes.set_ylabel(panel.unit, fontsize=TEXT_POINTS)
+    axes.set_xlabel(chart.axis.label, fontsize=TEXT_FONT_POINTS)
+    axes.set_ylabel(panel.unit, fontsize=TEXT_FONT_POINTS)
     styles = chart.styles
     for line in panel.lines:
         _draw_line(axes, line, panel, chart, styles[line.name])
-    _scale_x(axes, chart)
-    _scale_y(axes, panel, chart)
+    _scale_x_axis(axes, chart)
+    _scale_y_axis(axes, panel, chart)
     if panel.best is not None:
-        _mark_best(axes, panel, panel.best)
-    _draw_references(axes, panel)
+        _draw_best_point_star(axes, panel, panel.best)
+    _draw_reference_lines(axes, panel)
     _add_share_axis(axes, panel)
 
 
 def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
-    is_few = len(x) == 1 or len(x if chart.is_connected else panel.points) <= _MAX_MARKED
+    is_few = len(x) == 1 or len(x if chart.is_connected else panel.points) <= _MAX_LARGE_MARKERS
     is_thin = chart.is_connected and not is_few
     (drawn,) = axes.plot(
         x,
@@ -286,11 +286,11 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         linestyle="-" if chart.is_connected else "none",
         linewidth=0.8 if is_thin else 2,
         marker="." if is_thin else style.marker,
-        markersize=12 if len(x) == 1 and len(panel.points) > _MAX_MARKED else 7 if is_few else 4,
+        markersize=12 if len(x) == 1 and len(panel.points) > _MAX_LARGE_MARKERS else 7 if is_few else 4,
         markeredgecolor="white",
         markeredgewidth=0.7 if is_few else 0,
     )
-    TOOLTIPS[drawn] = [_format_hint(line, point, panel, chart.axis) for point in line.points]
+    TOOLTIPS[drawn] = [_format_tooltip(line, point, panel, chart.axis) for point in line.points]
     lows, highs = [point.low for point in line.points], [point.high for point in line.points]
     if chart.has_intervals:
         axes.vlines(x, lows, highs, style.color)
@@ -298,20 +298,20 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
 
 
-def _format_hint(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
+def _format_tooltip(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
     place = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
     interval = f", {point.low:.4g} to {point.high:.4g}" if point.high > point.low else ""
     return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {place})"
 
 
-def _mark_best(axes: Axes, panel: Panel, best: Point) -> None:
+def _draw_best_point_star(axes: Axes, panel: Panel, best: Point) -> None:
     share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
     axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
     is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
     _write_text(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
 
 
-def _draw_references(axes: Axes, panel: Panel) -> None:
+def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
     """Draw horizontal lines for the peak of the datasheet and for the ceiling, with their figures."""
     (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
     share = ""
@@ -333,7 +333,7 @@ def _write_text(axes: Axes, text: str, at: tuple[float, float], offset: tuple[in
         at,
         xytext=offset,
         textcoords="offset points",
-        fontsize=SMALL_POINTS,
+        fontsize=SMALL_FONT_POINTS,
         ha="left" if offset[0] > 0 else "right",
         va="bottom",
         zorder=5,

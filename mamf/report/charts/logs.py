@@ -22,13 +22,13 @@ from mamf.report.charts.lines import (
     Line,
     Panel,
     Point,
-    format_in_giga,
-    format_in_kibi,
+    format_with_binary_prefix,
+    format_with_decimal_prefix,
     make_even_ticks,
     make_labeled_ticks,
 )
 
-_MAX_FAILURES = 4
+_MAX_LISTED_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
@@ -87,8 +87,8 @@ def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> 
     """
     names = set(drawn)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
-    reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MAX_FAILURES)]
-    more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MAX_FAILURES))
+    reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MAX_LISTED_FAILURES)]
+    more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MAX_LISTED_FAILURES))
     return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
 
 
@@ -176,7 +176,7 @@ def make_find_chart(
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
 
 #: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
-_FLOP_LABEL = "FLOP"
+_FLOP_AXIS_LABEL = "FLOP"
 
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
@@ -184,7 +184,7 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
     kernel have the same position on the axis, the best of them is drawn.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
-    axis, position = _choose_axis(measured)
+    axis, position = _choose_operation_axis(measured)
     panels = group_pairs(((row.problem, row.regime), row) for row in measured)
     problems = list(dict.fromkeys(row.problem for row in measured))
 
@@ -209,7 +209,7 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
     )
 
 
-def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
+def _choose_operation_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
     """Return the axis of an operation, and a function from a row to its position. If the operation has no axis or is
     not installed, number the shapes in the order of the log.
     """
@@ -222,7 +222,7 @@ def _choose_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measureme
         ticks = make_labeled_ticks(by_number, lambda number: by_number[number])
         return Axis("shape", ticks=ticks), lambda row: at[row.shape]
     is_log = min(at.values()) > 0
-    text = format_in_giga if of.axis_label == _FLOP_LABEL else format_in_kibi
+    text = format_with_decimal_prefix if of.axis_label == _FLOP_AXIS_LABEL else format_with_binary_prefix
     return Axis(of.axis_label, is_log, make_labeled_ticks(at.values(), text)), lambda row: at[row.shape]
 
 
@@ -271,7 +271,7 @@ def make_model_chart(
     contexts = {context for by_context in steps.values() for context in by_context}
     title = f"A model's step by phase: {', '.join(word for word in _describe_step(first) if word in common)}"
     if len(contexts) == 1:
-        title += f", context length {format_in_kibi(*contexts)}"
+        title += f", context length {format_with_binary_prefix(*contexts)}"
         bars = [
             _make_step_bar(titles[key], by_phase, known)
             for key, by_context in steps.items()
@@ -282,7 +282,10 @@ def make_model_chart(
         panels = tuple(
             StackedPanel(
                 titles[key],
-                tuple(_make_step_bar(format_in_kibi(each), by_context[each], known) for each in sorted(by_context)),
+                tuple(
+                    _make_step_bar(format_with_binary_prefix(each), by_context[each], known)
+                    for each in sorted(by_context)
+                ),
             )
             for key, by_context in steps.items()
         )
@@ -290,10 +293,10 @@ def make_model_chart(
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     # A phase that took no longer than a shorter phase that it contains makes a part with height 0.
     if faster := [
-        f"{titles[key]}, {format_in_kibi(context)}"
+        f"{titles[key]}, {format_with_binary_prefix(context)}"
         for key, by_context in steps.items()
         for context, by_phase in by_context.items()
-        if any(height == 0 for _, height in split_into_parts(by_phase))
+        if any(height == 0 for _, height in split_step_into_parts(by_phase))
     ]:
         notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
     notes += describe_row_failures(rows, dict.fromkeys(row.kernel for row in rows))
@@ -319,10 +322,10 @@ def _make_step_bar(label: str, by_phase: _RowsByPhase, known: Rates) -> StackedB
     ceiling = find_row_ceiling(longest, known)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
-    return StackedBar(f"{label}, {share}", split_into_parts(by_phase))
+    return StackedBar(f"{label}, {share}", split_step_into_parts(by_phase))
 
 
-def split_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
+def split_step_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
     """Split a training step into parts with their milliseconds: the shortest phase, and what each longer phase takes in
     addition to the phase before it. A negative difference counts as zero.
     """

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 FILE_TYPES = ("png", "svg")
 DPI = 100
-FILE_WIDTH = 16.0  # width of image files in inches: 1600 pixels, which GitHub shows at about 60 % of their size
+FILE_WIDTH_INCHES = 16.0  # width of image files in inches: 1600 pixels, which GitHub shows at about 60 % of their size
 PANEL_WIDTH_INCHES = 6.4  # width of a panel on a web page in inches: narrow enough for a phone
 _GAP_INCHES = 0.12  # vertical space between title, panels, legend and notes
 _MARGIN_INCHES = 0.2
-_TITLE_POINTS, _SUBTITLE_POINTS, TEXT_POINTS, SMALL_POINTS = 20, 14, 14, 12  # font sizes in points
-GREY = "#555555"
+_TITLE_FONT_POINTS, _SUBTITLE_FONT_POINTS, TEXT_FONT_POINTS, SMALL_FONT_POINTS = 20, 14, 14, 12  # font sizes in points
+GRAY = "#555555"
 # Characters that fit the width of an image file: of the title, the subtitle, a note, and all panel titles of a row.
-_TITLE_LENGTH, _SUBTITLE_LENGTH, _NOTE_LENGTH, _PANEL_TITLES_LENGTH = 90, 145, 170, 132
+_MAX_TITLE_CHARACTERS, _MAX_SUBTITLE_CHARACTERS, _MAX_NOTE_CHARACTERS, _MAX_PANEL_TITLES_CHARACTERS = 90, 145, 170, 132
 _MAX_LEGEND_COLUMNS = 8
 #: Entries of a legend: the name, and the keyword arguments of the matplotlib line next to it.
 LegendEntries = list[tuple[str, dict[str, Any]]]
 #: Tooltips of web pages, by the drawn bar or line. A line has one text for each point.
 TOOLTIPS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
 #: Settings with which matplotlib does not take dollar signs in names for the start of a formula.
-NO_MATH_TEXT: dict[Any, Any] = {"text.parse_math": False}
+PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,10 @@ class Picture(ABC):
 
 def draw_figure(picture: Picture) -> Figure:
     """Draw a picture as a matplotlib Figure. Raises UnavailableError if matplotlib is not installed."""
-    figure, picture = new_figure(FILE_WIDTH, 9), escape_invisible_texts(picture)
+    figure, picture = make_empty_figure(FILE_WIDTH_INCHES, 9), escape_invisible_texts(picture)
     from matplotlib import rc_context
 
-    with rc_context(NO_MATH_TEXT):
+    with rc_context(PLAIN_TEXT_SETTINGS):
         rows = picture.make_panel_rows()
         shares = [panel.share if panel else 1.0 for panel in rows[0]]
         grid = figure.subplots(len(rows), len(shares), squeeze=False, width_ratios=shares)
@@ -126,7 +126,7 @@ def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]
         axes.tick_params(labelbottom=False)
 
 
-def new_figure(width: float, height: float) -> Figure:
+def make_empty_figure(width: float, height: float) -> Figure:
     """Return an empty white figure of a size in inches. Raises UnavailableError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -152,13 +152,25 @@ def escape_invisible_texts(part: Any) -> Any:
 def _arrange_figure(figure: Figure, picture: Picture) -> None:
     """Place title, panels, legend and notes below one another, and make the figure as high as they need."""
     texts = [
-        figure.text(0, 0, textwrap.fill(picture.title, _TITLE_LENGTH), fontsize=_TITLE_POINTS, weight="bold", va="top"),
         figure.text(
-            0, 0, textwrap.fill(picture.subtitle, _SUBTITLE_LENGTH), fontsize=_SUBTITLE_POINTS, color=GREY, va="top"
+            0,
+            0,
+            textwrap.fill(picture.title, _MAX_TITLE_CHARACTERS),
+            fontsize=_TITLE_FONT_POINTS,
+            weight="bold",
+            va="top",
+        ),
+        figure.text(
+            0,
+            0,
+            textwrap.fill(picture.subtitle, _MAX_SUBTITLE_CHARACTERS),
+            fontsize=_SUBTITLE_FONT_POINTS,
+            color=GRAY,
+            va="top",
         ),
     ]
-    notes = "\n".join(textwrap.fill(note, _NOTE_LENGTH) for note in picture.notes)
-    note = figure.text(0, 0, notes, fontsize=SMALL_POINTS, color=GREY, va="bottom", linespacing=1.35)
+    notes = "\n".join(textwrap.fill(note, _MAX_NOTE_CHARACTERS) for note in picture.notes)
+    note = figure.text(0, 0, notes, fontsize=SMALL_FONT_POINTS, color=GRAY, va="bottom", linespacing=1.35)
     for text in (*texts, note):
         text.set_in_layout(False)
     named = picture.make_legend()
@@ -167,16 +179,16 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
     foot = _GAP_INCHES + (_measure_height(note) + _GAP_INCHES if notes else 0)
     below = foot + (_measure_height(legend) + _GAP_INCHES if legend else 0)
     height = above + picture.inches + below
-    figure.set_size_inches(FILE_WIDTH, height)
+    figure.set_size_inches(FILE_WIDTH_INCHES, height)
     top = height - _GAP_INCHES
     for text in texts:
-        text.set_position((_MARGIN_INCHES / FILE_WIDTH, top / height))
+        text.set_position((_MARGIN_INCHES / FILE_WIDTH_INCHES, top / height))
         top -= _measure_height(text) + _GAP_INCHES
-    note.set_position((_MARGIN_INCHES / FILE_WIDTH, _GAP_INCHES / height))
+    note.set_position((_MARGIN_INCHES / FILE_WIDTH_INCHES, _GAP_INCHES / height))
     if legend:
         legend.set_bbox_to_anchor((0.5, foot / height))
     engine = figure.get_layout_engine()
-    assert engine is not None, "new_figure sets the layout engine"
+    assert engine is not None, "make_empty_figure sets the layout engine"
     engine.set(rect=(0.005, below / height, 0.99, 1 - (above + below) / height), wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
 
 
@@ -185,11 +197,16 @@ def _draw_legend(figure: Figure, entries: LegendEntries) -> Any:
     from matplotlib.lines import Line2D
 
     handles, labels = [Line2D([], [], **style) for _, style in entries], [name for name, _ in entries]
-    legend_style: dict[str, Any] = {"loc": "lower center", "fontsize": TEXT_POINTS, "frameon": False, "borderpad": 0}
+    legend_style: dict[str, Any] = {
+        "loc": "lower center",
+        "fontsize": TEXT_FONT_POINTS,
+        "frameon": False,
+        "borderpad": 0,
+    }
     for columns in range(min(len(labels), _MAX_LEGEND_COLUMNS), 0, -1):
         legend = figure.legend(handles, labels, ncols=columns, **legend_style)
         legend.set_in_layout(False)
-        if columns == 1 or legend.get_window_extent().width <= (FILE_WIDTH - 2 * _MARGIN_INCHES) * DPI:
+        if columns == 1 or legend.get_window_extent().width <= (FILE_WIDTH_INCHES - 2 * _MARGIN_INCHES) * DPI:
             break
         legend.remove()
     return legend
@@ -206,21 +223,26 @@ def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
     """
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
-    axes.tick_params(labelsize=SMALL_POINTS, color="#999999")
+    axes.tick_params(labelsize=SMALL_FONT_POINTS, color="#999999")
     for side in axes.spines.values():
         side.set_color("#999999")
     axes.set_title(
-        textwrap.fill(title, int(_PANEL_TITLES_LENGTH * compute_width_share(axes))), fontsize=TEXT_POINTS, loc="left"
+        textwrap.fill(title, int(_MAX_PANEL_TITLES_CHARACTERS * compute_panel_width_share(axes))),
+        fontsize=TEXT_FONT_POINTS,
+        loc="left",
     )
 
 
-def compute_width_share(axes: Axes) -> float:
+def compute_panel_width_share(axes: Axes) -> float:
     """Return the width of a panel as a share of the width of an image file."""
     spec, figure = axes.get_subplotspec(), axes.figure
     assert spec is not None, "every panel is a subplot"
     ratios: Any = spec.get_gridspec().get_width_ratios()
     return float(
-        sum(ratios[spec.colspan.start : spec.colspan.stop]) / sum(ratios) * figure.bbox.width / (FILE_WIDTH * DPI)
+        sum(ratios[spec.colspan.start : spec.colspan.stop])
+        / sum(ratios)
+        * figure.bbox.width
+        / (FILE_WIDTH_INCHES * DPI)
     )
 
 
@@ -251,9 +273,9 @@ _NAME_GROUPS = (
     ),
     tuple(f"device {number}" for number in range(12)),
 )
-_STYLE_NUMBERS = {
+_STYLE_INDEX_BY_NAME = {
     **{name: place for group in _NAME_GROUPS for place, name in enumerate(group)},
-    # Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are grey.
+    # Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are gray.
     "other work": 1,
     "measured": 0,
     "lost since the step before": 1,
@@ -282,9 +304,9 @@ def choose_styles(names: Iterable[str]) -> dict[str, Style]:
     of any other name selects its color; if another name of this picture has that color, the next free color is used.
     """
     wanted = sorted(set(names))
-    places = {name: _STYLE_NUMBERS[name] for name in wanted if name in _STYLE_NUMBERS}
+    places = {name: _STYLE_INDEX_BY_NAME[name] for name in wanted if name in _STYLE_INDEX_BY_NAME}
     for name in wanted:
-        if name not in _STYLE_NUMBERS:
+        if name not in _STYLE_INDEX_BY_NAME:
             colors = {place % len(COLORS) for place in places.values()}
             place = zlib.crc32(name.encode()) % len(COLORS)
             while place in places.values() or (len(colors) < len(COLORS) and place % len(COLORS) in colors):
@@ -323,7 +345,7 @@ def freeze_layout(figure: Figure) -> Iterator[None]:
         figure.set_layout_engine(engine)
 
 
-def make_exists_error(path: Path) -> UsageError:
+def make_file_exists_error(path: Path) -> UsageError:
     return UsageError(f"{path} exists: choose another file, or replace it (--overwrite, overwrite=True)")
 
 
@@ -335,5 +357,5 @@ def check_image_path(path: Path, overwrite: bool) -> str:
     if kind not in FILE_TYPES:
         raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
     if path.exists() and not overwrite:
-        raise make_exists_error(path)
+        raise make_file_exists_error(path)
     return kind

@@ -17,7 +17,7 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
-from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
+from mamf.errors import UnknownNameError, UsageError, count_values, require_known_names, require_rows_within_limit
 from mamf.operation import (
     Operation,
     Parameter,
@@ -197,7 +197,7 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
             )
     if shapes and preset.shapes:
         raise UsageError(f"{operation.preset_parameter.option} cannot be combined with --shapes: use one of them")
-    require_steps(*map(count_values, sizes.values()))
+    require_rows_within_limit(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {
         **({"dtype": dtypes} if dtypes else {}),
@@ -238,7 +238,7 @@ def parse_field_texts(
     parameters_by_name, values_by_field = get_parameters(operation.problem_type), dict(given_values)
     for text in field_texts:
         name, equals, values = text.partition("=")
-        require_known((f"field of {operation.name}", name, parameters_by_name))
+        require_known_names((f"field of {operation.name}", name, parameters_by_name))
         if not equals or name in values_by_field:
             raise UsageError(f"--set {text}: " + (f"{name} is set twice" if equals else f"write {name}=VALUE"))
         try:

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import warn
-from mamf.errors import LOG_TOO_LONG, MAX_LOG_BYTES, RunLogError
+from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LOG_BYTES, RunLogError
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
@@ -84,7 +84,7 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
             with source as stream, copy.open("wb") as file:
                 for piece in iter(lambda: stream.read(1 << 20), b""):
                     if file.write(piece) and file.tell() > MAX_LOG_BYTES:
-                        raise RunLogError(f"{path} {LOG_TOO_LONG}")
+                        raise RunLogError(f"{path} {LOG_TOO_LARGE_MESSAGE}")
         except (ValueError, HTTPException, urllib.error.URLError, TimeoutError) as error:
             raise RunLogError(f"cannot read {address}: {error}") from None
         yield copy

@@ -180,7 +180,7 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
     ignored.
     """
     if logged_plan.is_shared:
-        requested_plan = requested_plan.dealt(logged_plan.options.rank, logged_plan.options.ranks)
+        requested_plan = requested_plan.make_plan_of_rank(logged_plan.options.rank, logged_plan.options.ranks)
     requested_values = _collect_option_values(requested_plan)
     for name, logged_value in _collect_option_values(logged_plan).items():
         if logged_value != requested_values[name]:

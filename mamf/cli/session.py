@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.backend import Advice, Backend, describe_sharing
+from mamf.backend import Advice, Backend, format_sharing_warning
 from mamf.cli.planning import make_plan, make_request
 from mamf.cli.resuming import (
     compute_remaining_budget,
@@ -153,7 +153,7 @@ class Session:
         logged_plan = self.resumed_plan
         if logged_plan is None:
             share = getattr(self.options, "share", None)
-            return self.make_new_plan().dealt(*share) if share else self.make_new_plan()
+            return self.make_new_plan().make_plan_of_rank(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, logged_plan, self.make_plan_to_compare(logged_plan))
         # Use the budget in the log for the resumed run too, if the budget affects the ceilings or ends the run.
@@ -264,7 +264,7 @@ class Session:
                 exit_code, log = error.exit_code, run.build_log()
             for warning in (
                 describe_timer_shift(run.summary, run.rows),
-                describe_sharing(log.header["device"]["name"]),
+                format_sharing_warning(log.header["device"]["name"]),
             ):
                 if warning:
                     warn(warning)
@@ -349,7 +349,7 @@ def print_plan(
         )
     seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
-    if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
+    if plan.budget_seconds is not None and (plan.confirms_best_rows or seconds >= plan.budget_seconds):
         print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
         print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

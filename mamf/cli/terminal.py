@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mamf.backend import Backend
-from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
-from mamf.plans import CEILING_REGIMES, CLOCKS, COMMON_REGIMES
+from mamf.errors import MAX_SILENT_SECONDS, REPORT_FORMATS, UsageError, parse_digits, parse_share, parse_size, shorten
+from mamf.plans import CEILING_REGIMES, CLOCK_CHOICES, COMMON_REGIMES
 from mamf.text import escape_invisible_characters, wrap_line
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         "bfloat16, or float16 if the device lacks it",
         {"nargs": "+"},
     ),
-    "--format": SharedOption("format of the report", "table", {"choices": FORMATS, "default": "table"}),
+    "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),
     "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
@@ -370,7 +370,7 @@ def add_measuring_options(
     )
     group.add_argument(
         "--clock",
-        choices=CLOCKS,
+        choices=CLOCK_CHOICES,
         help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles used "
         "(default: best, the best row of each shape or problem)",
     )

@@ -33,7 +33,7 @@ from mamf.errors import (
     CRASH_SIGNAL_NAMES,
     ENDING_EXCEPTIONS,
     LOST_DEVICE_REASON,
-    Interrupted,
+    RunInterrupted,
     RunLogWriteError,
 )
 
@@ -49,7 +49,7 @@ _MAX_REPEATED_SIGNAL_SECONDS = 0.3
 
 
 class Interruption:
-    """A handler of signals that is active while its context is open: the first signal raises Interrupted, a
+    """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
     KeyboardInterrupt, in the main thread.
 
     Python raises the exception between two bytecodes, so a call into a vendor's library returns first. A block within
@@ -65,7 +65,7 @@ class Interruption:
     def __enter__(self) -> Interruption:
         for signal_number in ENDING_SIGNALS:
             self._previous_handlers[signal_number] = signal.signal(signal_number, self._raise_on_first_signal)
-        self._previous_ending_exception, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], Interrupted
+        self._previous_ending_exception, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], RunInterrupted
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -89,7 +89,7 @@ class Interruption:
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
-            raise Interrupted
+            raise RunInterrupted
 
     def _handle_signal_after_run(self, signal_number: int, frame: FrameType | None) -> None:
         """Handle Ctrl-C after the run as Python does by default, but ignore a repetition of the signal that ended the
@@ -100,7 +100,7 @@ class Interruption:
 
     @contextmanager
     def shield_from_signals(self) -> Iterator[None]:
-        """Delay a first signal that arrives while the context is open, and raise Interrupted for it when the context
+        """Delay a first signal that arrives while the context is open, and raise RunInterrupted for it when the context
         ends.
         """
         was_raised_before = self.is_requested
@@ -112,12 +112,12 @@ class Interruption:
         self.check(was_raised_before)
 
     def check(self, was_raised_before: bool = False) -> None:
-        """Raise Interrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
+        """Raise RunInterrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
 
-        ``was_raised_before``: whether Interrupted had already been raised before the shielded block.
+        ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
         """
         if self.is_requested and not was_raised_before:
-            raise Interrupted
+            raise RunInterrupted
 
 
 _WATCHED_COMMANDS = {

@@ -30,8 +30,8 @@ from mamf.errors import (
     UsageError,
     describe_error,
     get_catchable_plugin_errors,
-    require_known,
-    require_values,
+    require_known_names,
+    require_nonempty_list,
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
@@ -179,7 +179,7 @@ def _load_registered_class(group: str, plugin_kind: str, name: str, contract: ty
     if is_class_path(name):
         return _import_class(plugin_kind, name, contract)
     entry_points_by_name = find_entry_points_by_name(group)
-    require_known((plugin_kind, name, entry_points_by_name))
+    require_known_names((plugin_kind, name, entry_points_by_name))
     return _load_class(plugin_kind, entry_points_by_name[name], contract)
 
 
@@ -195,7 +195,7 @@ def make_operation(name: str) -> Operation[Any, Any]:
     PluginError if the operation is broken.
     """
     entry_points_by_name = find_entry_points_by_name(OPERATION_GROUP)
-    require_known(("operation", name, entry_points_by_name))
+    require_known_names(("operation", name, entry_points_by_name))
     plugin_class: Any = _load_class("operation", entry_points_by_name[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
     with convert_plugin_errors(label, "creating it"):
@@ -359,7 +359,7 @@ def choose_kernels(
     """
     if names is None:
         return _list_available_kernels(operation, backend)
-    require_values("kernels", names, str)
+    require_nonempty_list("kernels", names, str)
     kernels_by_name: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
         kernel = make_kernel(operation, name)

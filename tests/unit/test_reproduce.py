@@ -301,7 +301,7 @@ def test_a_log_at_an_https_address_is_read_and_its_size_is_limited(run, sweep, m
     assert read_run_log("here.jsonl").plan.options.source == "sweep.jsonl"
     monkeypatch.setattr("mamf.cli.reading.MAX_LOG_BYTES", 100)
     code, _, err = run("reproduce", "https://example.org/sweep.jsonl", *DEVICE)
-    assert (code, "no run log is that long" in err) == (2, True)
+    assert (code, "the maximum of a run log" in err) == (2, True)
     code, _, err = run("reproduce", "http://example.org/sweep.jsonl", *DEVICE)
     assert (code, "use an https:// address" in err) == (2, True)
 

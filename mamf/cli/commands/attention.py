@@ -19,7 +19,7 @@ from mamf.cli.terminal import (
     add_shared_options,
     warn,
 )
-from mamf.errors import UnknownNameError, require_known
+from mamf.errors import UnknownNameError, require_known_names
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
 from mamf.operation import Request
@@ -93,9 +93,9 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
             for preset_name in operation.list_presets()
         }
         if preset:
-            require_known(("preset of attention", preset, operation_names_by_preset))
+            require_known_names(("preset of attention", preset, operation_names_by_preset))
         name = operation_names_by_preset.get(preset or "", next(iter(operations_by_name)))
-    require_known(("operation of attention", name, operations_by_name))
+    require_known_names(("operation of attention", name, operations_by_name))
     return operations_by_name[name]
 
 

@@ -26,7 +26,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.errors import UsageError
-from mamf.kernel import DATA
+from mamf.kernel import DATA_CHOICES
 from mamf.measurement import find_rate
 from mamf.operation import Request, make_operation_plan
 from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
@@ -122,7 +122,7 @@ class ExplainSession(Session):
                 f"{ceiling.date[:10]}"
             )
         return (
-            replace(ceiling.problem, data=DATA[0]),
+            replace(ceiling.problem, data=DATA_CHOICES[0]),
             ceiling.shape,
             kernel_name or get_installed_kernel(ceiling.kernel).name,
         )
@@ -135,7 +135,7 @@ class ExplainSession(Session):
         return make_operation_plan(
             self.operation,
             [kernel],
-            [replace(problem, data=data) for data in DATA],
+            [replace(problem, data=data) for data in DATA_CHOICES],
             [shape],
             CEILING_REGIMES,
             EXPLAIN,

@@ -23,7 +23,14 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE
-from mamf.errors import IncomparableError, UsageError, parse_share, require_known, require_values, require_whole_number
+from mamf.errors import (
+    IncomparableError,
+    UsageError,
+    parse_share,
+    require_known_names,
+    require_nonempty_list,
+    require_whole_number,
+)
 from mamf.files import write_file_atomically
 from mamf.operation import Request
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
@@ -101,10 +108,12 @@ def read_guard_file(path: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         values_by_key = tomllib.loads(path.read_text(encoding="utf-8"))
-        require_known(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
+        require_known_names(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
         keys = read_record(values_by_key, GuardKeys)
-        require_values("shapes", keys.shapes, str)
-        require_known(*(("regime", name, COMMON_REGIMES) for name in keys.regimes), ("by", keys.by, COMPARED_FIGURES))
+        require_nonempty_list("shapes", keys.shapes, str)
+        require_known_names(
+            *(("regime", name, COMMON_REGIMES) for name in keys.regimes), ("by", keys.by, COMPARED_FIGURES)
+        )
         fields = {
             name: [str(value) for value in (values if isinstance(values, list) else [values])]
             for name, values in keys.problem.items()
@@ -202,7 +211,7 @@ class _GuardSession(Session):
             )
         kernel_names = {name: kernel.name for name, kernel in self.kernels}
         planned_fields = [
-            make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.steps()
+            make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.list_steps()
         ]
         if not any(
             entry.fields in planned_fields
@@ -260,8 +269,8 @@ class _GuardSession(Session):
         elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
             self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
             warn(
-                f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
+                f"no baseline was written: {len(noisy_rows)} of {len(self.plan.list_steps())} rows vary by more than "
+                f"the tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure while nothing else runs on the "
                 "machine, or raise tolerance"
             )

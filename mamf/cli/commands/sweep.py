@@ -25,7 +25,7 @@ from mamf.errors import UnsupportedError, parse_size
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
-from mamf.plans import ORDERS, SHUFFLED_ORDER, Plan, SweepOptions
+from mamf.plans import ORDER_CHOICES, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import is_class_path
 
 EXAMPLES = """examples:
@@ -70,7 +70,7 @@ def add_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--order",
-        choices=ORDERS,
+        choices=ORDER_CHOICES,
         help="order in which shapes are measured; with shuffled, a drift of the device does not look like "
         "an effect of the shape (default: shuffled)",
     )

@@ -117,22 +117,22 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
 def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
     from mamf.report.document import format_four_digits, format_rate
 
-    if launched.verdict is None:
+    if launched.worst_verdict is None:
         yield "the result was not verified"
     else:
-        verdict = launched.verdict
+        verdict = launched.worst_verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
     yield f"prepared in {launched.preparation_seconds:.2f} s: operands, compilation, tuning and first launch"
-    median_seconds = statistics.median(launched.seconds)
+    median_seconds = statistics.median(launched.launch_seconds)
     rate = (
         f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
-    if len(launched.seconds) == 1:
+    if len(launched.launch_seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
     else:
         yield (
-            f"launched {len(launched.seconds)} times: {rate} (median), without rests between the launches, so this is "
-            "not a measurement"
+            f"launched {len(launched.launch_seconds)} times: {rate} (median), without rests between the launches, so "
+            "this is not a measurement"
         )
     if launched.device_kernel_names is not None:
         names = ", ".join(dict.fromkeys(launched.device_kernel_names))

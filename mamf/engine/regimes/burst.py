@@ -87,7 +87,7 @@ class Burst(Regime):
         return cls(backend, plan.flush)
 
     @classmethod
-    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         traits, longest = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
         of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, longest)) for launch in launches)
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
@@ -104,7 +104,7 @@ class Burst(Regime):
         durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {longest * 1e3:.3g} ms"
         return f"{durations}: measure it in the sustained regime" if seconds > longest else None
 
-    def start(self) -> None:
+    def prepare_device(self) -> None:
         # Begin with the longest rest, because earlier work may have left the device throttled.
         backend = self.backend
         self._is_cold = True
@@ -121,10 +121,10 @@ class Burst(Regime):
         self._idle_mark_host_seconds = self._idle_mark_gap_and_queueing_seconds[1] if backend.has_idle_marks else 0.0
         self._overhead = choose_overhead(backend.name, backend.estimate_timer_overhead())
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        samples = Samples(timer_overhead=self._overhead.seconds)
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
+        samples = Samples(timer_overhead_seconds=self._overhead.seconds)
         samples.remarks += [self._overhead.remark] if self._overhead.remark else []
-        size = self._compute_min_train_size(estimate)
+        size = self._compute_min_train_size(launch_seconds)
         lag, trains = 0.0, 0
         verified_seconds: list[float] = []
         unverified_seconds: list[float] = []
@@ -139,19 +139,19 @@ class Burst(Regime):
             if not trains and not rule.is_budget_over(now) and self._is_throttled_by_earlier_load(reading):
                 self._rest_until_recovered()
                 continue
-            samples.seconds += seconds
+            samples.seconds_per_launch += seconds
             verified_seconds.append(seconds[-1])
             unverified_seconds += seconds[:-1]
             samples.add_reading(reading)
             trains += 1
-            median = stdlib_statistics.median(samples.seconds)
+            median = stdlib_statistics.median(samples.seconds_per_launch)
             is_representative = trains >= self.min_trains_of_short_launches or median >= self.max_short_launch_seconds
-            if rule.should_stop(samples.seconds, now - begun, now, is_representative):
-                samples.launches = len(samples.seconds)
+            if rule.should_stop(samples.seconds_per_launch, now - begun, now, is_representative):
+                samples.launch_count = len(samples.seconds_per_launch)
                 require_no_skipped_work(verified_seconds, unverified_seconds)
                 return samples
             period = median + self._flush_seconds
-            size = self._compute_train_size(period, len(samples.seconds))
+            size = self._compute_train_size(period, len(samples.seconds_per_launch))
             lag = max(0.0, self._queueing_seconds - period)
             self._rest_until_recovered()
 
@@ -303,12 +303,12 @@ class Burst(Regime):
             self._queueing_seconds = (backend.now() - begun - (resumed - paused)) / size
             idle = self.queue_idle_mark(marks[-1][1])
             reading = self.read_sensors()
-            self.synchronize(checked, marks[-1][1], idle)
+            self.wait_and_record_gap(checked, marks[-1][1], idle)
         seconds = [backend.compute_seconds_between(start, end) for start, end in marks]
         # Cache flushes draw less than the power limit, so only the launches call for a rest.
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
-        checked.verify()  # The device rests meanwhile.
+        checked.verify_last_outputs()  # The device rests meanwhile.
         return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
 
     def _flush_and_queue_launch(self, launch: Launch) -> tuple[object, object]:

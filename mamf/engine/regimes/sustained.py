@@ -39,21 +39,21 @@ class EnergyTick(NamedTuple):
     joules.
     """
 
-    seconds: float
+    change_time: float
     joules: float
 
 
 class LaunchBlock(NamedTuple):
     """One block: consecutive launches that are timed together.
 
-    - ``seconds``: the mean seconds of a launch. ``launches``: the number of launches.
+    - ``seconds_per_launch``: the mean seconds of a launch. ``launch_count``: the number of launches.
     - ``reading``: what the sensors reported while the device was busy; None if it has no sensors.
     - ``tick``: a change of the energy counter, if the caller asked for one and it was seen.
     - ``was_queued_in_visit``: True if the block was queued after the measured part of the visit began.
     """
 
-    seconds: float
-    launches: int
+    seconds_per_launch: float
+    launch_count: int
     reading: Reading | None
     tick: EnergyTick | None
     was_queued_in_visit: bool
@@ -106,7 +106,7 @@ class Sustained(Regime):
         return backend.sustained_traits.settle_seconds + cls.min_visit_seconds
 
     @classmethod
-    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         visit = cls.compute_max_row_seconds(backend, plan)
         return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launches)
 
@@ -180,7 +180,7 @@ class Sustained(Regime):
         measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
         return Sustained(self.backend, measured * swing, reset_settling_seconds=(swings - measured) * swing)
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         if self.reset_settling_seconds is not None:
             self.backend.sleep(self.backend.sustained_traits.rest_seconds)
         begun = self.backend.now()
@@ -200,11 +200,11 @@ class Sustained(Regime):
             mark, idle = self.queue_marks_behind_flushes(0)
             if idle is None and self.backend.has_idle_marks:
                 mark, idle = self.queue_marks_behind_flushes()
-            self.synchronize(checked, mark, idle)
+            self.wait_and_record_gap(checked, mark, idle)
         if not isinstance(stamps, Unavailable):
             passed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
-            samples.clock_hz = passed and passed.clock_hz
-        checked.verify()
+            samples.mean_clock_hz = passed and passed.clock_hz
+        checked.verify_last_outputs()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return samples
@@ -222,8 +222,8 @@ class Sustained(Regime):
         recent_block_seconds: deque[float] = deque(maxlen=self.settled_block_count)
         for block in blocks.finished_blocks:
             # Ignore the first blocks: they are short, and their clock still depends on the pause before them.
-            if block.seconds * block.launches >= self.block_seconds / 2:
-                recent_block_seconds.append(block.seconds)
+            if block.seconds_per_launch * block.launch_count >= self.block_seconds / 2:
+                recent_block_seconds.append(block.seconds_per_launch)
             elapsed = self.backend.now() - begun
             is_flat = (
                 len(recent_block_seconds) >= self.min_settled_blocks
@@ -249,23 +249,23 @@ class Sustained(Regime):
             # Wait for the first change (tick) of the energy counter and, near the end of the visit, for each later one,
             # because the first and the last change give the power. Wait in every second block only, because the host
             # may fall behind while it waits.
-            is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
+            is_near_end = now - begun + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
             if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.
                 begun = now
                 continue
-            samples.seconds.append(block.seconds)
-            samples.launches += block.launches
+            samples.seconds_per_launch.append(block.seconds_per_launch)
+            samples.launch_count += block.launch_count
             samples.add_reading(block.reading)
             is_long_enough = now - begun >= self.visit_seconds
             if rule.is_budget_over(now) or (
-                is_long_enough and rule.should_stop(samples.seconds, now - begun, now, figure="mean")
+                is_long_enough and rule.should_stop(samples.seconds_per_launch, now - begun, now, statistic="mean")
             ):
                 break
         # NVIDIA's counters change every 0.1 s, so the mean power between two moments other than changes, in a visit of
         # 1 s, would be up to 10 % off.
         if len(ticks) >= 2:
-            samples.watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].seconds - ticks[0].seconds)
+            samples.mean_watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].change_time - ticks[0].change_time)
 
     def wait_for_tick(self, max_wait_seconds: float) -> EnergyTick | None:
         """Wait until the energy counter changes, and return when it changed and its new value. Return None if there is

@@ -31,10 +31,10 @@ class Spaced(Regime):
     #: Seconds of load before the first checked launch of each later problem.
     later_soak_seconds: ClassVar[float] = 0.0
 
-    def start(self) -> None:
+    def prepare_device(self) -> None:
         self._load_seconds_left = self.soak_seconds
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
         rounds = 0
         while self.backend.now() - begun < self._load_seconds_left:
@@ -46,12 +46,12 @@ class Spaced(Regime):
         checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
-        checked.verify(whole=True)
+        checked.verify_last_outputs(checks_all_elements=True)
         compare = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
-        while not samples.seconds or not rule.should_stop(
-            samples.seconds, self.backend.now() - begun, self.backend.now(), False
+        while not samples.seconds_per_launch or not rule.should_stop(
+            samples.seconds_per_launch, self.backend.now() - begun, self.backend.now(), False
         ):
-            self._launch_and_compare_outputs(checked, samples, compare, rule, estimate)
+            self._launch_and_compare_outputs(checked, samples, compare, rule, launch_seconds)
         if checked.prepared.verify_special_values is not None:
             verdict = checked.prepared.verify_special_values()
             if not verdict.ok:
@@ -61,15 +61,20 @@ class Spaced(Regime):
         samples.details[BOUND] = checked.verdict.tolerance
         return samples
 
-    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
-        """Bring the device into the state in which the next launch, of about ``estimate`` seconds, is checked. In
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:
+        """Bring the device into the state in which the next launch, of about ``launch_seconds`` seconds, is checked. In
         `spaced`, that is a rest.
         """
         self.backend.synchronize()
-        self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
+        self.backend.sleep(min(3 * launch_seconds, self.max_rest_seconds))
 
     def _launch_and_compare_outputs(
-        self, checked: CheckedKernel, samples: Samples, compare: Compare | None, rule: StoppingRule, estimate: float
+        self,
+        checked: CheckedKernel,
+        samples: Samples,
+        compare: Compare | None,
+        rule: StoppingRule,
+        launch_seconds: float,
     ) -> None:
         """Launch a few times, let ``compare`` compare each output with that of the first launch (None: verify each
         output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if it
@@ -77,22 +82,23 @@ class Spaced(Regime):
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
-            self.prepare_device_for_checked_launch(checked, estimate)
+            self.prepare_device_for_checked_launch(checked, launch_seconds)
             checked.poison_outputs()
             start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
             marks.append((start, self.backend.record_mark()))
             found += [compare(result)] if compare else []
             if not compare or not checked.prepared.is_deterministic:
-                checked.verify(whole=True)
+                checked.verify_last_outputs(checks_all_elements=True)
         samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
-        samples.seconds = [*samples.seconds, *(self.backend.compute_seconds_between(*each) for each in marks)][
-            -_LAUNCHES_PER_COMPARISON:
-        ]
+        samples.seconds_per_launch = [
+            *samples.seconds_per_launch,
+            *(self.backend.compute_seconds_between(*each) for each in marks),
+        ][-_LAUNCHES_PER_COMPARISON:]
         wrong = [each() for each in found]
         differing = [each for each in wrong if each.cells]
-        samples.launches += len(marks)
+        samples.launch_count += len(marks)
         launches = int(samples.details[CHECKED_LAUNCHES]) + len(marks)
         samples.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
         if differing and checked.prepared.is_deterministic:
@@ -117,7 +123,7 @@ class Loaded(Spaced):
     #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
 
-    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:
         for _ in range(self.unchecked_launches_per_check):
             checked.launches[0]()
         self.backend.submit()

@@ -2,8 +2,8 @@
 `loaded`, back to back at the power limit.
 
 mamf verifies the first output as in any measurement. If a kernel is deterministic, the device compares each later
-output with the first one bit by bit, and the host need not wait for that; otherwise mamf verifies each output. Finally
-mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
+output with the first one bit by bit, and the host does not wait for the comparison. Otherwise mamf verifies each
+output. Finally mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Spaced(Regime):
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
     #: Seconds of load before the first checked launch of the run.
-    soak_seconds: ClassVar[float] = 0.0
+    first_load_seconds: ClassVar[float] = 0.0
     #: Seconds of load before the first checked launch of each later problem.
-    later_soak_seconds: ClassVar[float] = 0.0
+    later_load_seconds: ClassVar[float] = 0.0
 
     def prepare_device(self) -> None:
-        self._load_seconds_left = self.soak_seconds
+        self._load_seconds_left = self.first_load_seconds
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
@@ -42,7 +42,7 @@ class Spaced(Regime):
             self.prepare_device_for_checked_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
-        self._load_seconds_left = self.later_soak_seconds
+        self._load_seconds_left = self.later_load_seconds
         checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
@@ -62,8 +62,8 @@ class Spaced(Regime):
         return samples
 
     def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:
-        """Bring the device into the state in which the next launch, of about ``launch_seconds`` seconds, is checked. In
-        `spaced`, that is a rest.
+        """Bring the device into the state in which the next launch is checked: let it rest in `spaced`, load it in
+        `loaded`. ``launch_seconds``: about how many seconds a launch takes.
         """
         self.backend.synchronize()
         self.backend.sleep(min(3 * launch_seconds, self.max_rest_seconds))
@@ -76,9 +76,9 @@ class Spaced(Regime):
         rule: StoppingRule,
         launch_seconds: float,
     ) -> None:
-        """Launch a few times, let ``compare`` compare each output with that of the first launch (None: verify each
-        output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if it
-        differs from that of the first launch although the kernel promises equal bits.
+        """Launch a few times, let ``compare`` compare each output with the output of the first launch (None: verify
+        each output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if
+        it differs from the first output although the kernel promises equal bits.
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
@@ -113,13 +113,13 @@ class Spaced(Regime):
 
 
 class Loaded(Spaced):
-    """The regime that launches back to back. Only each ninth launch is checked, because the device cools during a
+    """The regime that launches back to back. It checks only every ninth launch, because the device cools during a
     check.
     """
 
     name = "loaded"
-    soak_seconds = 2.0
-    later_soak_seconds = 0.1
+    first_load_seconds = 2.0
+    later_load_seconds = 0.1
     #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mamf.measurement import Tabular
+from mamf.measurement import NotebookTable
 
 _MODULE_BY_NAME = {
     # measuring
@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
 
 
 # Import the modules for reports when a notebook first shows an object as HTML.
-Tabular.render = staticmethod(lambda shown: importlib.import_module("mamf.kinds.notebook").render_html(shown))
+NotebookTable.render = staticmethod(lambda shown: importlib.import_module("mamf.kinds.notebook").render_html(shown))
 
 
 def __dir__() -> list[str]:

@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 
 #: Name of the backend that computes the times of launches instead of measuring them, for tests.
-SIMULATED = "simulated"
+SIMULATED_BACKEND = "simulated"
 #: Number of bytes in a MiB.
 MIB = 2**20
 #: Environment variable in which mamf gives each process that it starts the pid of the starting process. The starting
@@ -87,7 +87,7 @@ def parse_sharing(name: str) -> tuple[str, ...]:
     return tuple(ways.split(", ")) if ways else ()
 
 
-def describe_sharing(device_name: str) -> str:
+def format_sharing_warning(device_name: str) -> str:
     """Return a warning that the figures of a shared card are not those of a whole card. Return an empty string if the
     device name is that of a whole card.
     """
@@ -124,7 +124,7 @@ class Telemetry(Protocol):
     def read(self, energy: bool = False) -> Reading: ...
 
 
-class Elapsed(NamedTuple):
+class ElapsedTime(NamedTuple):
     """The time between two clock stamps (records of the cycle counters of all compute units): the clock cycles and the
     seconds that the median compute unit counted.
     """
@@ -149,7 +149,7 @@ class ClockStamps(Protocol):
     def record_stamp(self) -> Any:
         """Add a stamp to the device's queue, and return a handle of it for ``compute_elapsed``."""
 
-    def compute_elapsed(self, start: Any, end: Any) -> Elapsed | None:
+    def compute_elapsed(self, start: Any, end: Any) -> ElapsedTime | None:
         """Return the cycles and seconds between two stamps that the device has reached, at most 100 stamps apart.
         Return None if no compute unit recorded both stamps.
         """
@@ -209,8 +209,8 @@ class Backend(ABC):
     timer: str
     #: How quickly the clock and the power of the vendor's devices react to load. If these traits are only assumed, each
     #: run measures them first (see mamf.engine.traits).
-    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED_TRAITS)
-    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED_TRAITS)
+    burst_traits: BurstTraits = BurstTraits(remark=ASSUMED_TRAITS_REMARK)
+    sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED_TRAITS_REMARK)
     default_dtype: str = "bfloat16"
     #: The runtime that device code is compiled for: cuda, hip, sycl, synapse, metal or host. Kernels use it to tell
     #: whether their library supports the device, because libraries support runtimes rather than vendors.
@@ -337,7 +337,7 @@ class Backend(ABC):
     @abstractmethod
     def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         """Return an empty pool that fills operands with random values. ``data``: their distribution, one of
-        mamf.kernel.DATA.
+        mamf.kernel.DATA_CHOICES.
         """
 
     @abstractmethod

@@ -17,7 +17,9 @@ from mamf.files import read_packaged_csv_rows
 from mamf.statistics import Repeatability
 
 #: The remark in rows of a device whose traits (see BurstTraits) are assumptions of its backend, not measurements.
-ASSUMED_TRAITS = "mamf assumed how long to rest between series of launches, instead of measuring it on this device"
+ASSUMED_TRAITS_REMARK = (
+    "mamf assumed how long to rest between series of launches, instead of measuring it on this device"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ AFTER_REST = "anew"
 
 
 @functools.cache
-def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
+def _read_repeatability_rows() -> dict[tuple[str, str, str], Repeatability]:
     """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
     backend or operation means all backends or operations that have no entry. An operation can be followed by a dtype
     (``matmul int8``) or by ``backward``.
@@ -102,11 +104,11 @@ def _read_calibrations() -> dict[tuple[str, str, str], Repeatability]:
     }
 
 
-def find_calibration(backend: str, state: str, problem: Any = None) -> Repeatability:
+def look_up_repeatability(backend: str, state: str, problem: Any = None) -> Repeatability:
     """Return how much repeated runs of a problem differ, from repeatability.csv. ``backend``: the name of a backend.
     ``state``: a regime, or AFTER_REST. Raises KeyError for a state that repeatability.csv does not contain.
     """
-    known, operation = _read_calibrations(), "" if problem is None else problem.operation
+    known, operation = _read_repeatability_rows(), "" if problem is None else problem.operation
     of_dtype = f"{operation} {getattr(problem, 'dtype', '')}"
     backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
     keys = itertools.product((backend, ""), (state,), (*backward, of_dtype, operation, ""))

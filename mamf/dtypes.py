@@ -43,7 +43,7 @@ class ScaledFormat:
         return self.a_scaling if operand == "a" else self.b_scaling
 
     @property
-    def multiples_of_n_and_k(self) -> tuple[int, int]:
+    def required_multiples_of_n_and_k(self) -> tuple[int, int]:
         """Two numbers, of which N and K must be multiples: the size of a block, and at least 16, the values of a
         load.
         """

@@ -30,12 +30,12 @@ from mamf.errors import (
     UsageError,
     count_values,
     parse_digits,
-    require_known,
-    require_steps,
+    require_known_names,
+    require_rows_within_limit,
     require_whole_number,
     shorten,
 )
-from mamf.kernel import DATA, AnyKernel, ProblemT, ShapeT
+from mamf.kernel import DATA_CHOICES, AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
 from mamf.peaks import compute_max_flops, find_peak
 from mamf.plans import BURST, CLASSIC, COMMON_REGIMES, SWEEP, Plan
@@ -52,7 +52,7 @@ def _parse_signed_digits(text: str) -> int:
 
 
 #: For each type of parameters that users can give as text: what the text must be, and the function that reads it.
-_READERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
+_TEXT_PARSERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
     int: ("a whole number", _parse_signed_digits),
     float: ("a number", float),
@@ -95,7 +95,7 @@ class Parameter:
     @property
     def is_readable(self) -> bool:
         """Whether a user can give values of this parameter as text."""
-        return self.parse_text is not None or _strip_optional(self.value_type) in _READERS or bool(self.choices)
+        return self.parse_text is not None or _strip_optional(self.value_type) in _TEXT_PARSERS or bool(self.choices)
 
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
@@ -105,7 +105,7 @@ class Parameter:
         """Convert text to an allowed value. Raises UsageError for any other text."""
         value = self.convert(text)
         if self.choices:
-            require_known((self.name.replace("_", " "), value, self.choices))
+            require_known_names((self.name.replace("_", " "), value, self.choices))
         return value
 
     def parse_values(self, values: Any) -> tuple[Any, ...]:
@@ -121,7 +121,7 @@ def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
 _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
-    "data": {"help": "distribution of the operands' random values, or zeros", "choices": DATA, "is_rare": True},
+    "data": {"help": "distribution of the operands' random values, or zeros", "choices": DATA_CHOICES, "is_rare": True},
     "seed": {
         "help": "seed of all random choices",
         "metavar": "N",
@@ -131,7 +131,7 @@ _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
     },
 }
 #: Metadata of a dataclass field whose value follows from other fields, so that users cannot set it.
-DERIVED: Mapping[str, Any] = {_METADATA_KEY: None}
+DERIVED_METADATA: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
 def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
@@ -154,17 +154,17 @@ def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
 get_parameters: Callable[[Any], Mapping[str, Parameter]] = functools.cache(_read_parameters)
 
 
-class DeclaredProblem:
+class CheckedProblem:
     """Base class of problems, which are dataclasses: checks that the values of all fields are allowed."""
 
     dtype: str
 
     def __post_init__(self) -> None:
         """Raise UsageError for a value that is not allowed."""
-        require_known(("dtype", self.dtype, DTYPES))
+        require_known_names(("dtype", self.dtype, DTYPES))
         for name, parameter in get_parameters(type(self)).items():
             if parameter.choices:
-                require_known((name.replace("_", " "), getattr(self, name), parameter.choices))
+                require_known_names((name.replace("_", " "), getattr(self, name), parameter.choices))
             elif parameter.value_type is int:
                 require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
             elif parameter.value_type is bool and not isinstance(getattr(self, name), bool):
@@ -177,7 +177,7 @@ class DeclaredProblem:
 
 def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values, by name. Raises UsageError if there are more than a run may measure."""
-    require_steps(*map(count_values, values.values()))
+    require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
@@ -214,9 +214,9 @@ def _convert_text(kind: Any, text: str) -> Any:
         return None
     if get_origin(required) is Literal:
         return next((each for each in get_args(required) if str(each) == text), text)
-    if required not in _READERS:
+    if required not in _TEXT_PARSERS:
         raise UsageError("this value cannot be given as text")
-    description, read = _READERS[required]
+    description, read = _TEXT_PARSERS[required]
     try:
         return read(text)
     except UsageError:
@@ -315,7 +315,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def build_preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
         """Return a preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
         presets = self.list_presets()
-        require_known((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
+        require_known_names((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
         return presets[name]
 
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
@@ -465,15 +465,16 @@ def make_operation_plan(
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
-def draw_sizes(chooser: random.Random, count: int, terms: range, equal: int = 1) -> list[int]:
+def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_product: int = 1) -> list[int]:
     """Draw ``count`` random sizes of a shape, aligned or unaligned, similar or very different. Their product times
-    ``equal`` is in the range ``terms``. If no attempt succeeds, return sizes of 1.
+    ``fixed_product`` is the number of multiply-adds of a launch, and is in the range ``multiply_adds``. If no attempt
+    succeeds, return sizes of 1.
     """
-    max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (terms[-1] / equal) ** (1 / count)))
+    max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (multiply_adds[-1] / fixed_product) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):
         multiples = [chooser.choice(_SIZE_MULTIPLES) for _ in range(count)]
         sizes = [max(each, round(2 ** chooser.uniform(0, max_exponent)) // each * each) for each in multiples]
-        if math.prod(sizes) * equal in terms:
+        if math.prod(sizes) * fixed_product in multiply_adds:
             return sizes
     return [1] * count
 

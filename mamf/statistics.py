@@ -31,14 +31,14 @@ _REPEAT_HALF_WIDTH = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE
 _MAX_CELSIUS = 200
 # A run counts as cold if its device is this much colder than usual. Of the runs in results/, 5 % of burst and 2 % of
 # sustained runs were.
-_COLD_DEGREES = 5.0
+_COLD_DIFFERENCE_CELSIUS = 5.0
 # With this many degrees of freedom, the interval of Student's t is at most 0.6 % wider than the normal distribution's.
-_NORMAL_DEGREES = 200
+_NORMAL_DEGREES_OF_FREEDOM = 200
 # Samples alternate between two levels only if there are at least _MIN_LEVEL_SAMPLES of them, at most
 # _MAX_UNEXPLAINED_SHARE of their variance is within the levels, and the levels differ by at least _MIN_RELATIVE_GAP.
 _MIN_LEVEL_SAMPLES, _MAX_UNEXPLAINED_SHARE, _MIN_RELATIVE_GAP = 10, 0.15, 0.01
 # The maximum ratio of the ends of a useful interval. An interval of -50 % to +50 % has a ratio of 1.5 / 0.5.
-_MAX_KNOWN_RATIO = 3.0
+_MAX_USEFUL_RATIO = 3.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Interval:
     @property
     def is_known(self) -> bool:
         """True if the interval is narrow enough to be useful: both ends are within 50 % of the middle."""
-        return self.high <= _MAX_KNOWN_RATIO * self.low
+        return self.high <= _MAX_USEFUL_RATIO * self.low
 
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
@@ -96,7 +96,7 @@ class Repeatability:
 
     def is_cold(self, celsius: float | None) -> bool:
         """Return whether a device at ``celsius`` is colder than in about 95 % of all runs; False if unknown."""
-        return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DEGREES
+        return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DIFFERENCE_CELSIUS
 
     def compute_cold_gain(self, celsius: float | None) -> float:
         """Return the share by which a device at ``celsius`` is faster than at its usual temperature; 0 if the device is
@@ -242,7 +242,7 @@ def compute_run_error(
     of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / len(figures)
     shared = known.run**2 / 2
     own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
-    return FigureError(math.sqrt(shared), own, _NORMAL_DEGREES)
+    return FigureError(math.sqrt(shared), own, _NORMAL_DEGREES_OF_FREEDOM)
 
 
 def compute_repeat_interval(

@@ -44,7 +44,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.cli.terminal import parse_duration
 from mamf.engine.regimes import Regime
 from mamf.engine.runner import RunSetup, Step
@@ -228,7 +228,7 @@ class DrawnRuns:
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
-        known = find_calibration("", SUSTAINED, MatmulProblem())
+        known = look_up_repeatability("", SUSTAINED, MatmulProblem())
         error = compute_run_error([of.seconds], of.seconds, [0.0], known)
         return replace(of, fields=fields, error=compute_decision_error(error, SUSTAINED, 1))
 
@@ -380,7 +380,7 @@ class Guards:
 def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
     fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
-    summary, known = Summary(20, *[seconds] * 4, interval), find_calibration("", regime, MatmulProblem())
+    summary, known = Summary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
     where = {"phase": asked.phase, "round": asked.round}
     return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)
 

@@ -36,7 +36,7 @@ from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import replace_assumed_traits
-from mamf.errors import DeviceError, MamfWarning, UsageError, require_values
+from mamf.errors import DeviceError, MamfWarning, UsageError, require_nonempty_list
 from mamf.kinds.driver import Run
 from mamf.logs.ceiling_cache import cache_ceilings
 from mamf.measurement import Measurement
@@ -290,7 +290,7 @@ def measure_kernels(
             warn,
         )
         run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
-    return Rows(f"{of}, {format_count(len(plan.steps()), 'row')}", run.measurements())
+    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.measurements())
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
@@ -352,7 +352,7 @@ def convert_to_tuple(name: str, given: Any, kind: type = str, max_values: int | 
     if given is None:
         return None
     values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
-    require_values(name, values, kind)
+    require_nonempty_list(name, values, kind)
     if max_values is not None and len(values) > max_values:
         raise UsageError(
             f"{name} {', '.join(map(str, values))}: this call takes one value of {name}, so call it once for each value"
@@ -393,7 +393,7 @@ def make_problems_and_shapes(
     for name, values in fields.items():
         convert_to_tuple(name, values, object, max_values)
     if whole:
-        require_values("shapes", whole, of.shape_type)
+        require_nonempty_list("shapes", whole, of.shape_type)
     if (whole and sizes) or (problems and fields):
         both = ("shapes", sizes) if whole and sizes else ("problem", fields)
         raise UsageError(f"{both[0]} cannot be combined with {', '.join(both[1])}: give one or the other")

@@ -15,7 +15,7 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer
+from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
@@ -100,7 +100,7 @@ def measure_row(
     return run.make_row(status, reason)
 
 
-def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
+def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[MeasurementStatus, str]:
     """Return the status and the reason of a row whose measurement raised ``error``. If the kernel or the backend raises
     another error when asked about ``error``, the reason describes that other error.
     """
@@ -180,8 +180,10 @@ class _RowMeasurement:
         # No timer resolves a nanosecond.
         seconds = [round(sample, 9) for sample in samples.seconds_per_launch]
         work = self.problem.compute_work(self.shape)
-        timer = find_timer(self.regime.backend.name)
-        accuracy = timer.accuracy if timer and samples.timer_overhead_seconds else 0.0  # 0 if the error is unknown.
+        timer = find_timer_calibration(self.regime.backend.name)
+        accuracy = (
+            timer.error_seconds if timer and samples.timer_overhead_seconds else 0.0
+        )  # 0 if the error is unknown.
         possible, impossible = split_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
@@ -212,7 +214,7 @@ class _RowMeasurement:
             return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.find_repeatability(self.problem))
 
-    def make_row(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
+    def make_row(self, status: MeasurementStatus, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
             self.shape,
             self.kernel.name,

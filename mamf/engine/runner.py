@@ -323,7 +323,7 @@ class RunSetup:
         """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. They
         contain the names by which the user requested the kernels.
         """
-        return self.plan.steps(self.answered_rows)
+        return self.plan.list_steps(self.answered_rows)
 
     @property
     def answered_rows(self) -> dict[StepKey, Measurement]:

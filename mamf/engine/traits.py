@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
-from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
@@ -67,7 +67,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
     backend, and return them in words (nothing if the backend knows them). If the measurement fails, keep the assumed
     traits; a remark in each row says so. ``on_start``: called with a message before the measurement.
     """
-    if ASSUMED_TRAITS not in (backend.burst_traits.remark, backend.sustained_traits.remark):
+    if ASSUMED_TRAITS_REMARK not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
     info = backend.info
     key = (backend.name, backend.index, info.name)

@@ -25,7 +25,7 @@ from mamf.logs.recording import (
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import format_advice, get_mamf_version, run_machine_checks
+from mamf.machine.environment import describe_mamf_version, format_advice, run_machine_checks
 from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM_PHASE
 
@@ -146,7 +146,7 @@ class Run(RunSetup):
             self.resumed.writer.write_resume(
                 self.resumed.log,
                 {
-                    "tool": get_mamf_version(),
+                    "tool": describe_mamf_version(),
                     "command": self.command,
                     "started": get_utc_time(),
                     "notes": self.notes,

@@ -178,7 +178,7 @@ class Find(Kind):
         if explain_no_ceiling(setup.rows):
             return 0
         failed = {step for step, row in setup.answered_rows.items() if not row.ok}
-        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.steps(failed)}
+        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
         return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
 
     def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:

@@ -50,7 +50,7 @@ def get_package_version(name: str) -> str | None:
         return None
 
 
-def get_mamf_version() -> dict[str, str | None]:
+def describe_mamf_version() -> dict[str, str | None]:
     """Return the name ``mamf``, its version, and its git commit or None if it does not run from a git checkout. ``+``
     after the commit means uncommitted changes.
     """

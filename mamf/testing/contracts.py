@@ -22,7 +22,7 @@ from mamf.measurement import Measurement
 from mamf.operation import Operation
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
-from mamf.plugins.contracts import check_attribute, guard_method
+from mamf.plugins.contracts import check_attribute, wrap_method_with_checks
 
 
 class BackendContract:
@@ -43,9 +43,9 @@ class BackendContract:
             "check_machine",
             "read_settings",
         ):
-            guard_method(backend, Backend, name, label)()
+            wrap_method_with_checks(backend, Backend, name, label)()
         if not isinstance(backend.telemetry, Unavailable):
-            guard_method(backend.telemetry, Telemetry, "read", label)(energy=True)
+            wrap_method_with_checks(backend.telemetry, Telemetry, "read", label)(energy=True)
 
     def test_reports_that_it_is_available(self, backend: Backend) -> None:
         assert backend.explain_unavailability() is None

@@ -334,11 +334,11 @@ def test_signs_change_and_come_back_to_the_bit(dtype):
     values = torch.randn(8, 64).to(kind) if kind.is_floating_point else torch.randint(-127, 128, (8, 64)).to(kind)
     before, signs = values.view(torch.uint8).clone(), SignFlipper(values)
     for _ in range(3):
-        signs.change()
+        signs.flip_random_signs()
         assert not torch.equal(before, values.view(torch.uint8))
         if kind.is_floating_point:
             assert torch.equal(before.view(kind).float().abs(), values.float().abs())
-    signs.restore()
+    signs.restore_signs()
     assert torch.equal(before, values.view(torch.uint8))
 
 
@@ -348,7 +348,7 @@ def test_an_update_by_difference_costs_a_whole_product():
     signs = SignFlipper(values)
     for _ in range(8):
         before = values.clone()
-        signs.change()
+        signs.flip_random_signs()
         assert (values != before).any(0).all()
 
 
@@ -376,7 +376,7 @@ def test_signs_are_not_two_in_turn():
     values = torch.randn(4, 64)
     signs, seen = SignFlipper(values), set()
     for _ in range(100):
-        signs.change()
+        signs.flip_random_signs()
         seen.add(tuple((values < 0).flatten().tolist()))
     assert len(seen) > 50
 

@@ -107,7 +107,7 @@ def test_wrong_results_are_found(cpu, kernel, pattern):
 
 def test_arrays_of_no_whole_elements_are_unsupported(cpu):
     reason = TorchFunctions().explain_unsupported_shape(BandwidthProblem(), BandwidthShape(1001))
-    assert reason == "1001 bytes are not a whole number of float32 elements"
+    assert reason == "1001 bytes are not a whole number of float32 elements: choose another --size"
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):

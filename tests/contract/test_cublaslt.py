@@ -227,8 +227,11 @@ def test_what_a_search_tries(h100):
 
 
 def test_a_proposal_is_named_by_its_rank():
-    assert (make_matmul_kernel("cublaslt[3]").name, make_matmul_kernel("cublaslt[3]").rank) == ("cublaslt[3]", 3)
-    assert (make_matmul_kernel("cublaslt").name, make_matmul_kernel("cublaslt").rank) == ("cublaslt", 0)
+    assert (make_matmul_kernel("cublaslt[3]").name, make_matmul_kernel("cublaslt[3]").proposal_index) == (
+        "cublaslt[3]",
+        3,
+    )
+    assert (make_matmul_kernel("cublaslt").name, make_matmul_kernel("cublaslt").proposal_index) == ("cublaslt", 0)
     with pytest.raises(UsageError, match=r"torch.mm has no algorithms to choose from: remove \[3\]"):
         make_matmul_kernel("torch.mm[3]")
 

@@ -80,7 +80,7 @@ def compiling():
 def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
     pool = compiling.make_operand_pool("normal", 0)
     ready = make_matmul_kernel("compiled").prepare(compiling, PROBLEM, SHAPE, pool)
-    c = pool.take_buffer("c", SHAPE.elements["c"], PROBLEM.out_dtype, fill=False)
+    c = pool.take_buffer("c", SHAPE.element_counts["c"], PROBLEM.out_dtype, fill=False)
     assert verified(ready).ok
     assert c.isnan().all()
     output = ready.launches[0]()

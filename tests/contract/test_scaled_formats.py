@@ -12,7 +12,7 @@ from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_
 from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.quantization import E2M1_MAGNITUDES
-from mamf.plugins.discovery import KERNEL_GROUP, find_entry_points_by_name, open_backend
+from mamf.plugins.discovery import MATMUL_KERNEL_GROUP, find_entry_points_by_name, open_backend
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 256, 384)
@@ -63,7 +63,7 @@ def test_every_format_has_its_kernels(backend):
     for dtype in SCALED_FORMATS:
         able = {
             name
-            for name in find_entry_points_by_name(KERNEL_GROUP)
+            for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
             if make_matmul_kernel(name).explain_unsupported_problem(backend, MatmulProblem(dtype)) is None
         }
         # Those that run on NVIDIA only lack mxfp4, which cuBLASLt does not have.

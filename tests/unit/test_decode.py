@@ -104,7 +104,7 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
             "--latent needs 1 kv head, and a smaller head dimension for values than for keys: "
             "use --kv-heads 1 --head-dims 576/512",
         ),
-        ("b1h4q1c8d64p0", "page size 0: it must be at least 1"),
+        ("b1h4q1c8d64p0", "page size must be at least 1, not 0"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):

@@ -198,7 +198,7 @@ def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(p
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=0.1))
     backend.sleep(phase)
     regime = started(Sustained, backend, visit_seconds=1.0)
-    rows = [take(regime, shape, seconds=1.0) for _ in range(3)]
+    rows = [take(regime, shape, max_seconds=1.0) for _ in range(3)]
     assert [row.conditions.watts for row in rows] == pytest.approx([backend.world.cap_watts] * 3, rel=0.005)
 
 
@@ -257,7 +257,7 @@ def test_classic_takes_as_many_launches_as_mamf_finder():
 @pytest.mark.parametrize("seconds", [0.001, 0.005, 0.0085, 0.009, 0.0095, 0.012])
 def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
     regime = started(Classic, SimulatedBackend(), warmup_seconds=0.0)
-    row = take(regime, MatmulShape(1024, 1024, 1024), seconds=seconds)
+    row = take(regime, MatmulShape(1024, 1024, 1024), max_seconds=seconds)
     assert row.launches >= 3
     assert "the time limit stopped the loop" in row.remarks[0]
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
@@ -36,7 +36,7 @@ SHAPE = MatmulShape(3072, 2816, 19328)
 LARGE = MatmulShape(6144, 5632, 38656)  # a soak of few launches
 KNOWN = Repeatability(run=0.0014)
 #: What the intervals of an accelerator are calibrated with.
-BOOST, CAPPED = (find_calibration("", regime, MatmulProblem()) for regime in ("burst", "sustained"))
+BOOST, CAPPED = (look_up_repeatability("", regime, MatmulProblem()) for regime in ("burst", "sustained"))
 #: Runs that lie apart as calibrated.
 RESTLESS = replace(Physics(), at_boost=Scatter(0.0, BOOST.run), capped=Scatter(0.0, CAPPED.run), rested_gain=0.0)
 

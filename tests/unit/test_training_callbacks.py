@@ -286,12 +286,12 @@ def test_a_device_that_cannot_be_opened_is_one_warning_even_if_warnings_are_erro
         ({"ceiling": 700}, r"ceiling 700 must be in FLOP/s: write 700 TFLOPS as 700e12"),
         ({"flops_per_step": 0}, "flops_per_step 0"),
         ({"tokens_per_step": 8}, "unknown option"),
-        ({"world_size": 2.5}, "world_size 2.5"),
+        ({"world_size": 2.5}, "world_size must be a whole number, not 2.5"),
         ({"world_size": 4, "model_parallel": 3}, "must divide world_size"),
-        ({"warmup_steps": -1}, "warmup_steps -1"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, not -1"),
         ({"dtype": "bfloat"}, "unknown dtype"),
         ({"tokens": "many"}, "tokens many"),
-        ({"samples": 0}, "samples 0"),
+        ({"samples": 0}, "samples must be at least 1, not 0"),
     ],
 )
 def test_options_are_checked_when_the_callback_is_made(options, message):

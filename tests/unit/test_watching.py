@@ -138,9 +138,9 @@ def test_each_of_several_logs_is_resumed(tmp_path):
 
 
 def test_what_crashed_processes_spent_is_part_of_the_budget():
-    options = Namespace(budget=60.0, restart=None)
+    options = Namespace(budget=60.0, crashed_run=None)
     assert compute_remaining_budget(options) == 60
-    options.restart = CrashedRun(Path("log.jsonl"), 45.0, [])
+    options.crashed_run = CrashedRun(Path("log.jsonl"), 45.0, [])
     assert compute_remaining_budget(options) == 15
     options.budget = 10.0
     assert 0 < compute_remaining_budget(options) < 1e-6
@@ -327,7 +327,7 @@ def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkey
         with pytest.raises(KeyboardInterrupt), Interruption():
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr("mamf.cli.watching._MAX_REPETITION_SECONDS", -1.0)
+        monkeypatch.setattr("mamf.cli.watching._MAX_REPEATED_SIGNAL_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:

@@ -19,7 +19,7 @@ from typing import ClassVar
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.errors import MamfError, PluginError, get_catchable_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
-from mamf.measurement import WRONG_TILES, Conditions
+from mamf.measurement import WRONG_TILES_KEY, Conditions
 from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_figure, compute_interval
 
@@ -441,7 +441,7 @@ class CheckedKernel:
                 )
             except get_catchable_plugin_errors():  # The result is wrong in any case; only where it is wrong is unknown.
                 wrong = None
-            located = {WRONG_TILES: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
+            located = {WRONG_TILES_KEY: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
             self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.
             raise WrongResultError(replace(verdict, details={**verdict.details, **located}))
         worst = max(verdict, self.verdict, key=lambda each: each.error)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from mamf.backend import Backend, ClockStamps, Reading, Unavailable
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.engine.regimes.base import (
     CheckedKernel,
     Launch,
@@ -24,7 +24,7 @@ from mamf.engine.regimes.base import (
 )
 from mamf.kernel import Problem
 from mamf.machine.environment import disable_garbage_collection
-from mamf.measurement import Overhead, choose_overhead, subtract_overhead
+from mamf.measurement import TimerOverhead, choose_timer_overhead, subtract_overhead
 from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
@@ -73,7 +73,7 @@ class Burst(Regime):
         self._rest_until = backend.now()
         self._is_cold = False
         self._throttled_trains = 0
-        self._overhead = Overhead(0.0)
+        self._overhead = TimerOverhead(0.0)
         #: Device seconds of one cache flush, and host seconds to queue it.
         self._flush_seconds = self._flush_queueing_seconds = 0.0
         #: Host seconds to queue a flush, a launch and the two marks around the launch.
@@ -93,7 +93,7 @@ class Burst(Regime):
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
-        return self.backend.burst_traits.repeatability or find_calibration(self.backend.name, self.name, problem)
+        return self.backend.burst_traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)
 
     @property
     def row_remark(self) -> str:
@@ -121,7 +121,7 @@ class Burst(Regime):
         self._idle_mark_queueing_seconds = (
             self._idle_mark_gap_and_queueing_seconds[1] if backend.has_idle_marks else 0.0
         )
-        self._overhead = choose_overhead(backend.name, backend.estimate_timer_overhead())
+        self._overhead = choose_timer_overhead(backend.name, backend.estimate_timer_overhead())
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         samples = Samples(timer_overhead_seconds=self._overhead.seconds)
@@ -239,8 +239,8 @@ class Burst(Regime):
         self.backend.sleep(max(0.0, self._rest_until - self.backend.now()))
 
     def _compute_train_size(self, seconds_per_launch: float, sample_count: int) -> int:
-        """Return the number of launches in the next train. ``seconds_per_launch``: device seconds of a cache flush and a launch.
-        ``sample_count``: the number of samples so far in this visit.
+        """Return the number of launches in the next train. ``seconds_per_launch``: device seconds of a launch with its
+        cache flush. ``sample_count``: the number of samples so far in this visit.
         """
         shortest = self._compute_min_train_size(seconds_per_launch)
         if sample_count <= self.min_train_launches:

@@ -12,8 +12,14 @@ import math
 from typing import ClassVar
 
 from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRule, WrongResultError
-from mamf.kernel import Compare, Verdict, describe_wrong_cells
-from mamf.measurement import BOUND, CHECKED_LAUNCHES, CHECKED_VALUES, OTHER_BITS, WRONG_TILES
+from mamf.kernel import ComparisonFunction, Verdict, describe_wrong_cells
+from mamf.measurement import (
+    CHECKED_LAUNCHES_KEY,
+    CHECKED_VALUES_KEY,
+    DIFFERENT_BITS_KEY,
+    ERROR_BOUND_KEY,
+    WRONG_TILES_KEY,
+)
 
 # The number of launches after which the host reads whether their outputs differ from the first one.
 _LAUNCHES_PER_COMPARISON = 8
@@ -35,7 +41,7 @@ class Spaced(Regime):
         self._load_seconds_left = self.first_load_seconds
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES: 1, CHECKED_VALUES: 0})
+        begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES_KEY: 1, CHECKED_VALUES_KEY: 0})
         rounds = 0
         while self.backend.now() - begun < self._load_seconds_left:
             self.require_advancing_clock(rounds)
@@ -58,7 +64,7 @@ class Spaced(Regime):
                 raise WrongResultError(verdict)
             samples.details |= verdict.details
             checked.poison_outputs()
-        samples.details[BOUND] = checked.verdict.tolerance
+        samples.details[ERROR_BOUND_KEY] = checked.verdict.tolerance
         return samples
 
     def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:
@@ -72,7 +78,7 @@ class Spaced(Regime):
         self,
         checked: CheckedKernel,
         samples: Samples,
-        compare: Compare | None,
+        compare: ComparisonFunction | None,
         rule: StoppingRule,
         launch_seconds: float,
     ) -> None:
@@ -99,17 +105,20 @@ class Spaced(Regime):
         wrong = [each() for each in found]
         differing = [each for each in wrong if each.cells]
         samples.launch_count += len(marks)
-        launches = int(samples.details[CHECKED_LAUNCHES]) + len(marks)
-        samples.details |= {CHECKED_LAUNCHES: launches, CHECKED_VALUES: launches * wrong[0].values if wrong else 0}
+        launches = int(samples.details[CHECKED_LAUNCHES_KEY]) + len(marks)
+        samples.details |= {
+            CHECKED_LAUNCHES_KEY: launches,
+            CHECKED_VALUES_KEY: launches * wrong[0].value_count if wrong else 0,
+        }
         if differing and checked.prepared.is_deterministic:
             reason = (
                 f"{len(differing)} of {len(marks)} launches gave an output that differs from the output of the first "
                 "launch"
             )
-            details = {**samples.details, WRONG_TILES: describe_wrong_cells(differing[0])}
+            details = {**samples.details, WRONG_TILES_KEY: describe_wrong_cells(differing[0])}
             raise WrongResultError(Verdict(math.inf, 0.0, details, reason=reason))
         if differing:
-            samples.details[OTHER_BITS] = int(samples.details.get(OTHER_BITS, 0)) + len(differing)
+            samples.details[DIFFERENT_BITS_KEY] = int(samples.details.get(DIFFERENT_BITS_KEY, 0)) + len(differing)
 
 
 class Loaded(Spaced):

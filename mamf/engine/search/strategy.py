@@ -445,5 +445,5 @@ class KernelsFindStrategy(RowsStrategy):
         usual = super().make_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.max_seconds is None:
             return usual
-        part = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.steps()), 1)
+        part = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)
         return replace(usual, max_seconds=min(usual.max_seconds, part))

@@ -71,7 +71,7 @@ class RowsStrategy(PlanStrategy):
         yield from super().yield_results()
 
     def yield_steps(self) -> StepGenerator:
-        places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
+        places = {shape: place for place, shape in enumerate(self.plan.list_assigned_shapes())}
         for name, steps_of_regime in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
             steps = list(steps_of_regime)
             # In a run with a time budget, measure all problems (such as dtypes) on one shape and kernel before any

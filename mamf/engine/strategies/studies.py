@@ -30,7 +30,7 @@ from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catc
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
-from mamf.measurement import Measurement, Status, group_pairs
+from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -61,7 +61,7 @@ class GuardStrategy(RowsStrategy):
         left = frozenset(self.setup.remaining_steps)
         for name in self.plan.regimes:
             regime = self.runner.prepare_regime(self.make_regime(name))
-            steps = [step for step in self.plan.steps() if step.regime == name]
+            steps = [step for step in self.plan.list_steps() if step.regime == name]
             yield from self._measure_steps_once(regime, [step for step in steps if step in left], "", 1)
             rows = [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == name]
             later_regime = regime.make_confirmation_regime(summarize_conditions(rows), math.inf)
@@ -317,7 +317,7 @@ class OverlapStrategy:
             with self.kernel.apply_settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
-            failure: tuple[Status, str] = ("wrong_result", str(error))
+            failure: tuple[MeasurementStatus, str] = ("wrong_result", str(error))
         except get_catchable_plugin_errors() as error:
             failure = classify_error(error, self.kernel, self.backend)
         self.backend.release_cached_memory()

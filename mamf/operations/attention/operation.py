@@ -19,19 +19,19 @@ from typing import Any, ClassVar, NamedTuple
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
-from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
 DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
-#: The FLOP of a backward pass as a multiple of those of the forward pass, by the name of the convention.
+#: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
 class HeadDims(NamedTuple):
-    """The head dimension of queries and keys, and that of values. ``str`` writes ``192/128``, or ``128`` if equal."""
+    """The head dimension of queries and keys, and that of values. Written ``192/128``, or ``128`` if both are equal."""
 
     key_dim: int
     value_dim: int
@@ -105,7 +105,7 @@ class AttentionShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     causal: bool = field(default=False, metadata=describe("apply a causal mask: a query attends to no later keys"))
     window: int | None = field(
         default=None,
@@ -156,7 +156,7 @@ class AttentionShape:
 
     @property
     def mask_description(self) -> str:
-        """The mask in words: ``causal`` or ``full``, and the window if there is one."""
+        """The mask as a text for reports: ``causal`` or ``full``, and the window if there is one."""
         return ("causal" if self.causal else "full") + ("" if self.window is None else f", window {self.window}")
 
     @property
@@ -165,7 +165,7 @@ class AttentionShape:
         offset, keys = self.seqlen_k - self.seqlen_q, self.seqlen_k
         before = keys + self.seqlen_q if self.window is None else self.window
         after = 0 if self.causal else before
-        # Query i sees keys from offset + i - before to offset + i + after, of those that exist.
+        # Query i sees the existing keys between offset + i - before and offset + i + after.
         ends = _sum_clamped(keys + after, keys) - _sum_clamped(offset + after, keys)
         return ends - _sum_clamped(keys - before - 1, keys) + _sum_clamped(offset - before - 1, keys)
 
@@ -176,8 +176,8 @@ class AttentionShape:
 
     @property
     def tensor_dimensions(self) -> dict[str, tuple[int, int, int]]:
-        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``, the
-        gradient of the output, whose sizes are those of the output.
+        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``. ``do`` is
+        the gradient of the output, and has the same sizes as the output.
         """
         return {
             "q": (self.heads, self.seqlen_q, self.head_dim),
@@ -206,7 +206,7 @@ def _read_sparsity(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class AttentionProblem(DeclaredProblem):
+class AttentionProblem(CheckedProblem):
     """All parameters of an attention except its shape.
 
     - ``direction``: the passes in a launch: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
@@ -228,7 +228,7 @@ class AttentionProblem(DeclaredProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )
@@ -286,7 +286,7 @@ class AttentionProblem(DeclaredProblem):
         ``do``, the gradient of the output.
         """
         names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
-        return {name: Buffer(aligned(shape.element_counts[name]) * sets, self.dtype) for name in names}
+        return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
@@ -301,9 +301,10 @@ _CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
 def _make_preset(
     widths: Sequence[int], key_lengths: Sequence[int], causal: Sequence[bool], **sizes: int
 ) -> Preset[AttentionShape]:
-    """Make a preset of all combinations of head dimensions, key lengths, causal masks or none, and further ``sizes``.
+    """Make a preset with all combinations of these sizes.
 
-    ``widths``: head dimensions of both keys and values. The sizes that are not given have their defaults.
+    ``widths``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``: one
+    value each for other fields of AttentionShape. Fields that are not given have their defaults.
     """
     head_dims = [HeadDims(width, width) for width in widths]
     others = {name: (size,) for name, size in sizes.items()}
@@ -360,8 +361,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
-# takes a CPU seconds.
+# The default number of tokens in a batch. It is smaller on a CPU, which takes seconds for the work that an accelerator
+# does in a millisecond.
 _DEFAULT_BATCH_TOKENS, _DEFAULT_CPU_BATCH_TOKENS = 16384, 1024
 # The default number of query heads times the head dimension.
 _DEFAULT_HIDDEN_SIZE = 2048

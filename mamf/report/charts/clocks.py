@@ -5,7 +5,7 @@ because the rate is the product of cycles used and clock.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
+    FILE_WIDTH_INCHES,
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
     TOOLTIPS,
@@ -28,7 +29,14 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: The left, lower, right and upper edge of a box, in points.
+_Box = tuple[float, float, float, float]
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
+#: Places of a label relative to its point, the preferred place first: points to the right and up, and whether the text
+#: ends there instead of beginning there.
+_LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
+#: Approximate shares of the picture's width and height that the axes take, and size of a letter in font sizes.
+_AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH, _LETTER_HEIGHT = 0.94, 0.72, 0.6, 1.0
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
@@ -90,7 +98,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         describe_machine_briefly(log.header),
         marks,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
-        notes=("grey: lines of equal TFLOPS. Cycles depend on the kernel, the clock on the card and the energy.",),
+        notes=("Gray lines: equal TFLOPS. The clock depends on the power that the kernel draws, and on the card.",),
     )
 
 
@@ -128,7 +136,13 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
                 f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL_FONT_POINTS
             )
     styles = choose_styles(mark.kernel for mark in chart.marks)
-    for mark in chart.marks:
+    points_per_mhz = 72 * FILE_WIDTH_INCHES * _AXES_WIDTH_SHARE / (right - left)
+    points_per_percent = 72 * chart.inches * _AXES_HEIGHT_SHARE / (high - low)
+    places = _choose_label_places(
+        [(mark.clock_mhz * points_per_mhz, mark.cycles_percent * points_per_percent) for mark in chart.marks],
+        [len(mark.label) * _LETTER_WIDTH * SMALL_FONT_POINTS for mark in chart.marks],
+    )
+    for mark, (x, y, ends_there) in zip(chart.marks, places, strict=True):
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
@@ -140,7 +154,34 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
         axes.annotate(
             mark.label,
             (mark.clock_mhz, mark.cycles_percent),
-            (8, -4),
+            (x, y),
             textcoords="offset points",
             fontsize=SMALL_FONT_POINTS,
+            horizontalalignment="right" if ends_there else "left",
         )
+
+
+def _choose_label_places(
+    marks: Sequence[tuple[float, float]], widths: Sequence[float]
+) -> Iterator[tuple[float, float, bool]]:
+    """Choose for the label of each mark the first of ``_LABEL_PLACES`` where it covers as little as possible of the
+    marks and of the labels before it.
+
+    ``marks``: the positions of the marks in points. ``widths``: the widths of their labels in points.
+    """
+    half = _MARKER_SIZE_POINTS / 2
+    occupied = [(x - half, y - half, x + half, y + half) for x, y in marks]
+    for (x, y), width in zip(marks, widths, strict=True):
+        boxes: dict[tuple[int, int, bool], _Box] = {}
+        for right, up, ends in _LABEL_PLACES:
+            begin, low = x + right - (width if ends else 0), y + up
+            boxes[right, up, ends] = begin, low, begin + width, low + _LETTER_HEIGHT * SMALL_FONT_POINTS
+        place = min(boxes, key=lambda each: sum(_compute_overlap(boxes[each], box) for box in occupied))
+        occupied.append(boxes[place])
+        yield place
+
+
+def _compute_overlap(one: _Box, other: _Box) -> float:
+    """Return the area that two boxes share, in square points."""
+    width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)

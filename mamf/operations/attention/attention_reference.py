@@ -1,15 +1,15 @@
 """Compute the reference with which mamf compares the results of attention kernels, and make block-structured inputs.
 
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
-code is independent of the kernels. It runs on the device, because one head of 16384 tokens takes 10**12 FLOP. Below,
-dX is the gradient of X, O the output, P the softmax and S the scores.
+code is independent of the kernels. The reference runs on the device, because one head of 16384 tokens takes 10**12
+FLOP. In this file, O is the output, P the softmax, S the scores, and dX the gradient of X.
 
 A quick check compares one random row in 64 of O and of dQ, in the first and the last head. A full check compares:
 
 - in the first and the last head, all of O and all gradients;
-- in all heads, one random row in 64 of O and of dQ, so that a tile of 128 zero rows is always found, and the sums of dK
-  and dV along the keys, which follow from the operands without a matmul;
-- in one head, a few rows with the result of the host.
+- in all heads, one random row in 64 of O and of dQ. This always finds a tile of 128 zero rows;
+- in all heads, the sums of dK and dV along the keys. Their expected values can be computed without a matmul;
+- in one head, a few rows of O, with a reference that the host computes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# One random row is compared of this number of consecutive rows of a head.
+# If only some rows are compared, one random row in each group of this many consecutive rows of a head.
 _ROW_INTERVAL = 64
-# The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
+# When rows of all heads are compared, process as many heads at once as have about this many elements in their scores or
+# in their largest operand.
 _ELEMENTS_PER_CHUNK = 2**24
-# The largest number of elements that the keys of a head may have to be copied to the host, and the number of rows that
-# are compared on the host.
+# The host compares this number of rows, and only if the keys of a head have at most this number of elements, because
+# they must be copied to the host.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
@@ -96,11 +97,11 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
-# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
-# times the standard deviation of rounding.
+# A linear fit of a correct result to the reference has a slope near 1. The slope may differ from 1 by _MAX_SLOPE_ERROR,
+# plus MAX_ROUNDING_DEVIATIONS times the standard deviation that rounding causes.
 _MAX_SLOPE_ERROR, MAX_ROUNDING_DEVIATIONS = 1e-3, 8.0
-# The largest relative error of a single row of the output, for exact and for approximate kernels. Rounding causes a far
-# smaller error, and a row that the kernel never wrote has a far larger error.
+# The largest allowed relative error of a single row of the output, for exact and for approximate kernels. Rounding
+# causes far smaller errors, and a row that the kernel never wrote has a far larger error.
 _EXACT_ROW_TOLERANCE, _APPROXIMATE_ROW_TOLERANCE = 0.25, 0.6
 
 
@@ -184,7 +185,7 @@ def compare_rows(
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
-    """Return where the first and the last kv head are: the index of the sequence, and the slice of this kv head."""
+    """Return the first and the last kv head: the index of its sequence, and the slice that selects the kv head."""
     edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
@@ -192,7 +193,7 @@ def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
 def compare_rows_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance | None:
-    """Compute a few rows of a random head's output in float64 on the host, and return the distance of the result.
+    """Compute a few rows of the output of a random kv head in float64 on the host, and return the distance of ``o``.
 
     Return None if the keys of a head are too large to copy. The parameters are those of ``compare_edge_heads``.
     """
@@ -299,9 +300,9 @@ def compute_reference_attention(
 
 
 def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:
-    """Convert a tensor to float64, or to float32 if the device has no float64.
+    """Convert a tensor to the dtype of the reference: float64, or float32 if the device has no float64.
 
-    ``allows_float32``: whether to convert 16-bit operands to float32, because float64 is slow on some cards.
+    ``allows_float32``: whether to convert 16-bit operands to float32 instead, because float64 is slow on some cards.
     """
     wide = torch.float32 if allows_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
@@ -313,9 +314,9 @@ def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = Fals
 def yield_row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield blocks of the numbers of query rows, each with its mask [rows, keys], which is True where a key is masked.
+    """Yield the indices of query rows in blocks. With each block, yield its mask [rows, keys], True at masked keys.
 
-    ``rows``: the numbers of the query rows; None: all rows.
+    ``rows``: the indices of the query rows to yield; None: all rows.
     """
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
@@ -330,9 +331,9 @@ def yield_row_blocks(
         yield block, masked
 
 
-# Parameters of inputs with block structure: the tokens of a block, the number of directions ("axes") in which the keys
-# of a block may point, and how far they point. At a strength of 2.2 the keys of a block are similar enough for kernels
-# that skip only blocks of similar keys.
+# Parameters of inputs with block structure: the number of tokens in a block, the number of directions ("axes") in which
+# the keys of a block may point, and the strength of this direction relative to the random values. At a strength of 2.2
+# the keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _TOKENS_PER_STRUCTURE_BLOCK = 128
 _STRUCTURE_AXES = 10
 _STRUCTURE_STRENGTH = 2.2
@@ -341,11 +342,11 @@ _STRUCTURE_STRENGTH = 2.2
 def make_block_structured_inputs(
     q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Return a q and a k by name, in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
+    """Add a pattern to q and k with which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
     In random data every key matters a little. Here each block of keys points along one of _STRUCTURE_AXES axes, and
     queries point along the axes of the keys to which they attend, so that all other scores vanish in the softmax.
-    ``sequence_dim``: the index of the sequence dimension, 2 or 1.
+    ``sequence_dim``: the index of the sequence dimension, 2 or 1. Return the new q and k by name.
     """
     width = q.shape[-1]
     axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
@@ -366,7 +367,7 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return the number of axes that a query attends to, of _STRUCTURE_AXES."""
+    """Return to how many of the _STRUCTURE_AXES axes a query attends."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 

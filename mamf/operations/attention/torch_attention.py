@@ -50,14 +50,14 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 
-#: The command that mamf suggests if a kernel does not support a device, because torch's attention runs on all devices.
+#: The command that mamf suggests if a kernel does not support a device: torch's attention runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
-#: Texts in the errors that torch's attention raises if none of its backends supports the operands.
+#: Texts of the errors that torch's attention raises if none of its backends supports the operands.
 NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
 #: The largest ||O - reference|| / ||reference|| of a correct output O of an exact kernel, by dtype. Rounding O and P,
 #: the softmax, to 8 bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits
-#: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64 sums and
-#: exponentials cause the errors.
+#: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64, the rounding of
+#: sums and exponentials causes the errors.
 ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error in results/ is 3.3e-3.
@@ -66,8 +66,8 @@ _GRADIENT_TOLERANCE_FACTOR = 2.0
 # divided by the number of keys that a query sees. In float16 the gradient may be subnormal, so it is rounded to a
 # multiple of this number, which adds an error of up to 0.87 times this number times the number of keys.
 _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
-# The operands whose signs mamf changes between launches, by direction. For ``bwd`` it does not change V, because the
-# saved forward pass contains V.
+# The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
+# launches use the same forward pass, which saved V.
 _SIGN_CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 
 
@@ -152,8 +152,8 @@ class TorchAttention(AttentionKernel):
             PreparedAttention(self, problem, shape, self.view_operands(problem, shape, buffers)) for buffers in memory
         ]
         if problem.direction == "bwd":
-            # Run a forward pass first, so that memory that a library allocates only once, such as a workspace, is not
-            # counted below as memory of a saved forward pass.
+            # Run a forward pass first, so that memory which a library allocates only once, such as a workspace, does
+            # not count as memory of the saved forward passes, which is measured below.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
         before = backend.read_allocated_memory_bytes()
@@ -189,7 +189,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """One operand set of an attention kernel. It makes the function that launches the kernel, and verifies results."""
+    """One operand set of an attention kernel: makes the function that launches the kernel, and verifies its results."""
 
     def __init__(
         self,
@@ -199,8 +199,7 @@ class PreparedAttention:
         operands: Mapping[str, torch.Tensor],
     ) -> None:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
-        #: The output of the forward pass that all launches of ``bwd`` use. Its autograd graph keeps the memory that the
-        #: pass saved.
+        #: The output of the single forward pass that all launches of ``bwd`` use; None for other directions.
         self.saved_output: torch.Tensor | None = None
         self._find_changed = ChangeDetector(operands)
         self._signs = [SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]]
@@ -217,8 +216,8 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=lambda: list(map(SignFlipper.change, self._signs)),
-            restore_operands=lambda: list(map(SignFlipper.restore, self._signs)),
+            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._signs)),
+            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._signs)),
             list_changed_operands=self._find_changed,
             is_deterministic=is_special,
             verify_special_values=verify_special_values if is_special else None,
@@ -319,8 +318,8 @@ class PreparedAttention:
 ComputeCapability = tuple[int, int]
 #: The highest compute capability of a library that also supports all newer NVIDIA cards.
 NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
-# Libraries raise RuntimeError with these texts for dtypes, features and sizes that they, or the way in which they were
-# built, do not support.
+# A pattern of the RuntimeErrors that libraries raise for dtypes, features and sizes that the library or its build does
+# not support.
 _UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
 
@@ -393,8 +392,8 @@ class KernelLibrary:
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
                 return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
-            # pip installs a missing dependency. Otherwise pip needs --force-reinstall, and --no-deps, because it would
-            # also reinstall the dependencies and replace torch.
+            # If a dependency is missing, pip installs it. Otherwise pip needs --force-reinstall, and also --no-deps,
+            # without which it would reinstall the dependencies and replace torch.
             reinstall_command = self.install_command.replace(" --no-deps", "").replace(
                 "pip install", "pip install --force-reinstall --no-deps", 1
             )
@@ -460,9 +459,9 @@ class QuantizedAttention(LibraryAttention):
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before itself and after itself, as libraries expect it.
+    """Return how many keys a query sees before itself and after itself, as the argument ``window_size`` of libraries.
 
-    ``unlimited``: the number by which the library says that there is no limit.
+    ``unlimited``: the value with which the library does not limit a side of the window.
     """
     if shape.window is None:
         return unlimited, unlimited

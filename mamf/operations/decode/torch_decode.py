@@ -3,9 +3,9 @@
 A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
 torch_kernels.py is the shortest example.
 
-mamf compares outputs with the reference of the operation attention, one sequence at a time: the whole output before
-timing and at the end, and the output of a random sequence between the trains (series of launches) of a burst. The
-reference runs on the device, and for one head of a random sequence also on the host.
+mamf compares outputs with the reference of the operation attention, one sequence at a time. It compares the whole
+output before and after timing, and the output of a random sequence between timed series of launches. The reference runs
+on the device and, for one kv head of a random sequence, also on the host.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from mamf.torch_backend import TorchBackend
 
 @dataclass(frozen=True)
 class ReadyKernel:
-    """A kernel that is ready to run one shape.
+    """A kernel that is compiled and planned for one shape.
 
     - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
       [positions, kv_heads, head_dim_v], and returns the output, or a tuple that begins with it. A position is the place
       of one token in the cache. For a latent, v is a view of a part of k.
-    - ``details``: details of the preparation for reports, such as the microseconds that the host takes to plan.
+    - ``details``: facts about the preparation that reports show, such as the microseconds that the host takes to plan.
     """
 
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
@@ -97,9 +97,9 @@ class TorchDecode(DecodeKernel):
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> ReadyKernel:
-        """Plan and compile for one shape, and return the kernel that is ready to run.
+        """Plan and compile the kernel for one shape, and return the kernel that is ready to run.
 
-        Its output may have any shape, but its elements must be those of [queries, heads, head_dim_v], in this order.
+        The kernel's output may have any shape, but its elements must be in the order of [queries, heads, head_dim_v].
         """
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
@@ -173,7 +173,7 @@ class LibraryDecode(KernelLibrary, TorchDecode):
 
 
 class PreparedDecode:
-    """One operand set of a decode kernel. It launches the kernel and verifies the output."""
+    """One operand set of a decode kernel: launches the kernel, and verifies the output."""
 
     def __init__(
         self,
@@ -203,8 +203,8 @@ class PreparedDecode:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=signs.change,
-            restore_operands=signs.restore,
+            change_operands=signs.flip_random_signs,
+            restore_operands=signs.restore_signs,
         )
 
     def verify(self, result: object) -> Verdict:
@@ -220,17 +220,17 @@ class PreparedDecode:
         return replace(self._judge_sequences(output.reshape(expected.shape), [sequence]), details=self._details)
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify the whole output on the device, and that of one head of a random sequence on the host."""
+        """Verify the whole output on the device, and the output of one kv head of a random sequence on the host."""
         output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
         on_device = self._judge_sequences(output, self._tables.yield_query_slices())
         on_host = self._judge_one_kv_head_on_host(output) or on_device
         return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
 
     def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
-        """Compare the output of these sequences with the reference on the device.
+        """Compare the output of some sequences with a reference that the device computes.
 
-        ``output``: [queries, heads, head_dim_v]. ``sequences``: their index in the batch, and the slice of their
-        queries.
+        ``output``: [queries, heads, head_dim_v]. ``sequences``: for each sequence to compare, its index in the batch,
+        and the slice that selects its queries in ``output``.
         """
         shape, group, comparisons = self._shape, self._shape.heads_per_kv_head, []
         for sequence, rows in sequences:
@@ -243,10 +243,9 @@ class PreparedDecode:
         return judge_distance(measure_distance(comparisons), self._tolerance)
 
     def _judge_one_kv_head_on_host(self, output: torch.Tensor) -> Verdict | None:
-        """Compare the output of all heads that share a random kv head, in a random sequence, with the result of the
-        host.
+        """Compare the output of a random kv head in a random sequence with a reference that the host computes.
 
-        ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy.
+        ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy to the host.
         """
         shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.yield_query_slices()))
         positions, kv = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
@@ -267,7 +266,7 @@ class PreparedDecode:
 def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     """Capture a launch of each operand set in one graph, and return an operand set whose launch replays the graph.
 
-    Its verification covers the outputs of all captured launches.
+    The verification of this operand set covers the outputs of all captured launches.
     """
     replay, results = backend.capture_graph([each.launch for each in sets])
 
@@ -286,14 +285,14 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     )
 
 
-# The number of elements of the scores that are computed at once, the largest number of elements that the keys of a head
-# may have to be copied to the host, and the number of rows that are compared on the host.
+# The reference computes about this number of scores at once. The host compares _ROWS_ON_HOST rows, and only if the keys
+# of a head have at most _MAX_KEY_ELEMENTS_ON_HOST elements, because they must be copied to the host.
 _SCORES_PER_CHUNK, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 
 
 @dataclass(frozen=True)
 class CacheTables:
-    """Tables that locate the tokens of each sequence in the cache. Tensors are int32, on the device.
+    """Tables that locate the tokens of each sequence in the cache. All tensors are int32 and on the device.
 
     - ``sequence_sizes``: the sizes of the sequences.
     - ``pages_by_sequence``: the page indices of each sequence, in order; empty for a contiguous cache.
@@ -327,7 +326,7 @@ class CacheTables:
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
     def yield_query_slices(self) -> Iterator[tuple[int, slice]]:
-        """Iterate over the index of each sequence, and the slice of its queries among those of all sequences."""
+        """Yield, for each sequence, its index and the slice that selects its queries among those of all sequences."""
         starts = itertools.accumulate(self.sequence_sizes.query_counts, initial=0)
         return enumerate(slice(*pair) for pair in itertools.pairwise(starts))
 
@@ -373,7 +372,7 @@ def compute_sequence_attention(
 
 
 def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the tokens at these positions of a cache. Convert 8-bit floats to float32, which is exact."""
+    """Return the tokens at these positions of a cache. Convert tokens of 8-bit floats to float32, which is exact."""
     if cache.dtype.itemsize > 1:
         return cache[positions]
     return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)

@@ -3,8 +3,8 @@ reacts to load, and how long clock and power take to settle. Also look up how mu
 
 repeatability.csv lists how much repeated runs differ, by backend, operation and state. A state is a regime (a way of
 loading the device, such as ``burst``) or a sustained measurement after a rest. ``tools/coverage.py results --fit`` fits
-the values to pairs of runs. A row whose backend or operation is empty applies to all backends or operations that have
-no row of their own.
+the values to pairs of runs. A row whose backend or operation is empty applies to all backends or operations without
+a separate row.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ AFTER_REST = "anew"
 @functools.cache
 def _read_repeatability_rows() -> dict[tuple[str, str, str], Repeatability]:
     """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
-    backend or operation means all backends or operations without a row of their own. A dtype (``matmul int8``) or
+    backend or operation means all backends or operations without a separate row. A dtype (``matmul int8``) or
     ``backward`` can follow the name of the operation.
     """
     return {

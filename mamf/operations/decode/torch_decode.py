@@ -209,8 +209,8 @@ class PreparedDecode:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=signs.change,
-            restore_operands=signs.restore,
+            change_operands=signs.flip_random_signs,
+            restore_operands=signs.restore_signs,
         )
 
     def verify(self, result: object) -> Verdict:

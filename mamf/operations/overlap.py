@@ -111,7 +111,7 @@ class OverlapProblem(CheckedProblem):
         return self.other in COLLECTIVES
 
     def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """Return the work whose rate a row reports: its problem and shape, such as a MatmulProblem and a MatmulShape."""
+        """Return the work whose rate a row reports: its problem and its shape, such as a MatmulShape."""
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
             shared_fields |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}

@@ -80,7 +80,7 @@ def compare(
     False
     """
     sides = ([side] if isinstance(side, LogOrPath) else side for side in (a, b))
-    runs_a, runs_b = ([_read_if_path(log) for log in side] for side in sides)
+    runs_a, runs_b = ([_read_log_if_path(log) for log in side] for side in sides)
     return compare_logs(runs_a, runs_b, anyway)
 
 
@@ -104,7 +104,7 @@ def plot(
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw_figure(make_log_chart(_read_if_path(log), regime, directions))
+    figure = draw_figure(make_log_chart(_read_log_if_path(log), regime, directions))
     if path is not None:
         save_figure(figure, Path(path), overwrite)
     return figure
@@ -149,5 +149,5 @@ def check(path: str | Path) -> Review:
     return review_log(Path(path))
 
 
-def _read_if_path(log: LogOrPath) -> RunLog:
+def _read_log_if_path(log: LogOrPath) -> RunLog:
     return log if isinstance(log, RunLog) else read_run(Path(log))

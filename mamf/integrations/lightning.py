@@ -31,18 +31,20 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
 
     @stop_metering_on_error
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        inner = getattr(pl_module, "model", None)
-        configured = inner if hasattr(inner, "config") else pl_module
-        replicas = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get("num_replicas", trainer.world_size)
+        inner_model = getattr(pl_module, "model", None)
+        configured_model = inner_model if hasattr(inner_model, "config") else pl_module
+        replica_count = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get(
+            "num_replicas", trainer.world_size
+        )
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
             raise UsageError(f"precision {trainer.precision} does not determine the dtype of matmuls: give dtype=")
         defaults = {
             "dtype": get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32")),
             "world_size": trainer.world_size,
-            "model_parallel": trainer.world_size // replicas,
+            "model_parallel": trainer.world_size // replica_count,
         }
-        self.start_metering(configured, pl_module, defaults)
+        self.start_metering(configured_model, pl_module, defaults)
         self._last_global_step = trainer.global_step
         if len(trainer.optimizers) > 1:
             self.training.warn_once("several optimizers step per batch, so each batch counts as one step")

@@ -32,12 +32,12 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     def attach(self, trainer: Any) -> MamfuCallback:
         """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
         callbacks = trainer.callback_handler.callbacks
-        callbacks[:] = [self, *(each for each in callbacks if each is not self)]
+        callbacks[:] = [self, *(callback for callback in callbacks if callback is not self)]
         # TRL's trainers have models that run only forward passes.
         names = ("ref_model", "teacher_model", "reward_model")
-        if others := [name for name in names if getattr(trainer, name, None) is not None]:
+        if uncounted := [name for name in names if getattr(trainer, name, None) is not None]:
             warn(
-                f"mamf does not count the FLOP of {' and '.join(others)}: pass flops_per_step= if you want them counted"
+                f"mamf does not count the FLOP of {' and '.join(uncounted)}: pass flops_per_step= if you want them counted"
             )
         return self
 
@@ -87,9 +87,9 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @stop_metering_on_error
-    def _record_batch(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_batch(self, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
         if module.training:
-            self.training.add_batch(named or positional)
+            self.training.add_batch(named_inputs or inputs)
 
 
 def _find_matmul_dtype(args: Any, model: Any) -> str:

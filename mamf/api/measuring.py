@@ -12,11 +12,11 @@ a file. All calls share these options; the first four take one value or several:
 - ``precision``: the half-width of the confidence interval at which mamf stops measuring a row, as a share of the rate.
 - ``clock``: the rows for which mamf also measures the clock during launches: ``best`` (the default), ``all`` or
   ``none``.
-- ``budget_seconds``: the time limit of the whole call, which always measures one row. The log counts the rows that are
-  left out.
-- ``log``: the path of a file that does not exist yet. mamf writes each row to it before the caller gets the row, and at
-  the end how the run ended. If another program changes the file meanwhile, mamf writes it again, and a
-  LogChangedWarning names the new path.
+- ``budget_seconds``: the time limit of the whole call. The first row is always measured. The summary in the log has the
+  number of rows that were not measured.
+- ``log``: the path of a new log. mamf writes each row to the log before the caller gets the row, and at the end a
+  summary of the run. If another program changes the file in between, mamf writes the whole log to another file, and a
+  LogChangedWarning names its path.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Rows(Iterator[Measurement]):
 
 
 def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
-    """Wrap a function so that its error for an unknown keyword suggests the nearest known one."""
+    """Wrap a function so that its error for an unknown keyword suggests the nearest valid keyword."""
     known_parameters = inspect.signature(call).parameters
 
     @functools.wraps(call)
@@ -161,7 +161,7 @@ def search(
       that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
-    - ``budget_seconds``: 57 by default. With ``quick`` it is 13.2, plus 4 for each kernel that compiles.
+    - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles.
     - ``quick``: measure fewer rounds, with only the kernel that is fastest in a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it measures, if it cannot measure the request.
@@ -207,7 +207,7 @@ class CeilingSearch:
 
     def __init__(self, run: Run, regime: str) -> None:
         self._run, self.regime = run, regime
-        #: The rows that remain to be measured. Each is written to the log before it is returned.
+        #: The rows that remain to be measured. mamf writes each row to the log before it returns the row.
         self.rows = run.measurements()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
@@ -225,7 +225,7 @@ class CeilingSearch:
         ceilings = self.ceilings
         if self.regime not in ceilings:
             if reason := explain_no_ceiling(self._run.rows):
-                raise DeviceError(f"no ceiling can be found: {reason}")
+                raise DeviceError(f"no {self.regime} ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
         return ceilings[self.regime]
@@ -249,16 +249,17 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure the kernels of an operation (``of`` is its name) on every shape. For matmul it measures one kernel.
+    """Measure the kernels of the operation with the name ``of`` on every shape. For matmul, measure only one kernel.
 
-    - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default its default ones.
+    - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default, its default shapes and
+      its default problem.
     - ``parameters``: sizes and fields by the names of their options, measured in every combination:
       ``seq_lens=[1024, 4096]``, ``direction=["fwd", "bwd"]``.
-    - ``kernel``: names of kernels; by default all available ones.
+    - ``kernel``: names of kernels; by default, all available kernels.
     - ``regime``: burst by default, but sustained for models.
     - ``ceilings``: ceilings by dtype and regime, such as ``log.all_ceilings`` of a find. Rows show shares of them,
-      and the matmul of each ceiling is measured again between the rows. If its kernel is not installed, the matmul is
-      left out with a MamfWarning.
+      and mamf measures the matmul of each ceiling again between the rows. It leaves out a matmul whose kernel is not
+      installed, with a MamfWarning.
     - ``ceiling_kernel``: kernels of the ceilings that are not installed, as ``package.module:Class``.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the
@@ -310,11 +311,11 @@ def measure_kernels(
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure matmuls with one kernel, in an order shuffled by the problem's seed. ``options``: those of
+    """Measure matmuls with one kernel, in an order shuffled by the problem's seed. ``options``: keyword arguments of
     ``measure_kernels``.
 
     - ``shapes``: shapes MxNxK, as MatmulShape or text such as ``4096x4096x4096``. ``mamf.matmul_grid`` makes a grid.
-    - ``dtype``, ``problem``, ``kernel``: a single one; by default the device's default dtype and kernel.
+    - ``dtype``, ``problem``, ``kernel``: a single value each; by default, the device's default dtype and kernel.
 
     >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
     ...     print(row)
@@ -325,7 +326,7 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure attention kernels, in TFLOPS. ``options``: those of ``measure_kernels``.
+    """Measure attention kernels, in TFLOPS. ``options``: keyword arguments of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
     causal); by default 16384 tokens in sequences of 512 or more. ``problem``: AttentionProblem, by default forward.
@@ -338,8 +339,8 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
 
 
 def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second). ``options``: those of
-    ``measure_kernels``.
+    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written per second). ``options``: keyword
+    arguments of ``measure_kernels``.
 
     ``sizes``: sizes of each array, as BandwidthShape or text such as ``256MiB``; by default from sizes that fit in the
     cache to half of the memory. ``problem``: BandwidthProblem with the pattern copy (default), read, write or triad.
@@ -364,8 +365,9 @@ def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
 def convert_to_tuple(
     name: str, value: Any, value_type: type = str, max_values: int | None = None
 ) -> tuple[Any, ...] | None:
-    """Return one or several values as a tuple, and None for None. Raises UsageError for values of another type, an
-    empty list, or more than ``max_values`` values.
+    """Return one or several values as a tuple, and None for None. ``name``: the name of the argument, for errors.
+
+    Raises UsageError for a value that is not a ``value_type``, an empty list, or more than ``max_values`` values.
     """
     if value is None:
         return None
@@ -373,7 +375,8 @@ def convert_to_tuple(
     require_nonempty_list(name, values, value_type)
     if max_values is not None and len(values) > max_values:
         raise UsageError(
-            f"{name} {', '.join(map(str, values))}: this call takes one value of {name}, so call it once for each value"
+            f"{name} has {len(values)} values ({', '.join(map(str, values))}), but this call takes one value: call it "
+            "once for each value"
         )
     return values
 
@@ -387,12 +390,12 @@ def make_problems_and_shapes(
     function_name: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the given problems and shapes. If they are missing, combine the given parameters and the device's
-    defaults.
+    """Return the given problems and shapes. If they are missing, make them from the given parameters and, for the other
+    parameters, the device's defaults.
 
     ``shapes`` may be one text with several shapes. ``function_name``: the name of the API's function, for errors.
-    ``max_values``: how many values a field may have at most, or None for any number. Raises
-    UsageError, or TypeError for an unknown parameter.
+    ``max_values``: the maximum number of values of a field, or None for any number. Raises UsageError for values that
+    are invalid or contradict each other, and TypeError for an unknown parameter.
     """
     sizes, fields = (
         _parse_parameters(get_parameters(operation.shape_type), parameters),
@@ -422,6 +425,6 @@ def make_problems_and_shapes(
 def _parse_parameters(
     parameters: Mapping[str, Parameter], values_by_keyword: Mapping[str, Any]
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the parameters that ``values_by_keyword`` sets by keyword, by the name of the parameter."""
+    """Return the values of the parameters that ``values_by_keyword`` sets, by the name of the parameter."""
     values = {each.name: values_by_keyword.get(each.keyword or each.name) for each in parameters.values()}
     return {name: parameters[name].parse_values(value) for name, value in values.items() if value is not None}

@@ -24,10 +24,10 @@ from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
-#: A number of FLOP in one dtype, or numbers of FLOP by dtype.
+#: The FLOP of a step: a number if all matmuls have one dtype, or else a number for each dtype.
 Flops = float | Mapping[str, float]
-#: Smallest and largest accepted ceiling in FLOP/s. No device is slower or faster, so a number outside these limits is
-#: in another unit.
+#: The smallest and the largest accepted ceiling in FLOP/s. The ceiling of every device is between these limits, so a
+#: number outside them is in another unit.
 _MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
 _MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
@@ -35,7 +35,8 @@ _MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1
 def check_meter_options(options: Mapping[str, Any]) -> None:
     """Raise UsageError if an option of Meter has an impossible value. An option that is None counts as not given.
 
-    This opens no device. Callbacks call it when they are created, so that users see a mistake before training starts.
+    This function opens no device. A callback calls it in its constructor, so that users see a mistake before training
+    starts.
     """
     given_options = {name: value for name, value in options.items() if value is not None}
     flops = given_options.get("flops_per_step", 1)
@@ -49,7 +50,10 @@ def check_meter_options(options: Mapping[str, Any]) -> None:
     for name in _MIN_OPTION_VALUES.keys() & given_options.keys():
         require_whole_number(name, given_options[name], _MIN_OPTION_VALUES[name])
     if given_options.get("world_size", 1) % given_options.get("model_parallel", 1):
-        raise UsageError(f"model_parallel {given_options['model_parallel']} must divide world_size")
+        raise UsageError(
+            f"model_parallel {given_options['model_parallel']} must divide world_size "
+            f"{given_options.get('world_size', 1)}"
+        )
     convert_ceiling_to_flops(given_options.get("ceiling", TERA))
 
 
@@ -63,7 +67,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
         if ceiling.unit != "TFLOPS":
             raise UsageError(f"ceiling is in {ceiling.unit}, not in TFLOPS: give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
-            raise UsageError("this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
+            raise UsageError("ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
     if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
@@ -133,10 +137,10 @@ class Meter:
     - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. Published MFU
       counts the whole square, which is the default.
     - ``warmup_steps``: number of first steps to leave out.
-    - ``backend``: a device, as ``mamf.peak`` takes it; the default is the one that this process uses.
+    - ``backend``: a device, in a form that ``mamf.peak`` takes; the default is the device that this process uses.
 
-    Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. Its methods
-    raise nothing. Give each training loop its own meter; other threads may read ``mean``.
+    Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. The methods
+    of a meter raise nothing. Give each training loop its own meter; other threads may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -168,7 +172,7 @@ class Meter:
         )
         self.backend = resolve_backend(backend)
         self._has_events = self.backend.timer != "host clock"
-        # On a backend that the host's clock times, mark() would wait for the device.
+        # A backend without timing events uses the clock of the host, and its record_mark() would wait for the device.
         self._place_mark: Callable[[], Any] = self.backend.record_mark if self._has_events else self.backend.now
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
@@ -227,7 +231,9 @@ class Meter:
             return figures
 
     def finish(self) -> StepFigures | None:
-        """Wait until the last step has ended on the device and return its figures; None if ``finish`` already did."""
+        """Wait until the last step has ended on the device and return its figures. Return None if the figures of this
+        step have been returned before.
+        """
         with self._lock:
             step, self._unread_step = self._unread_step, None
             if step is None:

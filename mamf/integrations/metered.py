@@ -29,7 +29,8 @@ from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible_characters
 
-#: Maximum number of steps whose FLOP torch counts, and the relative difference up to which two lengths count as equal.
+#: The maximum number of steps whose FLOP torch counts, and the relative difference up to which two sequence lengths
+#: count as equal.
 _MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 
 
@@ -42,7 +43,7 @@ def warn(line: str) -> None:
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of MeteredCallback so that its first error ends the metering with a warning, not the training.
 
-    All decorated methods do nothing until the method named by ``start_method`` has run.
+    All decorated methods do nothing until the method whose name is in ``start_method`` has run.
     """
 
     @functools.wraps(hook)
@@ -60,16 +61,17 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MeteredCallback:
-    """A callback of a training library that meters a training. ``start_method``: its method that starts the metering.
+    """A callback of a training library that meters a training run.
 
-    ``tokens``, ``samples``: numbers per forward and backward pass on this rank, or functions that compute them from the
-    batch. ``options``: arguments of Meter. Raises UsageError for an unknown option or an impossible value.
+    ``start_method``: the name of the method that starts the metering. ``tokens``, ``samples``: the number of tokens and
+    of samples per forward and backward pass on this rank, or functions that compute them from the batch. ``options``:
+    arguments of Meter. Raises UsageError for an unknown option or an impossible value.
     """
 
     start_method = ""
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
-        # The callback finds the values of these options of Meter itself.
+        # Users cannot give these options of Meter, because the callback finds their values itself.
         known = inspect.signature(Meter).parameters.keys() - {
             "model",
             "sequence_length",
@@ -117,7 +119,7 @@ class MeteredTraining:
         self._counter: StepFlopCounter | None = None
         #: The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
         self._counted_flop_per_token: dict[float, float] = {}
-        #: The forward and backward passes that have run so far in the current step.
+        #: The batch of each forward and backward pass that has run so far in the current step.
         self._batches: list[BatchSizes] = []
         self._is_counting, self._is_between_steps = False, True
         self.warn_once = functools.cache(warn)
@@ -142,7 +144,7 @@ class MeteredTraining:
                 self._switch_to_counting("some layers are frozen (not trained)")
 
     def _switch_to_counting(self, reason: str) -> None:
-        """Use no formula, and let torch count the FLOP of steps if it can. ``reason``: why the formula is not used."""
+        """Stop using the formula, and let torch count the FLOP if it can. ``reason``: why the formula is not used."""
         self._formula = None
         obstacle = "counting would run the compiled model without compilation" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
@@ -157,13 +159,13 @@ class MeteredTraining:
             )
 
     def begin_pass(self) -> None:
-        """Note that the data of a forward and backward pass are ready. The first pass of a step begins the step."""
+        """Record that the data of a forward and backward pass are ready. The first pass of a step begins the step."""
         if self._is_between_steps:
             self._is_between_steps = False
             self.meter.begin()
 
     def add_batch(self, batch: Any) -> None:
-        """Add a batch to the step before its forward and backward pass. Passes without gradients are left out."""
+        """Add a batch to the step, before its forward pass. Batches that need no gradients are left out."""
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
@@ -221,7 +223,7 @@ class MeteredTraining:
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return a step's FLOP on this rank. Called one step later, because lengths of documents must be copied."""
+        """Return a step's FLOP on this rank. Called one step later, when the lengths of documents are on the host."""
         if not batches:
             return math.nan
         formula = self._formula
@@ -229,16 +231,14 @@ class MeteredTraining:
             return self._interpolate_flop(*_measure_batches(batches))
         causal, rank_count, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
         for each in batches:
-            sequence_counts = self._find_fixed_length(each) or each.list_document_counts() or each.sequence_counts
-            total += sum(
-                formula.compute_flop(count, length, each.target_length, causal) for count, length in sequence_counts
-            )
+            counts = self._find_fixed_length(each) or each.list_document_counts() or each.sequence_counts
+            total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
             if each.logit_tokens is not None:
                 total -= formula.compute_head_flop(each.tokens - each.logit_tokens)
         return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
-        """Return the FLOP of a step, interpolated between counted lengths; NaN if no step was counted.
+        """Return the FLOP of a step, interpolated between counted lengths. Return NaN if no step was counted.
 
         ``elements``, ``length``: the result of ``_measure_batches`` for this step.
         """
@@ -308,18 +308,14 @@ class GradientObserver:
         scale = self._formula.weights / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
         trained_weights = sum(factor * _count_weights(each, only_trained=True) for each, factor in scales.items())
-        weights_with_input_gradient = sum(
-            scales[each] * _count_weights(each)
-            for each, has_gradient in self._has_input_gradient.items()
-            if has_gradient
-        )
+        input_weights = sum(scales[each] * _count_weights(each) for each in scales if self._has_input_gradient[each])
         weights = self._formula.weights + adapter_weights
         trained_blocks = [any(self._has_input_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
             weights=weights,
             trained_share=trained_weights / weights,
-            input_share=weights_with_input_gradient / weights,
+            input_share=input_weights / weights,
             attention_share=sum(trained_blocks) / len(trained_blocks),
         )
 
@@ -347,7 +343,8 @@ _INPUT_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
 class BatchSizes(NamedTuple):
     """The sizes of the batch of a forward and backward pass, with padding. Tokens and samples are NaN if unknown.
 
-    - ``sequence_counts``: (count, length) for each length. ``target_length``: the length of a decoder's targets.
+    - ``sequence_counts``: (number of sequences, length) for each length. ``target_length``: the length of a decoder's
+      targets.
     - ``sample_sizes``: the number of samples, and the elements per sample of the largest tensor.
     - ``document_bounds``, ``document_positions``: a tensor with the ends of packed documents, or with the positions of
       tokens within their document. ``logit_tokens``: the number of tokens in the output layer; None: all tokens.
@@ -363,7 +360,7 @@ class BatchSizes(NamedTuple):
     logit_tokens: float | None = None
 
     def list_document_counts(self) -> list[tuple[int, int]]:
-        """Return (count, length) for each length of packed documents; empty if no documents are packed."""
+        """Return (count, length) for each length of packed documents, or an empty list if no documents are packed."""
         lengths: Counter[int] = Counter()
         if self.document_bounds is not None:
             lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
@@ -375,9 +372,9 @@ class BatchSizes(NamedTuple):
 
 
 def _measure_batches(batches: Iterable[BatchSizes]) -> tuple[float, float]:
-    """Return the number of elements in the batches of a step, and the mean length of the sequence of an element.
+    """Return the number of elements in the batches of a step, and the mean length of the sequences that they are in.
 
-    Elements are tokens; if these are unknown, elements of the largest tensors, or else batches.
+    An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
     """
     sizes: list[tuple[float, float]] = []
     for each in batches:
@@ -428,7 +425,7 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
 
 
 def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the bounds of packed documents, or the positions in them, on the host. Copying may still go on."""
+    """Return the bounds of packed documents, or the positions in them, on the host. The copy may still be running."""
     # A tensor of one of these names has 0 and then the end of each document that is packed into one sequence.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
     bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)
@@ -446,7 +443,7 @@ def _copy_to_host(tensor: Any) -> Any:
 
 
 def _count_logit_tokens(fields: Mapping[Any, Any], sample_count: float | None) -> float | None:
-    """Return the number of tokens for which the output layer computes logits; None if it does so for all tokens."""
+    """Return the number of tokens for which the output layer computes logits, or None if these are all tokens."""
     kept_tokens: Any = fields.get("logits_to_keep")
     if _is_tensor(kept_tokens) and len(kept_tokens.shape) == 1:
         kept_tokens = kept_tokens.shape[0]
@@ -458,7 +455,7 @@ def check_tokens(tokens: Any) -> None:
     pair = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens,)
     if tokens is not None and not all(type(each) is int and each > 0 for each in pair):
         raise UsageError(
-            f"tokens {shorten(tokens)} must be a number, (sequences, length), or a function that takes the batch"
+            f"tokens {shorten(tokens)} must be a whole number above 0, (sequences, length), or a function of the batch"
         )
 
 

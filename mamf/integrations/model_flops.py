@@ -135,7 +135,7 @@ def model_flops(model: Any) -> ModelFlops:
         known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
             f"no formula for {shorten(architecture)!r}{', but its text_config has one' * (text_model in sections)}: "
-            f"count FLOP with mamf.count_flops, or give flops_per_step=; known: {known}"
+            f"count FLOP with mamf.count_flops, or give flops_per_step=; there are formulas for {known}"
         )
     return _ArchitectureReader(config, architecture).make_formula(
         has_head=getattr(model, "get_output_embeddings", lambda: model)() is not None
@@ -144,10 +144,10 @@ def model_flops(model: Any) -> ModelFlops:
 
 @functools.cache
 def _read_architecture_sections() -> dict[str, configparser.SectionProxy]:
-    """Return the sections of architectures.ini by architecture; several architectures may have the same section.
+    """Return the sections of architectures.ini by architecture. Several architectures may share one section.
 
-    The name of an encoder's section is the name of its model and `` encoder``. No other architecture has a space in
-    its name.
+    The section of an encoder is named after its model, plus `` encoder``. No other architecture has a space in its
+    name.
     """
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
@@ -190,7 +190,8 @@ class _ArchitectureReader:
     def evaluate_term(self, name: str) -> int:
         """Return the value of a term: a key of the section, a field of the configuration, or a whole number.
 
-        A key has alternatives, separated by ``|``. The first of them for which the configuration has all fields counts.
+        The value of a key may be several alternatives, separated by ``|``. The first alternative for which the
+        configuration has all fields counts.
         """
         name = name.strip()
         if name not in self.section:
@@ -213,7 +214,7 @@ class _ArchitectureReader:
         if not value:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
         if value is not True and not (is_number(value) and 0 < value < math.inf):
-            raise UnsupportedError(f"{name} {shorten(value)} in the model's configuration is not a number above 0")
+            raise UnsupportedError(f"{name} {shorten(value)} in the model's configuration must be a number above 0")
         return int(value)
 
     def _count_sparse_layers(self, layers: int) -> int:
@@ -246,7 +247,8 @@ class _ArchitectureReader:
             ]
         if self.section["windows"]:
             raise UnsupportedError(
-                "the model's configuration has no layer_types, so it is unknown which layers use a sliding window"
+                "the model's configuration has no layer_types, so it is unknown which layers use a sliding window: "
+                "give flops_per_step="
             )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._read_config_field("sliding_window"))] if is_used else []

@@ -92,5 +92,5 @@ def test_what_is_given_is_taken(tokens, samples, found):
 
 @pytest.mark.parametrize("tokens", [0, -1, 2.5, "many", (1, 2, 3), (0, 8), True])
 def test_what_is_no_count_is_refused(tokens):
-    with pytest.raises(UsageError, match="must be a number"):
+    with pytest.raises(UsageError, match="must be a whole number above 0"):
         read_batch_sizes(IDS, tokens)

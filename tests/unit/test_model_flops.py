@@ -159,9 +159,9 @@ def test_an_encoder_counts_its_own_tokens_and_no_causal_mask():
     [
         ({"model_type": "gemma3", "text_config": SimpleNamespace(model_type="gemma3_text")}, "its text_config has one"),
         ({"model_type": "t5 encoder"}, "no formula"),
-        ({"hidden_size": [64, 128]}, "not a number above 0"),
-        ({"num_hidden_layers": -1}, "not a number above 0"),
-        ({"vocab_size": float("nan")}, "not a number above 0"),
+        ({"hidden_size": [64, 128]}, "must be a number above 0"),
+        ({"num_hidden_layers": -1}, "must be a number above 0"),
+        ({"vocab_size": float("nan")}, "must be a number above 0"),
     ],
 )
 def test_a_configuration_without_a_figure_is_an_error(changes, message):

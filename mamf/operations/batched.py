@@ -36,7 +36,7 @@ class BatchedShape(BaseMatmulShape):
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"
 
     @property
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         return {"a": self.batch * self.m, "b": self.batch * self.n}
 
 

@@ -359,7 +359,7 @@ class OverlapPair:
 
     @property
     def work_names(self) -> tuple[str, str]:
-        return self.matmul_row.shape.product, self.matmul_row.problem.other
+        return self.matmul_row.shape.matmul_text, self.matmul_row.problem.other
 
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:

@@ -98,7 +98,7 @@ def test_where_nothing_comes_in_waves_none_are_learned():
 # -- what cannot be measured -----------------------------------------------------------------------------------------
 
 MEASURABLE = {
-    "no memory": lambda shape: sum(shape.elements.values()) < 1.2e8,
+    "no memory": lambda shape: sum(shape.element_counts.values()) < 1.2e8,
     "alignment": lambda shape: shape.k % 2048 == 0,
     "here and there": lambda shape: random.Random(str(shape)).random() > 0.3,
 }

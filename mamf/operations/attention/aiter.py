@@ -14,7 +14,7 @@ _SUPPORTED_ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(KernelLibrary):
-    """AMD's library AITER. It builds its kernels in the first launch, which mamf does not time."""
+    """AMD's library AITER, which compiles its kernels in their first launch. mamf does not time this launch."""
 
     library_name = "AITER"
     module_name = "aiter"

@@ -16,14 +16,14 @@ from mamf.operations.attention.torch_attention import (
     get_window_size,
 )
 
-# The module of FlashAttention 3 in most builds. Other builds install the module alone, as flash_attn_interface.
+# The module of FlashAttention 3 in most builds. Other builds install it without a package, as flash_attn_interface.
 _FLASH_ATTENTION_3_MODULE = "flash_attn_3.flash_attn_interface"
 
 
 class _FlashAttentionKernel(LibraryAttention):
     layout = "bshd"
     supports_window = True
-    #: The number by which the library's argument ``window_size`` says that a side of the window is unlimited.
+    #: The value of the library's argument ``window_size`` with which a side of the window is unlimited.
     unlimited_window_size: ClassVar[int | None] = -1
 
     def launch_forward(
@@ -85,7 +85,8 @@ class FlashAttention3Library(KernelLibrary):
 class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
     name = "flash-attn-3"
     supports_unequal_head_dims = True
-    # Above 256, the library supports only values, with keys of at most 64, and refuses other head dimensions.
+    # Only values may have a head dimension above 256, and only if that of keys is at most 64. The library itself
+    # refuses other combinations.
     head_dims = range(8, 513, 8)
 
 
@@ -107,7 +108,7 @@ class FlashAttention4(_FlashAttentionKernel):
 
     def import_library(self) -> Any:
         # flash-attn 2.8 includes an early copy of flash_attn.cute, which needs other packages. The module's __version__
-        # does not tell whether it is this copy, so ask for the installed package.
+        # does not show whether the module is this copy, so check that the package flash-attn-4 is installed.
         if get_package_version(self.distribution_name) is None:
             raise ModuleNotFoundError(f"the package {self.distribution_name} is not installed", name=self.module_name)
         return super().import_library()

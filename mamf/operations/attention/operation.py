@@ -24,14 +24,14 @@ from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
 DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
-#: The FLOP of a backward pass as a multiple of those of the forward pass, by the name of the convention.
+#: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
 class HeadDims(NamedTuple):
-    """The head dimension of queries and keys, and that of values. ``str`` writes ``192/128``, or ``128`` if equal."""
+    """The head dimension of queries and keys, and that of values. Written ``192/128``, or ``128`` if both are equal."""
 
     key_dim: int
     value_dim: int
@@ -156,7 +156,7 @@ class AttentionShape:
 
     @property
     def mask_description(self) -> str:
-        """The mask in words: ``causal`` or ``full``, and the window if there is one."""
+        """The mask as a text for reports: ``causal`` or ``full``, and the window if there is one."""
         return ("causal" if self.causal else "full") + ("" if self.window is None else f", window {self.window}")
 
     @property
@@ -165,7 +165,7 @@ class AttentionShape:
         offset, keys = self.seqlen_k - self.seqlen_q, self.seqlen_k
         before = keys + self.seqlen_q if self.window is None else self.window
         after = 0 if self.causal else before
-        # Query i sees keys from offset + i - before to offset + i + after, of those that exist.
+        # Query i sees the existing keys between offset + i - before and offset + i + after.
         ends = _sum_clamped(keys + after, keys) - _sum_clamped(offset + after, keys)
         return ends - _sum_clamped(keys - before - 1, keys) + _sum_clamped(offset - before - 1, keys)
 
@@ -176,8 +176,8 @@ class AttentionShape:
 
     @property
     def tensor_dimensions(self) -> dict[str, tuple[int, int, int]]:
-        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``, the
-        gradient of the output, whose sizes are those of the output.
+        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``. ``do`` is
+        the gradient of the output, and has the same sizes as the output.
         """
         return {
             "q": (self.heads, self.seqlen_q, self.head_dim),
@@ -301,9 +301,10 @@ _CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
 def _make_preset(
     widths: Sequence[int], key_lengths: Sequence[int], causal: Sequence[bool], **sizes: int
 ) -> Preset[AttentionShape]:
-    """Make a preset of all combinations of head dimensions, key lengths, causal masks or none, and further ``sizes``.
+    """Make a preset with all combinations of these sizes.
 
-    ``widths``: head dimensions of both keys and values. The sizes that are not given have their defaults.
+    ``widths``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``: one
+    value each for other fields of AttentionShape. Fields that are not given have their defaults.
     """
     head_dims = [HeadDims(width, width) for width in widths]
     others = {name: (size,) for name, size in sizes.items()}
@@ -360,8 +361,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
-# takes a CPU seconds.
+# The default number of tokens in a batch. It is smaller on a CPU, which takes seconds for the work that an accelerator
+# does in a millisecond.
 _DEFAULT_BATCH_TOKENS, _DEFAULT_CPU_BATCH_TOKENS = 16384, 1024
 # The default number of query heads times the head dimension.
 _DEFAULT_HIDDEN_SIZE = 2048

@@ -20,8 +20,8 @@ from mamf.operations.attention.torch_attention import (
 )
 
 _INT8_AND_FLOAT16, _INT8_AND_FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
-#: The dtypes of Q K^T and of P V in SageAttention 2, by compute capability. It does not support other capabilities,
-#: such as those of B200 and B300.
+#: The dtypes of Q K^T and of P V in SageAttention 2, by compute capability. SageAttention 2 does not support other
+#: capabilities, such as those of B200 and B300.
 _MATMUL_DTYPES_BY_CAPABILITY: Mapping[ComputeCapability, tuple[str, str]] = {
     (8, 0): _INT8_AND_FLOAT16,
     (8, 6): _INT8_AND_FLOAT16,
@@ -41,7 +41,7 @@ class _SageAttention(QuantizedAttention):
     major_version: ClassVar[int]
 
     def import_library(self) -> Any:
-        # Releases 1 and 2 have a function ``sageattn``, but only release 2 also has a function for each of its kernels.
+        # Versions 1 and 2 have a function ``sageattn``, but only version 2 also has a function for each of its kernels.
         has_kernels = hasattr(importlib.import_module(self.module_name), "sageattn_qk_int8_pv_fp16_triton")
         if has_kernels != (self.major_version == 2):
             version = get_package_version(self.distribution_name) or ("2.x" if has_kernels else "1.x")

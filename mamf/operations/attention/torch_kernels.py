@@ -114,8 +114,8 @@ class Eager(TorchAttention):
     supports_window = True
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        # Allow larger errors than other kernels have, because scores are rounded to 16 bits too. The largest error in
-        # results/ is 5.9e-3, in bfloat16.
+        # Allow larger errors than for other kernels, because this kernel also rounds the scores to 16 bits. The largest
+        # error in results/ is 5.9e-3, in bfloat16.
         return super().get_error_bound(problem) * 2.4
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -177,9 +177,7 @@ def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch
 
 
 class CompiledEager(Eager):
-    """The kernel ``Eager`` under torch.compile. The compiler must not replace it by SDPA, which is a separate
-    kernel.
-    """
+    """The kernel ``Eager`` under torch.compile. The compiler must not replace it with SDPA, as in class ``Sdpa``."""
 
     name = "compiled-eager"
     is_tried_by_default = False
@@ -199,8 +197,8 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask: a dense mask
-#: takes several bytes of memory per pair.
+#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which takes
+#: several bytes of memory per pair.
 _MAX_DENSE_PAIRS = 2**28
 
 
@@ -255,7 +253,7 @@ class Flex(TorchAttention):
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
-    """Make FlexAttention's block mask, which says which key blocks each query block sees; None without a mask."""
+    """Make FlexAttention's block mask: which key blocks each query block sees. Return None if the mask is full."""
     if not shape.causal and shape.window is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
@@ -269,7 +267,7 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
         return seen if shape.window is None else seen & (distance <= shape.window)
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
-    # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
-    # would take 17 GB for 131072 tokens.
+    # For many tokens, compile create_block_mask. The compiled function does not allocate a dense mask, which would take
+    # 17 GB for 131072 tokens.
     create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)
     return create_mask(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

@@ -1,7 +1,7 @@
 """Measure memory bandwidth with torch tensors: with torch's functions, as models call them, and with Triton kernels.
 
 The base class of these kernels verifies all elements on the device, because the arrays are too large to copy to the
-host. The host verifies sampled elements again in float64, so that the device does not only check itself.
+host. The host verifies sampled elements again in float64, so that mamf does not depend only on the device's own check.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PATTERN_SCALAR = 3.0
 # Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
 _ELEMENTS_PER_CHUNK = 2**24
 _SAMPLE_COUNT = 256
-# Smallest value by which verification divides an error, because float16 is too coarse for relative errors of smaller
-# values.
+# Verification divides the error of an element by its expected value, or by this number if the expected value is
+# smaller, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
-# Number of standard deviations from its mean up to which a sum must fit in the range of its dtype.
+# A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
 _MAX_SUM_DEVIATIONS = 6
 
 
@@ -43,10 +43,10 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
-        """Return the launch with all its passes, its output, and how many times it counts each element of the array.
+        """Return the launch, its output, and how many times the sums of the pattern ``read`` count each element.
 
-        The output is the array that the passes write. For the pattern ``read``, it is a new tensor of sums, each over a
-        part of the array.
+        The launch runs all passes. The output is the array that the passes write or, for the pattern ``read``, a new
+        tensor of sums, each of a part of the array.
         """
 
     def prepare(
@@ -80,8 +80,8 @@ def make_sum_check(
     """Return a function that checks whether ``sums`` add up to ``count_per_element`` times the sum of an array.
 
     The error is relative to the norm of the array. In float32 the check detects any missing element. ``device``: a
-    device that supports float64, for the expected sum. Raises UnsupportedError if the sum of the array may exceed the
-    range of its dtype.
+    device with float64, which computes the expected sum. Raises UnsupportedError if the sum of the array may exceed the
+    range of the dtype of ``sums``.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total = squares = 0.0
@@ -92,7 +92,9 @@ def make_sum_check(
     norm = count_per_element * math.sqrt(squares)
     if _MAX_SUM_DEVIATIONS * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
-            f"the sum of an array of this size may exceed the range of {sums.dtype}".replace("torch.", "")
+            f"the sum of an array of this size may exceed the range of {sums.dtype}: choose a smaller --size".replace(
+                "torch.", ""
+            )
         )
 
     def verify(result: object) -> Verdict:
@@ -164,7 +166,7 @@ class TorchFunctions(TorchBandwidthKernel):
         # array to 32 bits, so the sum keeps the array's dtype.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
-        # The sums stand in for arrays that the pattern does not have.
+        # Use ``sums`` in place of arrays that the pattern does not have.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),

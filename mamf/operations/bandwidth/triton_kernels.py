@@ -1,6 +1,6 @@
 """Implement the passes over arrays as Triton kernels. mamf imports this file only if Triton is installed.
 
-In each pass, a program reads or writes other blocks of the arrays than in the previous pass. Otherwise blocks would
+In each pass, a program reads or writes different blocks of the arrays than in the previous pass. Otherwise blocks would
 come from the first-level cache of a compute unit, which these kernels should not measure, and the compiler could merge
 equal passes into one.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# In each pass, a program processes the blocks that the program with a number higher by this shift processed in the
-# previous pass.
+# In each pass, program i processes the blocks that program i + _PROGRAM_SHIFT processed in the previous pass.
 _PROGRAM_SHIFT = tl.constexpr(37)
 
 

@@ -18,15 +18,15 @@ from mamf.operations.decode.operation import SAME_AS_QUERIES, DecodeProblem, Dec
 from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
-#: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
-#: split a long cache over many compute units.
+#: The size of FlashInfer's workspace in bytes, as in vLLM. FlashInfer's examples use a smaller workspace, which is too
+#: small to split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: The minimum number of query heads per kv head with which tensor cores are faster. vLLM uses the same number.
+#: Use tensor cores if at least this many query heads share a kv head, as vLLM does. They are slower for fewer heads.
 _MIN_HEADS_PER_KV_HEAD_FOR_TENSOR_CORES = 4
 
 
 class _FlashInferKernel(LibraryDecode):
-    """The base class of FlashInfer's kernels, which the library compiles in the first call that makes a plan."""
+    """The base class of FlashInfer's kernels. FlashInfer compiles a kernel when it first makes a plan for it."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"
@@ -40,16 +40,16 @@ class _FlashInferKernel(LibraryDecode):
     def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
+        """Return FlashInfer's wrapper, which is an object that launches the attention, and a function that plans it.
 
-        ``module``: the library. ``workspace``: device memory for the library. FlashInfer makes the plan from host
-        copies of ``tables``.
+        ``module``: the library. ``workspace``: device memory for the library. FlashInfer plans from host copies of
+        ``tables``.
         """
 
     def launch_planned_attention(
         self, wrapper: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> object:
-        """Launch the attention that ``wrapper`` has planned, and return its output."""
+        """Launch the attention that was planned with ``wrapper``, and return the output."""
         return wrapper.run(q, (view_as_pages(shape, k), view_as_pages(shape, v)))
 
     def bind_operands(
@@ -57,7 +57,7 @@ class _FlashInferKernel(LibraryDecode):
     ) -> ReadyKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
         wrapper, plan = self.make_wrapper_and_plan(self.import_library_quietly(), problem, shape, tables, workspace)
-        plan()  # The first call also compiles, so it is not timed.
+        plan()  # Do not time the first call, because it also compiles.
         backend.synchronize()
         start_seconds = backend.now()
         plan()

@@ -26,17 +26,17 @@ from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, 
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
-#: The names of the distributions of sequence lengths, by their letter in the text of a shape.
+#: The names of the distributions of sequence lengths, by the letter that stands for them in the text of a shape.
 LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. The scale
-#: of the scores depends on it.
+#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
+#: latent, the scale of the scores depends on this dimension.
 _DEEPSEEK_KEY_DIM = 192
 #: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
 _TAIL_EXPONENT = 3
-#: The captured launches of a graph use caches of this size in total, in bytes: twice the largest last-level cache of
-#: any device. The other two numbers are the smallest and the largest number of captured launches.
+#: The caches of all launches in a graph have this number of bytes in total, which is twice the largest last-level cache
+#: of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"
@@ -216,7 +216,7 @@ class SequenceSizes:
 
 @functools.lru_cache(maxsize=1024)
 def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
-    """Draw random sequence lengths that depend only on the shape and the seed, so that all kernels get the same."""
+    """Draw random sequence lengths. They depend only on the shape and the seed, so all kernels get the same lengths."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
@@ -281,8 +281,8 @@ class DecodeProblem(CheckedProblem):
         cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
         cache = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
         rows = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
-        # A launch also reads tables: the pages and the length of each sequence, and its number of queries if sequences
-        # differ in it.
+        # A launch also reads tables: the pages and the length of each sequence and, if sequences differ in their number
+        # of queries, this number.
         is_paged = shape.page_size is not None
         entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
         entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
@@ -398,7 +398,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# The default sizes on a CPU are smaller, because work that takes an accelerator a millisecond takes a CPU seconds.
+# The default sizes on a CPU are smaller: it takes seconds for the work that an accelerator does in a millisecond.
 _DEFAULT_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
@@ -437,12 +437,12 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
-        It is the lower of two limits: peak FLOP per second times the bytes per FLOP of a launch, and peak memory
-        bandwidth if the data is too large for the device's cache.
+        The lower of two limits applies: the peak FLOP per second, times the bytes per FLOP of a launch, and, if the
+        data is too large for the device's cache, the peak memory bandwidth.
         """
         if shape is None:
             return None
-        # Import this here, because an import at the top of the file would slow --help down.
+        # Import the function here, because an import at the top of the file would slow --help down.
         from mamf.operations.bandwidth.operation import get_max_memory_rate
 
         work, flops = problem.compute_work(shape), compute_max_flops(info, problem.dtype)

@@ -30,7 +30,9 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
 
 
 class BaseMatmulShape(BaseShape):
-    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``rows``."""
+    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define
+    ``row_counts``.
+    """
 
     __slots__ = ()
     n: int
@@ -38,19 +40,19 @@ class BaseMatmulShape(BaseShape):
 
     @property
     @abstractmethod
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
 
     @property
     def flop(self) -> int:
         """The FLOP of all matmuls: 2*M*N*K each, for one multiplication and one addition per term."""
-        return 2 * self.rows["a"] * self.n * self.k
+        return 2 * self.row_counts["a"] * self.n * self.k
 
     @property
-    def elements(self) -> dict[str, int]:
+    def element_counts(self) -> dict[str, int]:
         """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
-        rows = self.rows
-        return {"a": rows["a"] * self.k, "b": rows["b"] * self.k, "c": rows["a"] * self.n}
+        row_counts = self.row_counts
+        return {"a": row_counts["a"] * self.k, "b": row_counts["b"] * self.k, "c": row_counts["a"] * self.n}
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -75,7 +77,7 @@ class MatmulShape(BaseMatmulShape):
         return f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         return {"a": self.m, "b": self.n}
 
 
@@ -199,15 +201,19 @@ def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
     The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Shapes
     whose N and K occur with only one M are omitted.
     """
-    tokens: dict[tuple[int, int], set[int]] = {}
+    token_counts_by_weights: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
-        tokens.setdefault((shape.n, shape.k), set()).add(shape.m)
-    names = {weights: f"Mx{weights[0]}x{weights[1]}" for weights, counts in tokens.items() if len(counts) > 1}
+        token_counts_by_weights.setdefault((shape.n, shape.k), set()).add(shape.m)
+    names = {
+        weights: f"Mx{weights[0]}x{weights[1]}"
+        for weights, counts in token_counts_by_weights.items()
+        if len(counts) > 1
+    }
     for preset in MATMUL_PRESETS.values():
         layers = {(layer.output_size, layer.input_size): layer.name for layer in preset.layers}
         if layers.keys() <= names.keys():
             names |= layers
-    return {MatmulShape(m, *weights): name for weights, name in names.items() for m in tokens[weights]}
+    return {MatmulShape(m, *weights): name for weights, name in names.items() for m in token_counts_by_weights[weights]}
 
 
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -308,41 +314,46 @@ class BaseMatmulProblem(CheckedProblem):
         With ``rewrite`` there is also ``c_rewrite``, which the classic regime copies over C. For a scaled format, ``a``
         and ``b`` are the values before quantization, and launches read ``a_quantized`` and ``b_quantized`` instead.
         """
-        elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
-        needed: dict[str, Buffer] = {}
+        element_counts, scaled_format = shape.element_counts, DTYPES[self.dtype].scaled_format
+        buffers_by_name: dict[str, Buffer] = {}
         for name, dtype, is_by_k in (
             ("a", self.dtype, self.layout[0] == "n"),
             ("b", self.b_dtype, self.layout[1] == "t"),
         ):
             # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
-            rows = shape.rows[name] if is_by_k else elements["b"] // shape.n
-            stored = round_up_to_alignment(elements[name] + rows * self.padding) * sets
-            needed[name] = Buffer(stored, UNQUANTIZED_DTYPE if scaled_format else dtype)
+            stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
+            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding) * sets
+            buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
-                size = round_up_to_alignment(elements[name] // scaled_format.values_per_byte) * sets
-                needed[f"{name}_quantized"] = Buffer(size, "uint8", fill=False)
-        needed["c"] = Buffer(round_up_to_alignment(elements["c"]) * sets, self.out_dtype, fill=False)
+                quantized_bytes = round_up_to_alignment(element_counts[name] // scaled_format.values_per_byte) * sets
+                buffers_by_name[f"{name}_quantized"] = Buffer(quantized_bytes, "uint8", fill=False)
+        buffers_by_name["c"] = Buffer(round_up_to_alignment(element_counts["c"]) * sets, self.out_dtype, fill=False)
         if rewrite:
-            needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
-        return needed
+            buffers_by_name["c_rewrite"] = Buffer(element_counts["c"], self.out_dtype)
+        return buffers_by_name
 
     def compute_work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
-        return Work(shape.flop, operands + shape.elements["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
+        return Work(shape.flop, operands + shape.element_counts["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
 
     def count_operand_bytes(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""
-        count, scaled_format = shape.elements[operand], DTYPES[self.dtype].scaled_format
+        count, scaled_format = shape.element_counts[operand], DTYPES[self.dtype].scaled_format
         if scaled_format is None:
             return count * DTYPES[self.dtype].itemsize
         scaling = scaled_format.get_scaling(operand)
         scale_size = 4 if scaling.scale_dtype == "float32" else 1
-        return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
+        return (
+            count // scaled_format.values_per_byte
+            + scaling.count_scales(shape.row_counts[operand], shape.k) * scale_size
+        )
 
     def count_bytes(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write, for ``sets`` operand sets."""
-        unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
-        return sum(each.nbytes for name, each in self.list_buffers(shape, sets, rewrite).items() if name not in unread)
+        unread_names = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
+        return sum(
+            each.nbytes for name, each in self.list_buffers(shape, sets, rewrite).items() if name not in unread_names
+        )
 
 
 MatmulProblemT = TypeVar("MatmulProblemT", bound=BaseMatmulProblem)

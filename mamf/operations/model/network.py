@@ -18,8 +18,8 @@ from mamf.operations.model.operation import ModelProblem, ModelShape
 
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: Standard deviation of the attention scores before the softmax. It is so large that a kernel which attends to wrong
-#: keys changes the loss.
+#: Standard deviation of the attention scores before the softmax. It is large enough that a kernel which attends to
+#: wrong keys changes the loss.
 _SCORE_DEVIATION = 2.0
 
 
@@ -33,7 +33,7 @@ class Network(nn.Module):
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = Embedding(problem, shape)
-        #: The blocks of the network as a tuple, because the elements of an nn.ModuleList have no type.
+        #: The blocks again, as a tuple, because mypy does not know the type of the elements of an nn.ModuleList.
         self.typed_blocks = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.typed_blocks)
         self.head = LossHead(problem)
@@ -154,8 +154,8 @@ class ExpertsMlp(nn.Module):
         self.down = nn.Parameter(torch.empty(self.experts, d_ff, d))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. Each group goes to ``active`` experts
-        # one after another: in turn n, group e goes to expert (e + n) % experts.
+        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. Each group goes to ``active_experts``
+        # experts in turn: in turn n, group e goes to expert (e + n) % experts.
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         group_indices = torch.arange(self.experts, device=x.device)
         turns = [(group_indices + turn) % self.experts for turn in range(self.active_experts)]

@@ -24,11 +24,11 @@ Style = Literal["gpt2", "llama", "moe"]
 Phase = Literal["forward", "forward-backward", "step"]
 Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
-#: FLOP of each phase of a training step, as a multiple of the FLOP of a forward pass. A backward pass has two matmuls
-#: for each matmul of the forward pass.
+#: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
+#: each matmul of the forward pass.
 FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: For each phase of a training step: the minimum bytes that it reads or writes, as a multiple of the parameters' bytes,
-#: and the data that these bytes contain, in words.
+#: For each phase of a training step: the minimum number of bytes that it reads or writes, divided by the bytes of the
+#: parameters, and a text that says which data these bytes contain.
 _MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -59,7 +59,7 @@ class ModelShape(BaseShape):
 
 
 def _describe_preset_field(help: str) -> Mapping[str, Any]:
-    """Return the metadata of a field that users rarely set themselves, because the option --size sets it."""
+    """Return the metadata of a field that users rarely set, because a preset (the option --size) sets it."""
     return describe(help, is_rare=True)
 
 
@@ -135,9 +135,12 @@ class ModelProblem(CheckedProblem):
                 f"kv heads ({self.kv_heads})"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"style gpt2 needs as many kv heads as query heads ({self.heads}), not {self.kv_heads}")
+            raise UsageError(f"style gpt2 needs as many kv heads as query heads: {self.heads}, not {self.kv_heads}")
         if self.style != "gpt2" and self.head_dim % 2:
-            raise UsageError(f"head dimension {self.head_dim} is odd: rotary positions need an even one")
+            raise UsageError(
+                f"the head dimension {self.head_dim} (d_model / heads) is odd, but rotary positions need an even one: "
+                "change d_model or heads"
+            )
         if self.active_experts > self.experts:
             raise UsageError(
                 f"active_experts ({self.active_experts}) must be at most the number of experts ({self.experts})"
@@ -202,7 +205,7 @@ class ModelProblem(CheckedProblem):
     def compute_flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
         layer = self._count_layer_weights(self.active_experts)
-        # These are the FLOP of the matmuls with weights in a forward pass, including the logits.
+        # Count the FLOP of the matmuls with weights in a forward pass, including the matmul that computes the logits.
         matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
         attention_flop = self.layers * self.make_attention_shape(shape).flop
         return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
@@ -222,8 +225,8 @@ def _make_fields(
     return {"style": style, **sizes, "vocabulary": 50257 if style == "gpt2" else 128256, "tied": tied}
 
 
-#: Fields of ModelProblem for each name of the option --size: models of GPT-2 and Llama 3, and a mixture of experts with
-#: the width of the small GPT-2.
+#: The fields of ModelProblem that each value of the option --size sets: models of GPT-2 and Llama 3, and a mixture of
+#: experts with the width of the small GPT-2.
 FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
     "small": _make_fields("gpt2", 768, 3072, 12, 12, 12),
     "medium": _make_fields("gpt2", 1024, 4096, 24, 16, 16),
@@ -238,7 +241,9 @@ FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """A kernel that runs a training step. ``dtypes``: its dtypes. They lack float16, which would need loss scaling."""
+    """A kernel that runs a training step. ``dtypes``: the dtypes that it supports, without float16, which needs loss
+    scaling.
+    """
 
     operation = "model"
     reports_memory = True
@@ -248,20 +253,21 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"autocast has no effect, because the parameters are {problem.dtype} too: leave autocast out"
+            return f"--autocast has no effect, because the parameters are {problem.dtype} too: remove --autocast"
         return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
     def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         if shape.context % problem.experts:
             return (
-                f"the context length ({shape.context}) must be a multiple of the number of experts ({problem.experts})"
+                f"the context length ({shape.context}) must be a multiple of the number of experts "
+                f"({problem.experts}): change --context-lengths"
             )
         return None
 
 
-#: Fields of ModelProblem that the title of a table names only if they differ from their defaults.
+#: Fields of ModelProblem that appear in the title of a table only if they differ from their defaults.
 _RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
-#: Names of the model families in titles, by the style of their blocks.
+#: The names of model families in titles, by the style of their blocks.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 

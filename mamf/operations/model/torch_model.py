@@ -1,10 +1,11 @@
-"""Run training steps in torch, with any installed attention kernel: ``torch[sdpa-flash]`` names it in brackets.
+"""Run training steps in torch with any installed attention kernel, which the name of the model kernel contains in
+brackets, as in ``torch[sdpa-flash]``.
 
 The reference result comes from the same network in float32 with eager attention, one block at a time. The optimizer has
 a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known.
-After each train (a number of launches back to back), mamf verifies losses and gradients, and that the parameters have
-not changed. mamf clears the optimizer's moments before a train. If they are still zero after the train, the optimizer
-did not run.
+mamf times a series of launches and then verifies the losses and gradients, and that the parameters have not changed.
+mamf sets the optimizer's moments to zero before each series. If they are still zero afterward, the optimizer did not
+run.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
 
-#: Maximum number of batches that consecutive launches rotate over. All launches share the parameters, so more batches
-#: would not evict more data from the cache.
+#: Launches use this many batches in turn, at most. All launches share the parameters, so more batches would not evict
+#: more data from the cache.
 _MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """A kernel that runs a model in eager torch, with the attention kernel that its name has in brackets."""
+    """A kernel that runs a model in eager torch, with the attention kernel that its name contains in brackets."""
 
     argument_description = "an attention kernel"
     base: ClassVar[str] = "torch"
@@ -54,7 +55,10 @@ class TorchModel(ModelKernel):
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return f"a model cannot use kernel {self.attention.name}, because it is no subclass of TorchAttention"
+            return (
+                f"a model cannot use the attention kernel {self.attention.name}, because it is not a subclass of "
+                "TorchAttention: choose another --attention"
+            )
         return super().explain_unsupported_problem(backend, problem) or self.attention.explain_unsupported_problem(
             backend, make_attention_problem(problem)
         )
@@ -107,13 +111,13 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run_forward = self.make_forward_function(network)
         if problem.autocast:
-            # As in training code, the backward pass runs in the dtypes that autocast chose in the forward pass.
+            # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
             run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
 class CompiledModel(TorchModel):
-    """A kernel like TorchModel that runs the network under torch.compile, compiled separately for each shape."""
+    """A kernel like TorchModel, but under torch.compile, which compiles the network separately for each shape."""
 
     base = "compiled"
 
@@ -121,7 +125,8 @@ class CompiledModel(TorchModel):
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo compiles a code object at most 8 times. Reset its count, or else later networks would run uncompiled.
+        # Dynamo compiles a code object at most 8 times. Reset its counter, without which later networks would not be
+        # compiled.
         torch.compiler.reset()
         return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]
 
@@ -152,7 +157,7 @@ def compute_reference_results(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the loss of each token in float32, and the gradients of the mean loss with respect to ``parameters``.
 
-    They are computed with the network's current parameters, of which at most one block at a time is in float32.
+    Use the network's current parameters, and convert those of only one block at a time to float32.
     """
     losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in parameters]
     with use_eager_attention(network), torch.set_grad_enabled(bool(parameters)):
@@ -170,7 +175,7 @@ def compute_reference_results(
 
 @contextmanager
 def use_eager_attention(network: Network) -> Iterator[None]:
-    """Replace the attention kernel in all blocks of a network by compute_causal_attention, within the context."""
+    """Replace the attention kernel in all blocks of a network with compute_causal_attention, within the context."""
     attentions = [block.attention for block in network.typed_blocks]
     kernels = [each.attend for each in attentions]
     try:
@@ -198,7 +203,7 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     return (scores.masked_fill(masked, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-#: Largest accepted error of the losses by dtype, as a multiple of the standard deviation of the reference losses.
+#: The largest allowed error of the losses, divided by the standard deviation of the reference losses, by dtype.
 _LOSS_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
 _GRADIENT_TOLERANCE_FACTOR = 2.0
 _MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
@@ -206,7 +211,7 @@ _ReferenceResult = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class PreparedModel:
-    """A network that is ready to launch, and the batches that its launches rotate over.
+    """A network that is ready to launch, and the batches that its launches use in turn.
 
     A launch returns the loss of each token. With a backward pass it also returns the gradients of the parameters of the
     last norm and of the first block's attention. The gradients in the first block depend on all other layers.
@@ -232,7 +237,7 @@ class PreparedModel:
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
-        # Gradients and moments of the optimizer stay in memory between launches.
+        # The gradients, and the moments of the optimizer, stay in memory between launches.
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._extra_bytes_per_set = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
@@ -251,8 +256,8 @@ class PreparedModel:
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
-            # Record the autograd graph as in training. The time of the phase forward-backward minus the time of this
-            # phase is then the time of the backward pass.
+            # Record the autograd graph, as in training. So the time of the phase forward-backward, minus the time of
+            # this phase, is the time of the backward pass.
             return self._run_forward(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
         losses = self._run_forward(tokens, targets)
@@ -266,7 +271,8 @@ class PreparedModel:
     def poison_outputs(self, returned: Sequence[object]) -> None:
         """Overwrite the results of earlier launches, so that only a new launch can make them right.
 
-        Poison the returned tensors, release all gradients, and set the moments of the sampled parameters to 0.
+        Fill the returned tensors with values that no launch produces, release all gradients, and set the moments of the
+        sampled parameters to 0.
         """
         for result in returned:
             for tensor in list_tensors(result):
@@ -278,7 +284,7 @@ class PreparedModel:
     def changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
-        If none has changed, the reference results are right, so other kernels may use them too.
+        If no operand has changed, the reference results are right, so store them for other kernels.
         """
         changed = self._find_changed_operands()
         if not changed:
@@ -286,7 +292,7 @@ class PreparedModel:
         return changed
 
     def _get_moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters; empty until the optimizer has run once."""
+        """Return the optimizer's moments of the sampled parameters; an empty list until the optimizer has run once."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled_parameters]
@@ -325,7 +331,7 @@ def get_cached_references(
 ) -> dict[int, _ReferenceResult]:
     """Return the dict in host memory that caches the reference results of a problem and shape, by batch.
 
-    All kernels share it, because computing a reference result takes longer than measuring a kernel.
+    All kernels share this dict, because computing a reference result takes longer than measuring a kernel.
     """
     return {}
 
@@ -335,7 +341,7 @@ def draw_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random tokens and their targets (the next token of each token), both [batch, context].
 
-    ``index``: the number of the batch, from which the tokens are drawn.
+    ``index``: the number of the batch. Each batch has different tokens, which depend only on the seed and this number.
     """
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)

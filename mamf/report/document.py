@@ -190,9 +190,10 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> s
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = f"; {summary['left']} left to measure: continue with --resume" if summary.get("left") else ""
-    measured = f"; {summary['measured']} measured" if has_count else ""
-    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
+    left = summary.get("left")
+    continued = f"; {format_count(left, 'measurement')} left: continue with --resume" if left else ""
+    measured = f"; {format_count(summary['measured'], 'measurement')}" if has_count else ""
+    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{continued}"
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -19,7 +19,7 @@ from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 FAULTS, DEVICES = "SIMULATED_FAULTS", "SIMULATED_DEVICES"
 POINTS = {
     discovery.BACKEND_GROUP: {"simulated": "simulated_node:Node"},
-    discovery.KERNEL_GROUP: {"simulated.mm": "simulated_node:Matmul"},
+    discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "simulated_node:Matmul"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
     "mamf.copy_kernels": {"simulated-copies": "mamf.testing:SimulatedCopies"},
 }

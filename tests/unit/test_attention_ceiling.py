@@ -115,7 +115,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
     code, out, err = resume("--budget", "20s")
     assert code == 0
-    assert "complete; 4 measured" in out
+    assert "complete; 4 measurements" in out
     assert "no shares" not in err
     after = read(tmp_path)
     assert set(after.all_ceilings) == {("bfloat16", "burst")}
@@ -154,7 +154,8 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     on_launch(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == launches else None)
     code, out, _ = attention()
     assert code == 130
-    assert "interrupted: by the user; 0 measured in " in out and "4 left to measure: continue with --resume" in out
+    assert "interrupted: by the user; 0 measurements in " in out
+    assert "4 measurements left: continue with --resume" in out
     before = read(tmp_path)
     assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}
     assert before.all_ceilings == {}

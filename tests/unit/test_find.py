@@ -751,7 +751,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
         of = Library if name == "compiled" else Proposals
         made = type(name, (of,), {"is_default": False, "__init__": lambda self, name=name: setattr(self, "name", name)})
         monkeypatch.setitem(globals(), name.title(), made)
-        monkeypatch.setitem(library.POINTS[discovery.KERNEL_GROUP], name, f"{__name__}:{name.title()}")
+        monkeypatch.setitem(library.POINTS[discovery.MATMUL_KERNEL_GROUP], name, f"{__name__}:{name.title()}")
     backend = SimulatedBackend()
     info = backend.info
     rows = [

@@ -36,7 +36,7 @@ class MineToo(SimulatedAttention):
 def installed(monkeypatch):
     """Simulated kernels as installed packages declare them."""
     own = {
-        discovery.KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
+        discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
         discovery.ATTENTION_KERNEL_GROUP: {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
     }
     others = discovery.find_entry_points

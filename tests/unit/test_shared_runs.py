@@ -182,7 +182,7 @@ ON_TWO = {simulated_node.DEVICES: "2"}
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
     """A shared sweep whose device 1 is in a launch that never ends, and that device's process."""
-    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNEL_GROUP], "waiting.mm", "test_shared_runs:Waiting")
+    monkeypatch.setitem(simulated_node.POINTS[discovery.MATMUL_KERNEL_GROUP], "waiting.mm", "test_shared_runs:Waiting")
 
     def prepare():
         pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)
@@ -246,7 +246,9 @@ class Crashing(SimulatedMatmul):
 
 
 def test_a_crash_costs_its_row_and_a_new_process_measures_the_rest_of_the_share(tmp_path, monkeypatch):
-    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNEL_GROUP], "crashing.mm", "test_shared_runs:Crashing")
+    monkeypatch.setitem(
+        simulated_node.POINTS[discovery.MATMUL_KERNEL_GROUP], "crashing.mm", "test_shared_runs:Crashing"
+    )
     asked = ["sweep", "--backend", "simulated", *GRID, "--order", "given", "--kernel", "crashing.mm"]
     prepare = lambda: pytest.MonkeyPatch().setattr("mamf.cli.devices._end_run_when_parent_ends", lambda: None)  # noqa: E731
     process = Command([*asked, "--share", "0", "2", "--output", "device0.jsonl"], tmp_path, prepare)

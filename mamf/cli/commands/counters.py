@@ -18,7 +18,7 @@ from mamf.operation import Request
 if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup
     from mamf.logs.run_log import RunLog
-    from mamf.profiling.counters.counting import CountingStrategy
+    from mamf.profiling.counters.counting import HardwareCounterStrategy
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
@@ -86,13 +86,13 @@ class CountersSession(Session):
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.counted_combinations = {step for step, counts in logged_counts.items() if counts.ok}
+        self.counted_combinations = {key for key, counts in logged_counts.items() if counts.has_counters}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
-    def make_strategy(self, setup: RunSetup) -> CountingStrategy:
-        from mamf.profiling.counters.counting import CountingStrategy
+    def make_strategy(self, setup: RunSetup) -> HardwareCounterStrategy:
+        from mamf.profiling.counters.counting import HardwareCounterStrategy
 
-        return CountingStrategy(setup, self.counted_combinations, self.ncu)
+        return HardwareCounterStrategy(setup, self.counted_combinations, self.ncu)
 
     def print_plan(self) -> None:
         super().print_plan()
@@ -100,9 +100,11 @@ class CountersSession(Session):
             print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_run_complete(self) -> bool:
-        from mamf.profiling.counters.counting import find_uncounted_rows
+        from mamf.profiling.counters.counting import find_rows_without_counters
 
-        return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_combinations)
+        return super().is_run_complete() and not find_rows_without_counters(
+            self.measured_run.rows, self.counted_combinations
+        )
 
     def choose_exit_code(self, run_exit_code: int) -> int:
         return run_exit_code or (0 if self.counted_combinations else FAILURE_EXIT_CODE)

@@ -72,14 +72,14 @@ class MeteredCallback:
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
         # Users cannot give these options of Meter, because the callback finds their values itself.
-        known = inspect.signature(Meter).parameters.keys() - {
+        meter_options = inspect.signature(Meter).parameters.keys() - {
             "model",
             "sequence_length",
             "tokens_per_step",
             "accumulation",
         }
-        for name in options.keys() - known:
-            raise UnknownNameError("option", name, known | {"tokens", "samples"})
+        for name in options.keys() - meter_options:
+            raise UnknownNameError("option", name, meter_options | {"tokens", "samples"})
         check_meter_options(options)
         if not callable(tokens):
             check_tokens(tokens)

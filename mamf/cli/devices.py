@@ -294,9 +294,9 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     count = load_backend_class(options.backend or find_first_backend()).count_devices()
     if options.resume is None:
         options.device = (
-            own.index if count > 1 else 0
+            own.local_rank if count > 1 else 0
         )  # a launcher may hide the devices of other ranks, so that only 0 exists
-    options.share = [own.rank, own.ranks]
+    options.share = [own.rank, own.rank_count]
     with Path(os.devnull).open("w") as nowhere, redirect_reports(nowhere):
         code = run_command(options)
     if own.rank == 0:
@@ -391,9 +391,9 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
     if (own := find_rank_place(os.environ)) is not None:
         if options.overlap:
             raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
-        if own.index > 0:
+        if own.local_rank > 0:
             return []
-        options.output_folder /= f"node{own.node}"
+        options.output_folder /= f"node{own.node_index}"
     return resolve_device_indices(options.backend, options.devices or [ALL_DEVICES])
 
 
@@ -404,7 +404,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
     run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
-    run.write(folder)
+    run.write_run_file(folder)
     with Interruption():
         try:
             _watch_node_children(options, folder, run, watch)
@@ -413,11 +413,11 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
             pass
     run.failures = watch.failure_reasons
     try:
-        run.write(folder)
+        run.write_run_file(folder)
     except (RunLogWriteError, UsageError) as error:  # continue, because the verdict can still be printed
         warn(str(error))
     _, devices = read_node_folder(folder, known_run=run)
-    return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
+    return folder, run, [replace(device, bus_address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
 def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:

@@ -215,18 +215,24 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     )
     columns: list[Column[SiteCeiling]] = [
         Column(
-            "", "device", lambda ceiling: Link(format_device_name(ceiling.device), pages[ceiling.device]), left=True
+            "",
+            "device",
+            lambda ceiling: Link(format_device_name(ceiling.device), pages[ceiling.device]),
+            is_left_aligned=True,
         ),
         *_make_figure_columns(),
         make_text_column("vendor", lambda ceiling: ceiling.vendor),
         _make_log_column(logs),
     ]
     device_columns: list[Column[str]] = [
-        Column("", "device", lambda name: Link(format_device_name(name), pages[name]), left=True),
+        Column("", "device", lambda name: Link(format_device_name(name), pages[name]), is_left_aligned=True),
         Column("", "cards", lambda name: count_cards(logs_by_device[name])),
         Column("", "logs", lambda name: len(logs_by_device[name])),
         Column(
-            "", "last log", lambda name: max(site_log.start_time[:10] for site_log in logs_by_device[name]), left=True
+            "",
+            "last log",
+            lambda name: max(site_log.start_time[:10] for site_log in logs_by_device[name]),
+            is_left_aligned=True,
         ),
     ]
     return Page(
@@ -284,7 +290,9 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
         make_text_column("card", lambda site_log: site_log.card_hash),
         make_text_column("tier", lambda site_log: site_log.tier),
         make_text_column("software", lambda site_log: ", ".join(map(" ".join, site_log.software.items()))),
-        Column("", "log", lambda site_log: _make_log_link(logs, site_log.path, site_log.path.name), left=True),
+        Column(
+            "", "log", lambda site_log: _make_log_link(logs, site_log.path, site_log.path.name), is_left_aligned=True
+        ),
     ]
     newest_first = sorted(data.logs, key=lambda site_log: (site_log.start_time, site_log.path), reverse=True)
     unconfirmed = "Not ranked until a second contributor measures the same"

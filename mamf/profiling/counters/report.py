@@ -108,9 +108,9 @@ def _make_counter_table(rows: Sequence[Measurement], counted: Mapping[Any, Launc
         lines,
         title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
-        shown=[line for line in lines if line.is_launch or len(counted[make_step_key(line.row)].kernels) > 1],
-        remarks=lambda line: [line.verdict] if line.is_launch else [],
-        label=attrgetter("row.kernel"),
+        shown_rows=[line for line in lines if line.is_launch or len(counted[make_step_key(line.row)].kernels) > 1],
+        get_remarks=lambda line: [line.verdict] if line.is_launch else [],
+        get_label=attrgetter("row.kernel"),
     )
 
 
@@ -150,7 +150,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             "",
             "kernel",
             lambda line: line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.kernel.name)}",
-            left=True,
+            is_left_aligned=True,
             min_characters=28,
         ),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
@@ -188,10 +188,10 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             lambda line: ", ".join(line.kernel.occupancy_limiters) or None,
             str,
             6,
-            left=True,
+            is_left_aligned=True,
         ),
         *(Column(name, "", _make_metric_reader(name)) for name in further_metrics),
-        Column("", "ran", _describe_device_kernels, importance=9, left=True),
+        Column("", "ran", _describe_device_kernels, importance=9, is_left_aligned=True),
     ]
 
 

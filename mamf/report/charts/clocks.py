@@ -52,19 +52,19 @@ class ClockChart(Picture):
     every cycle, which places the lines of equal TFLOPS.
     """
 
-    marks: tuple[ClockPoint, ...]
+    points: tuple[ClockPoint, ...]
     tflops_per_mhz: float
 
-    inches = 6.5
+    height_inches = 6.5
 
     def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
-        kernels = ", ".join(dict.fromkeys(mark.kernel for mark in self.marks))
+        kernels = ", ".join(dict.fromkeys(mark.kernel for mark in self.points))
         return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw_clock_chart, chart=self))]]
 
     def make_legend(self) -> LegendEntries:
         return [
             (name, {**vars(style), "linestyle": "none"})
-            for name, style in choose_styles(mark.kernel for mark in self.marks).items()
+            for name, style in choose_styles(mark.kernel for mark in self.points).items()
         ]
 
 
@@ -113,7 +113,7 @@ def _make_clock_point(row: Measurement, words: Sequence[str]) -> ClockPoint:
 
 def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
     style_axes(axes)
-    clocks, cycles = [mark.clock_mhz for mark in chart.marks], [mark.cycles_percent for mark in chart.marks]
+    clocks, cycles = [mark.clock_mhz for mark in chart.points], [mark.cycles_percent for mark in chart.points]
     left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + _MARGIN_MHZ
     low, high = max(0.0, min(cycles) - _MARGIN_CYCLES_PERCENT), min(105.0, max(cycles) + _MARGIN_CYCLES_PERCENT)
     axes.set_xlim(left, right)
@@ -127,8 +127,8 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
             axes.annotate(
                 f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL_FONT_POINTS
             )
-    styles = choose_styles(mark.kernel for mark in chart.marks)
-    for mark in chart.marks:
+    styles = choose_styles(mark.kernel for mark in chart.points)
+    for mark in chart.points:
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",

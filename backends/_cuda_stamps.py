@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Elapsed, Unavailable
+from mamf.backend import ElapsedTime, Unavailable
 
 #: The first thread of each block stores the nanoseconds of the GPU's timer and the cycle counter of its SM. Before that
 #: it waits ``wait`` nanoseconds: the block keeps its SM occupied, so the other blocks go to the other SMs.
@@ -89,13 +89,13 @@ class CudaStamps:
         )
         return place
 
-    def compute_elapsed(self, start: int, end: int) -> Elapsed | None:
+    def compute_elapsed(self, start: int, end: int) -> ElapsedTime | None:
         first, last = (self._results[place].cpu().double() for place in (start, end))
         written = (first[:, 0] > 0) & (last[:, 0] > 0)
         if not written.any():
             return None
         nanoseconds, cycles = (last - first)[written].median(dim=0).values.tolist()
-        return Elapsed(cycles, nanoseconds * 1e-9) if nanoseconds > 0 and cycles > 0 else None
+        return ElapsedTime(cycles, nanoseconds * 1e-9) if nanoseconds > 0 and cycles > 0 else None
 
     @staticmethod
     def _require(status: int) -> None:

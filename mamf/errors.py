@@ -2,7 +2,7 @@
 accept.
 
     MamfError
-    ├── UsageError                 the request is wrong; the message says what is allowed. A ValueError too
+    ├── UsageError                 a request is wrong; the message says what is allowed; also a ValueError
     │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; the message suggests the nearest
     │   ├── LogMismatchError       a log does not match this device, software or request and cannot be resumed
     │   └── IncomparableError      figures of different regimes, dtypes or devices have no meaningful ratio
@@ -33,8 +33,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: How the reason of a failed row begins if its launch ended the process, made the device unusable, or ended the process
-#: three times.
+#: The beginning of the reason of a failed row if its launch ended the process, made the device unusable, or ended the
+#: process three times.
 CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
     "crashed the process",
     "lost the device",
@@ -43,7 +43,7 @@ CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
 _MAX_MESSAGE_CHARACTERS = 1000
 #: The names of the signals that end a crashed process, by the exit code that Python gives for them.
 CRASH_SIGNAL_NAMES = {
-    -each: each.name for each in signal.Signals if each.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"
+    -number: number.name for number in signal.Signals if number.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"
 }
 
 
@@ -62,11 +62,11 @@ class UsageError(MamfError, ValueError):
 class UnknownNameError(UsageError):
     """The error for a name that does not exist. Its message lists the known names and suggests the nearest."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        choices = sorted(known)
+    def __init__(self, label: str, name: str, known_names: Iterable[str]) -> None:
+        choices = sorted(known_names)
         nearest = difflib.get_close_matches(name, choices, n=1)
         hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        super().__init__(f"unknown {what} {name!r}{hint}; known: {', '.join(choices) or 'none'}")
+        super().__init__(f"unknown {label} {name!r}{hint}; known: {', '.join(choices) or 'none'}")
 
 
 class LogMismatchError(UsageError):
@@ -88,7 +88,7 @@ class MamfWarning(UserWarning):
 class LogChangedWarning(MamfWarning):
     """The warning that another program changed the log of a run, and that mamf wrote the log again.
 
-    A command that gave this warning ends with exit code 1.
+    A command that printed this warning ends with exit code 1.
     """
 
 
@@ -130,13 +130,13 @@ class NothingProfiledError(MamfError):
 
 
 class RunLogError(MamfError):
-    """The error for a run log that cannot be read. ``whole_lines``: how many lines before the faulty
+    """The error for a run log that cannot be read. ``readable_line_count``: how many lines before the faulty
     one can be read.
     """
 
-    def __init__(self, message: str, whole_lines: int = 0) -> None:
+    def __init__(self, message: str, readable_line_count: int = 0) -> None:
         super().__init__(message)
-        self.whole_lines = whole_lines
+        self.readable_line_count = readable_line_count
 
 
 class RunLogWriteError(MamfError):
@@ -145,15 +145,15 @@ class RunLogWriteError(MamfError):
     exit_code = 1
 
 
-class Interrupted(KeyboardInterrupt):
+class RunInterrupted(KeyboardInterrupt):
     """The exception for a signal that ends the run, raised by the command line.
 
     It is a separate class because a plugin may raise KeyboardInterrupt itself.
     """
 
 
-#: The exceptions that end a run wherever they are raised. The first one is Interrupted while the command line handles
-#: signals, and KeyboardInterrupt at other times.
+#: The exceptions that end a run wherever they are raised. The first one is RunInterrupted while the command line
+#: handles signals, and KeyboardInterrupt at other times.
 ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
@@ -183,36 +183,36 @@ def describe_error(error: BaseException) -> str:
 MAX_SIZE = 2**63 - 1
 #: The largest seed of a problem. Random number generators take 64 bits, and each operand adds a 32-bit number.
 MAX_SEED = 2**63 - 1
-#: The limits of a run log that mamf reads: the bytes of the file, and the bytes of one line (half a million samples,
-#: as a record takes several times as much memory).
+#: The largest run log that mamf reads: the bytes of the file, and the bytes of a line. A line can contain half a
+#: million samples. Decoding the line takes several times its size in memory.
 MAX_LOG_BYTES, MAX_LINE_BYTES = 512 << 20, 16 << 20
-LOG_TOO_LONG = f"has more than {MAX_LOG_BYTES >> 20} MiB: no run log is that long"
+LOG_TOO_LARGE_MESSAGE = f"has more than {MAX_LOG_BYTES >> 20} MiB, the maximum of a run log: choose another file"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.
-MAX_STEPS = 1_000_000
+MAX_RUN_ROWS = 1_000_000
 #: How many characters of a long value an error shows.
 _MAX_SHOWN_CHARACTERS = 24
 
 
 def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-    """Return ``value``, an int of Python or numpy, as an int. Raises UsageError for another type, or outside the
-    bounds.
+    """Return ``value``, an int of Python or numpy, as an int. Raises UsageError for another type, or for a value
+    outside the bounds.
     """
     if type(value) is not int:
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            raise UsageError(f"{label} {shorten(value)}: it must be a whole number") from None
+            raise UsageError(f"{label} must be a whole number, not {shorten(value)}") from None
     if not minimum <= value <= maximum:
         bounds = f"at least {minimum}" if value < minimum else f"at most {maximum}"
-        raise UsageError(f"{label} {shorten(value)}: it must be {bounds}")
+        raise UsageError(f"{label} must be {bounds}, not {shorten(value)}")
     return value
 
 
 def parse_digits(digits: str) -> int:
     """Parse a whole number from its digits. Raises UsageError if there are more digits than any size has."""
     if len(digits) > _MAX_NUMBER_DIGITS and len(digits.lstrip("0")) > _MAX_NUMBER_DIGITS:
-        raise UsageError(f"{shorten(digits)} is too large")
+        raise UsageError(f"{shorten(digits)} is too large: the maximum is {MAX_SIZE}")
     return int(digits)
 
 
@@ -236,7 +236,7 @@ def parse_share(text: str) -> float:
     return value
 
 
-def require_known(*triples: tuple[str, str, Collection[str]]) -> None:
+def require_known_names(*triples: tuple[str, str, Collection[str]]) -> None:
     """Raise UnknownNameError for the first triple whose value is not among its known values.
 
     Each triple is the label of the value for the error, the value, and the known values.
@@ -249,33 +249,37 @@ def require_known(*triples: tuple[str, str, Collection[str]]) -> None:
 def require_share(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a number between 0 and 1."""
     if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
-        raise UsageError(f"{label} {shorten(value)}: it must be a share between 0 and 1, such as 0.003")
+        raise UsageError(f"{label} must be a share between 0 and 1 (such as 0.003), not {shorten(value)}")
 
 
 def require_seconds(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{label} {shorten(value)}: it must be a number of seconds above 0")
+        raise UsageError(f"{label} must be a number of seconds above 0, not {shorten(value)}")
 
 
-def require_values(label: str, values: object, kind: type) -> None:
-    """Raise UsageError unless ``values`` is a list of at least one ``kind``. A string does not count as a list."""
+def require_nonempty_list(label: str, values: object, item_type: type) -> None:
+    """Raise UsageError unless ``values`` is a list of at least one ``item_type``. A string does not count as a list."""
     if isinstance(values, str) or not isinstance(values, Collection):
-        raise UsageError(f"{label} {shorten(values)}: it must be a list")
+        raise UsageError(f"{label} must be a list, not {shorten(values)}")
     if not values:
         raise UsageError(f"no {label} are given: name at least one")
-    text = ", or its text form" if hasattr(kind, "parse") else ""
+    text = ", or its text form" if hasattr(item_type, "parse") else ""
     for value in values:
-        if not isinstance(value, kind) or value == "":
-            raise UsageError(f"{label} {shorten(value)}: each must be a {kind.__name__}{text}")
+        if not isinstance(value, item_type) or value == "":
+            raise UsageError(
+                f"every value of {label} must be a {item_type.__name__}{text}, not "
+                f"{shorten(repr(value) if isinstance(value, str) else value)}"
+            )
 
 
-def require_steps(*counts: int) -> None:
-    """Raise UsageError if the product of ``counts`` exceeds MAX_STEPS, the number of rows that one run may measure."""
-    steps = math.prod(counts)
-    if steps > MAX_STEPS:
+def require_rows_within_limit(*counts: int) -> None:
+    """Raise UsageError if the product of ``counts`` exceeds MAX_RUN_ROWS, the number of rows that a run may measure."""
+    row_count = math.prod(counts)
+    if row_count > MAX_RUN_ROWS:
         raise UsageError(
-            f"the run has {shorten(steps)} rows, but at most {MAX_STEPS} can run: choose fewer sizes or a larger STEP"
+            f"the run has {shorten(row_count)} rows, but at most {MAX_RUN_ROWS} can run: choose fewer sizes or a "
+            "larger STEP"
         )
 
 
@@ -294,7 +298,7 @@ def shorten(value: object) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # Python refuses to write an int of more than 4300 digits
-        return "with thousands of digits"
+        return "a number of thousands of digits"
     return (
         text
         if len(text) <= 2 * _MAX_SHOWN_CHARACTERS
@@ -302,35 +306,36 @@ def shorten(value: object) -> str:
     )
 
 
-class Sizes:
-    """The base class of shapes: frozen dataclasses of whole numbers that ``str`` writes and ``parse`` reads.
+class BaseShape:
+    """The base class of shapes, which are frozen dataclasses of whole numbers. ``str`` writes a shape as text, and
+    ``parse`` reads this text.
 
-    ``pattern``: the regular expression of the text, with one group per field. ``written``: describes the text in
-    errors.
+    - ``text_pattern``: the regular expression of the text, with one group per field.
+    - ``text_description``: what the text must be, for error messages.
     """
 
     __slots__ = ()
-    pattern: ClassVar[re.Pattern[str]]
-    written: ClassVar[str]
+    text_pattern: ClassVar[re.Pattern[str]]
+    text_description: ClassVar[str]
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]  # all derived classes are dataclasses
             object.__setattr__(self, field.name, require_whole_number(field.name, getattr(self, field.name)))
 
     @classmethod
-    def parse(cls: type[SizesT], text: str) -> SizesT:
+    def parse(cls: type[BaseShapeT], text: str) -> BaseShapeT:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
-        match = cls.pattern.fullmatch(text.strip())
+        match = cls.text_pattern.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not {cls.written}")
+            raise UsageError(f"{text!r} is not {cls.text_description}")
         return cls(*map(parse_digits, match.groups()))
 
 
-SizesT = TypeVar("SizesT", bound=Sizes)
+BaseShapeT = TypeVar("BaseShapeT", bound=BaseShape)
 
 
 #: The formats of reports; mamf.report.formats has a renderer for each.
-FORMATS = ("table", "csv", "json", "markdown", "html")
+REPORT_FORMATS = ("table", "csv", "json", "markdown", "html")
 #: The sources from which ``mamf peak`` takes the rate of a device, from the most to the least reliable.
 PeakSource = Literal["measured", "contributed", "published", "datasheet"]
 PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
@@ -341,5 +346,5 @@ DEFAULT_REGRESSION_TOLERANCE = 0.01
 #: Seconds without a report after which a device of a shared run counts as hung. Compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
-#: The exit code of ``mamf node`` for each verdict on the machine.
+#: The exit code of ``mamf node``, by its verdict on the machine.
 VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

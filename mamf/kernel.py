@@ -46,11 +46,11 @@ class Work:
         return float(self.flop if self.unit == "TFLOPS" else self.nbytes)
 
 
-#: Number of rows, and also of columns, in a cell: mamf divides an output matrix into square cells to report where its
+#: The height and the width of a cell, in values. mamf divides an output matrix into square cells to report where its
 #: values are wrong.
-CELL = 64
-# The sizes that a tile of an output may have, in rows and columns of cells, the largest first. Report a period only if
-# at least 3 tiles are wrong, because any two tiles have one. Name at most 4 tiles.
+CELL_SIZE = 64
+# The possible sizes of a tile of an output, in rows and columns of cells, the largest first. Report a period of wrong
+# tiles only if at least 3 tiles are wrong, because any two tiles have a period. Name at most 4 wrong tiles.
 _TILE_SIZES = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
@@ -60,28 +60,28 @@ class WrongCells:
     """The cells (squares of 64 x 64 values) of an output that contain a wrong value.
 
     - ``cells``: the position of each such cell: the matrix in the batch, the cell row and the cell column, from 0.
-    - ``rows``, ``columns``: the number of rows and columns of values in one matrix.
-    - ``values``: the number of values in the whole output.
+    - ``row_count``, ``column_count``: the number of rows and columns of values in one matrix.
+    - ``value_count``: the number of values in the whole output.
     """
 
     cells: frozenset[tuple[int, int, int]]
-    rows: int
-    columns: int
-    values: int = 0
+    row_count: int
+    column_count: int
+    value_count: int = 0
 
 
 def describe_wrong_cells(wrong: WrongCells) -> str:
     """Return one line about the wrong tiles of an output: their number, their size, the positions of the first tiles,
     and the period with which wrong tiles repeat, if any.
     """
-    down, across = -(-wrong.rows // CELL), -(-wrong.columns // CELL)
-    fitting = (size for size in _TILE_SIZES if size == (1, 1) or (size[0] <= down and size[1] <= across))
-    height, width = next(size for size in fitting if _forms_whole_tiles(wrong, *size, down, across))
+    cell_rows, cell_columns = -(-wrong.row_count // CELL_SIZE), -(-wrong.column_count // CELL_SIZE)
+    fitting = (size for size in _TILE_SIZES if size == (1, 1) or (size[0] <= cell_rows and size[1] <= cell_columns))
+    height, width = next(size for size in fitting if _do_cells_form_tiles(wrong, *size, cell_rows, cell_columns))
     tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
-    down, across = -(-down // height), -(-across // width)
+    tile_rows, tile_columns = -(-cell_rows // height), -(-cell_columns // width)
     numbers = {
-        "rows": sorted((b * down + row) * across + column for b, row, column in tiles),
-        "columns": sorted((b * across + column) * down + row for b, row, column in tiles),
+        "rows": sorted((b * tile_rows + row) * tile_columns + column for b, row, column in tiles),
+        "columns": sorted((b * tile_columns + column) * tile_rows + row for b, row, column in tiles),
     }
     period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
     has_period = len(tiles) >= _MIN_TILES_FOR_PERIOD and period > 1
@@ -90,32 +90,35 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     )
     named = ", ".join(f"row {row} column {column} of matmul {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
     more = ", ..." if len(tiles) > _MAX_NAMED_TILES else ""
-    return f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL}x{width * CELL}: {named}{more}{rule}"
+    return (
+        f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL_SIZE}x{width * CELL_SIZE}: "
+        f"{named}{more}{rule}"
+    )
 
 
-def _forms_whole_tiles(wrong: WrongCells, height: int, width: int, down: int, across: int) -> bool:
+def _do_cells_form_tiles(wrong: WrongCells, height: int, width: int, cell_rows: int, cell_columns: int) -> bool:
     """Return whether the wrong cells form complete tiles of ``height`` x ``width`` cells. Each matrix of the output has
-    ``down`` rows and ``across`` columns of cells.
+    ``cell_rows`` rows and ``cell_columns`` columns of cells.
     """
     tiles = {(b, row // height * height, column // width * width) for b, row, column in wrong.cells}
     return all(
         (b, row, column) in wrong.cells
         for b, top, left in tiles
-        for row in range(top, min(top + height, down))
-        for column in range(left, min(left + width, across))
+        for row in range(top, min(top + height, cell_rows))
+        for column in range(left, min(left + width, cell_columns))
     )
 
 
 #: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_random).
-DATA = ("normal", "uniform", "zeros", "integers")
+DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
 #: the sums of a matmul have small and large terms.
-ALL_DATA = (*DATA, "wide")
+ALL_DATA_CHOICES = (*DATA_CHOICES, "wide")
 # Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, reading them from memory does
 # not limit a launch.
 MAX_OPERAND_SETS = 64
 # Number of elements to which the start of each operand set is aligned.
-ALIGNMENT = 256
+_SET_ALIGNMENT_ELEMENTS = 256
 
 
 class Buffer(NamedTuple):
@@ -132,11 +135,11 @@ class Buffer(NamedTuple):
         return self.elements * DTYPES[self.dtype].itemsize
 
 
-def aligned(elements: int) -> int:
+def round_up_to_alignment(elements: int) -> int:
     """Round a number of elements up to a multiple of 256, so that the next operand set in the buffer is aligned for the
     fastest loads.
     """
-    return -(-elements // ALIGNMENT) * ALIGNMENT
+    return -(-elements // _SET_ALIGNMENT_ELEMENTS) * _SET_ALIGNMENT_ELEMENTS
 
 
 class Problem(Protocol):
@@ -203,7 +206,7 @@ class Verdict:
 
 #: Function that compares a later result with a remembered one: it queues the comparison on the device, and returns a
 #: function that waits for it and returns the cells that differ.
-Compare = Callable[[object], Callable[[], WrongCells]]
+ComparisonFunction = Callable[[object], Callable[[], WrongCells]]
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ class Prepared:
       outputs, with values that no launch produces. Takes the results of the last launches.
     - ``list_changed_operands``: returns the names of operands that launches modified, except those that the operation
       must modify.
-    - ``rewrite_output``: overwrites C; only if it was requested (the classic regime calls it before each launch).
+    - ``rewrite_output``: overwrites the output; None unless it was requested, as the regime classic does.
     - ``extra_bytes_per_set``: device memory that a set needs in addition to its operands, such as a saved forward pass.
     - ``queue_checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
@@ -227,12 +230,13 @@ class Prepared:
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
       ``verify`` expects the new results, and ``list_changed_operands`` undoes the change. None: operands never change.
     - ``remember_output``: keeps the output of a set's last launch, given the set's index and its result. Returns a
-      function (``Compare``) that compares later outputs with it, bit by bit. None: the kernel cannot.
+      function (``ComparisonFunction``) that compares later outputs with it, bit by bit. None: the kernel
+      cannot keep outputs.
     - ``is_deterministic``: whether launches on unchanged operands always give the same bits.
     - ``locate_wrong_cells``: finds where the output of a set is wrong, given the set's index and the result. None: not
       available.
     - ``verify_special_values``: launches the first set with infinities, NaN and subnormal numbers among its operands,
-      checks the output, and restores the operands. None: no expectation is defined.
+      checks the output, and restores the operands. None: it is not defined what a correct output is.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -244,14 +248,15 @@ class Prepared:
     queue_checksum: Callable[[int, object], Callable[[], int]] | None = None
     verify_whole: Callable[[int, object], Verdict] | None = None
     change_operands: Callable[[], object] | None = None
-    remember_output: Callable[[int, object], Compare] | None = None
+    remember_output: Callable[[int, object], ComparisonFunction] | None = None
     is_deterministic: bool = False
     locate_wrong_cells: Callable[[int, object], WrongCells] | None = None
     verify_special_values: Callable[[], Verdict] | None = None
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
-    """One implementation of an operation, such as a library's matmul. It has no state: the pool has the operands.
+    """One implementation of an operation, such as a library's matmul. A kernel has no state: its operands are in the
+    operand pool.
 
     - ``product_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
       and fp8), so that reports can also show its share of the highest measured rate of that dtype.
@@ -273,7 +278,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     #: Whether results of this kernel include the device memory that a launch needs.
     reports_memory: ClassVar[bool] = False
     #: Whether results of this kernel also include the device memory that the process reserved. To measure it, mamf
-    #: releases cached blocks first, so that a launch of a few microseconds would then wait for new allocations.
+    #: releases cached blocks first. This slows down launches of a few microseconds, which must then allocate memory.
     reports_reserved: ClassVar[bool] = False
     #: Whether the regime ``burst``, which times short trains (series of launches), refuses a launch that takes longer
     #: than a train should. If False, it measures trains of one such launch.

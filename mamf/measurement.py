@@ -1,11 +1,11 @@
 """Define a row of a log (``Measurement``: one kernel on one shape in one regime) and the rate of a device (``Rate``),
 and correct timed launches for the time that a backend's device timer adds to them.
 
-The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). Its *overhead* is
-estimated in each process and subtracted from each launch; how much the overhead varies between processes is part of the
-repeat interval. Its *accuracy* is the error that remains after the subtraction, because the overhead depends on the
-kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All repeated runs share this error, so repeat intervals do not
-include it.
+The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). This *overhead* is
+estimated in each process and subtracted from each launch. How much it varies between processes is part of the repeat
+interval (the 95 % interval for the result of one more run). The timer's *accuracy* is the error that remains after the
+subtraction, because the overhead depends on the kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All repeated
+runs share this error, so repeat intervals do not include it.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from mamf.statistics import (
 
 #: The smallest error that mamf assumes for a launch time, as a share of it. Long launches have it too, because the
 #: timer's overhead is not the only cause of errors.
-MIN_RELATIVE_ACCURACY = 0.005
-#: The smallest error of a launch time, in seconds, that comparisons with a profiler have confirmed for any timer.
-MIN_ACCURACY_SECONDS = 1e-6
+_MIN_RELATIVE_TIMING_ERROR = 0.005
 #: The largest plausible overhead, in seconds, of a timer that has not been compared with a profiler.
-MAX_OVERHEAD_SECONDS = 20e-6
+MAX_PLAUSIBLE_OVERHEAD_SECONDS = 20e-6
 #: The largest acceptable difference, in seconds, between the timer overhead measured after a run and the overhead that
 #: mamf subtracted during the run.
-MAX_SHIFT_SECONDS = 0.5e-6
+MAX_OVERHEAD_SHIFT_SECONDS = 0.5e-6
 #: Reports print the timer's accuracy only for launches shorter than this, because 1 us is at least 1 % of them.
 SHORT_LAUNCH_SECONDS = 100e-6
 
 
-class Timer(NamedTuple):
+class TimerCalibration(NamedTuple):
     """The timing error of a backend's device timer, in seconds (a row of timers.csv).
 
-    - ``lowest``, ``typical``, ``highest``: the time that the timer adds to a launch.
-    - ``accuracy``: the error of a launch time after mamf has subtracted that overhead.
+    - ``min_overhead_seconds``, ``typical_overhead_seconds``, ``max_overhead_seconds``: the time that the timer adds to
+      a launch.
+    - ``error_seconds``: the error of a launch time after mamf has subtracted the timer's overhead.
     """
 
-    lowest: float
-    typical: float
-    highest: float
-    accuracy: float
+    min_overhead_seconds: float
+    typical_overhead_seconds: float
+    max_overhead_seconds: float
+    error_seconds: float
 
 
-class Overhead(NamedTuple):
-    """The timer overhead that mamf subtracts from the time of each launch, in ``seconds``; and a ``remark`` for the
-    log if that is not the overhead that the backend estimated.
+class TimerOverhead(NamedTuple):
+    """The timer overhead that mamf subtracts from the time of each launch.
+
+    ``remark``: for the log, why mamf does not use the overhead that the backend estimated; empty if mamf uses it.
     """
 
     seconds: float
@@ -68,78 +68,86 @@ class Overhead(NamedTuple):
 
 
 @functools.cache
-def find_timer(backend: str) -> Timer | None:
+def find_timer_calibration(backend: str) -> TimerCalibration | None:
     """Return the timing error of a backend's device timer, or None if no profiler has measured it."""
     rows = (row for row in read_packaged_csv_rows("timers.csv") if row["backend"] == backend)
-    return next((Timer(*(float(row[f"{name}_us"]) * 1e-6 for name in Timer._fields)) for row in rows), None)
+    columns = ("lowest_us", "typical_us", "highest_us", "accuracy_us")
+    return next((TimerCalibration(*(float(row[column]) * 1e-6 for column in columns)) for row in rows), None)
 
 
 def is_plausible_overhead(backend: str, overhead: float) -> bool:
     """Return whether ``overhead`` seconds per launch are plausible for a backend's device timer."""
-    timer = find_timer(backend)
-    low, high = (timer.lowest, timer.highest) if timer else (0.0, MAX_OVERHEAD_SECONDS)
+    timer = find_timer_calibration(backend)
+    low, high = (
+        (timer.min_overhead_seconds, timer.max_overhead_seconds) if timer else (0.0, MAX_PLAUSIBLE_OVERHEAD_SECONDS)
+    )
     return low <= overhead <= high
 
 
-def choose_overhead(backend: str, estimate: float | None) -> Overhead:
+def choose_timer_overhead(backend: str, estimate: float | None) -> TimerOverhead:
     """Return the timer overhead to subtract from each launch: the backend's ``estimate`` in seconds if it is plausible,
     else the typical overhead of the backend's timer, or 0 if that is unknown. The overhead is rounded to the
     nanosecond, like logged samples.
     """
-    timer = find_timer(backend)
+    timer = find_timer_calibration(backend)
     # If no profiler has measured the timer, a small negative estimate is noise, and the timer has no overhead.
-    if estimate is None or (timer is None and -MAX_SHIFT_SECONDS < estimate < 0):
-        return Overhead(0.0)
+    if estimate is None or (timer is None and -MAX_OVERHEAD_SHIFT_SECONDS < estimate < 0):
+        return TimerOverhead(0.0)
     if is_plausible_overhead(backend, estimate):
-        return Overhead(round(estimate, 9))
-    used = round(timer.typical, 9) if timer else 0.0
-    return Overhead(
+        return TimerOverhead(round(estimate, 9))
+    used = round(timer.typical_overhead_seconds, 9) if timer else 0.0
+    return TimerOverhead(
         used,
         f"mamf assumed a timer overhead of {used * 1e6:.1f} us, because the estimate of {estimate * 1e6:.1f} us is "
         "implausible",
     )
 
 
-def compute_relative_accuracy(accuracy: float, seconds: float) -> float:
-    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``accuracy``: the error in
-    seconds; if it is 0 (unknown), the result is 0.
+def compute_relative_timing_error(error_seconds: float, seconds: float) -> float:
+    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``error_seconds``:
+    the error in seconds; if it is 0 (unknown), the result is 0.
     """
-    return max(accuracy / seconds, MIN_RELATIVE_ACCURACY) if accuracy else 0.0
+    return max(error_seconds / seconds, _MIN_RELATIVE_TIMING_ERROR) if error_seconds else 0.0
 
 
-def subtract_overhead(window: float, overhead: float) -> float:
-    """Return the seconds of a launch: the time ``window`` between the events around it, minus the timer's ``overhead``
-    (both in seconds). The result is at least half of ``window``, because the timer cannot time shorter launches.
+def subtract_overhead(event_seconds: float, overhead_seconds: float) -> float:
+    """Return the seconds of a launch: the time between the events around the launch, minus the timer's overhead. The
+    result is at least half of ``event_seconds``, because the timer is too inaccurate for shorter launches.
     """
-    return max(window - overhead, window / 2)
+    return max(event_seconds - overhead_seconds, event_seconds / 2)
 
 
 KeyT = TypeVar("KeyT")
 ItemT = TypeVar("ItemT")
 
 
-class Tabular:
-    """An object that a notebook shows as an html table, drawn by ``render``. ``mamf/__init__.py`` sets ``render``,
+class NotebookTable:
+    """An object that a notebook shows as an HTML table, which ``render`` makes. ``mamf/__init__.py`` sets ``render``,
     because this module cannot import the report modules: they import this module.
     """
 
-    render: Callable[[Tabular], str]
+    render: Callable[[NotebookTable], str]
 
     def _repr_html_(self) -> str:
         return type(self).render(self)
 
 
-Status = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
+MeasurementStatus = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 #: FLOP/s in one TFLOPS, and bytes/s in one TB/s.
 TERA = 1e12
-#: Keys of ``Measurement.details``: where the output is wrong; the number of launches whose output was verified; the
-#: number of verified output values; and the largest allowed error.
-WRONG_TILES, CHECKED_LAUNCHES, CHECKED_VALUES, BOUND = "wrong tiles", "checked launches", "checked values", "bound"
+#: Keys of ``Measurement.details``, in this order: where the output is wrong, the number of launches whose output was
+#: verified, the number of verified output values, and the largest allowed error.
+WRONG_TILES_KEY, CHECKED_LAUNCHES_KEY, CHECKED_VALUES_KEY, ERROR_BOUND_KEY = (
+    "wrong tiles",
+    "checked launches",
+    "checked values",
+    "bound",
+)
 #: Keys of ``Measurement.details``: the number of launches whose output bits differ from the first launch's, for kernels
 #: that do not promise equal bits; and the number of outputs that lost the NaN of an operand.
-OTHER_BITS, LOST_NAN = "other bits", "lost NaN"
+DIFFERENT_BITS_KEY, LOST_NAN_KEY = "other bits", "lost NaN"
 #: The label, in a breakdown of a launch's time, of the share in which the device runs no kernel.
-IDLE = "idle"
+IDLE_LABEL = "idle"
 
 
 def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
@@ -174,7 +182,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Measurement(Tabular):
+class Measurement(NotebookTable):
     """A row of a log: the measurement of one kernel on one shape in one regime. The operation defines the types of
     ``shape`` (the sizes, such as M, N and K) and ``problem`` (dtypes, data and options).
 
@@ -203,7 +211,7 @@ class Measurement(Tabular):
     problem: Any
     regime: str
     best_by: str
-    status: Status
+    status: MeasurementStatus
     reason: str = ""
     summary: Summary | None = None
     samples: tuple[float, ...] = ()
@@ -284,8 +292,8 @@ class Measurement(Tabular):
 
     @property
     def comparable_rate(self) -> float:
-        """The rate used for ranking. If known, device speed differences are divided out, so rows of different devices
-        compare.
+        """The rate that ranks this row among rows of several devices: ``best_rate`` divided by the speed of the row's
+        device relative to the run's first device, if that is known.
         """
         return self.best_rate / (self.device_speed or 1.0)
 
@@ -333,7 +341,7 @@ class Measurement(Tabular):
     @cached_property
     def interval(self) -> Interval:
         """The 95 % interval, in seconds per launch, of the result of one more run (``compute_repeat_interval``). If
-        ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples alone.
+        ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples only.
         Raises ValueError for a row without samples.
         """
         if self.repeatability is None:
@@ -358,7 +366,7 @@ class Measurement(Tabular):
         so ``interval`` does not include it. Comparisons with another instrument, or with launches of another length,
         must include it.
         """
-        return compute_relative_accuracy(self.timer_accuracy, self.seconds)
+        return compute_relative_timing_error(self.timer_accuracy, self.seconds)
 
     @property
     def relative_half_width(self) -> float:
@@ -374,9 +382,9 @@ class Measurement(Tabular):
 #: The source of a rate: ``measured`` on this device, ``contributed`` for its model, ``published`` by other people,
 #: listed in a ``datasheet``, or ``given`` on the command line.
 RateSource = Literal[PeakSource, "given"]
-#: The values of ``Rate.tier`` for rates that do not come from a log in results/.
-PUBLISHED, DATASHEET = "published, not checked", "datasheet"
-_FAST_ACCUMULATION = "fast accumulation"
+#: The values of ``Rate.tier`` for published rates and for rates from a datasheet.
+PUBLISHED_TIER, DATASHEET_TIER = "published, not checked", "datasheet"
+_FAST_ACCUMULATION_LABEL = "fast accumulation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,7 +436,7 @@ def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -
     """Return the rate of a dtype in a regime, or None if ``rates`` has none. A rate with fast accumulation is returned
     only if there is no rate without it. A rate with an unusual output dtype is never returned.
     """
-    return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION}", regime))
+    return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION_LABEL}", regime))
 
 
 def label_dtype(problem: Any) -> str:
@@ -436,9 +444,13 @@ def label_dtype(problem: Any) -> str:
     accumulation, because they change the ceiling: ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
-    if is_fast is None:  # This is not a matmul, so its ceiling does not depend on the output dtype.
+    if is_fast is None:  # The ceilings of other operations than matmul do not depend on the output dtype.
         return dtype
     is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output_dtype
     return ", ".join(
-        [dtype, *([] if is_usual else [f"{problem.out_dtype} output"]), *([_FAST_ACCUMULATION] if is_fast else [])]
+        [
+            dtype,
+            *([] if is_usual else [f"{problem.out_dtype} output"]),
+            *([_FAST_ACCUMULATION_LABEL] if is_fast else []),
+        ]
     )

@@ -20,7 +20,7 @@ from mamf.backend import DeviceInfo, parse_sharing
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten
 from mamf.files import read_packaged_csv_rows
-from mamf.measurement import DATASHEET, TERA, Rate
+from mamf.measurement import DATASHEET_TIER, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
 #: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
@@ -28,14 +28,14 @@ CONTRIBUTED_FILE = "contributed.csv"
 
 # Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock: boards run faster than their
 # datasheet (an RTX 4090 reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
-HEADROOM_UNKNOWN_CLOCK = 1.25
+UNKNOWN_CLOCK_HEADROOM = 1.25
 # Allow rates up to 1.02 times the peak if the datasheet gives a clock, because drivers report and set clocks in steps
 # of 15 MHz or more.
-_HEADROOM_KNOWN_CLOCK = 1.02
+_KNOWN_CLOCK_HEADROOM = 1.02
 # Allow rates up to 1.02 times the peak at the clock that was read during a measurement, and up to 1.10 times if the
 # clock may have fallen during it (see compute_max_flops_at_clock).
-HEADROOM_OF_READ_CLOCK, HEADROOM_OF_FALLING_CLOCK = 1.02, 1.10
-# Bound float64 by the float32 peak if no float64 peak is listed, because no device is faster in float64.
+READ_CLOCK_HEADROOM, FALLING_CLOCK_HEADROOM = 1.02, 1.10
+# Use the float32 peak as the bound of float64 if no float64 peak is listed, because no device is faster in float64.
 _BOUNDING_DTYPES = {"fp64": "fp32"}
 # The FLOP per cycle of a compute unit are a multiple of 16. Rounding in a datasheet may shift them by up to 0.5 %.
 _FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
@@ -51,27 +51,28 @@ _MAX_CORE_HZ = 7e9
 class DatasheetRate(Rate):
     """A row of peaks.csv: the peak rate of one device model for one dtype, without sparsity.
 
-    - ``rate``: the peak in TFLOPS; 0 in a row that lists only a bandwidth. ``bandwidth_tb``: the bandwidth in TB/s.
+    - ``rate``: the peak in TFLOPS; 0 in a row that lists only a bandwidth.
+    - ``bandwidth_tb_per_second``: the bandwidth in TB/s.
     - ``dtype``: the datasheet's name of the dtype, as in ``DType.peak_name``.
-    - ``match``: a pattern for the names of the model. ``compute_units``: its possible numbers of compute units; empty
-      if any number is possible.
+    - ``name_pattern``: matches the names of the device model.
+    - ``compute_units``: the possible numbers of compute units of the model; empty if any number is possible.
     - ``clock_hz``: the clock at which the device reaches the peak; None if the source does not give it.
-    - ``verified``: which figures of the row were checked against their source: "yes" (all), "flops" or "no".
+    - ``verified_figures``: which figures of the row were checked against their source: "yes" (all), "flops" or "no".
     """
 
-    match: re.Pattern[str]
-    bandwidth_tb: float | None
+    name_pattern: re.Pattern[str]
+    bandwidth_tb_per_second: float | None
     clock_hz: float | None
     compute_units: frozenset[int]
-    verified: str
+    verified_figures: str
 
     @property
     def is_verified(self) -> bool:
         """Whether the rate was checked against its source."""
-        return self.verified != "no"
+        return self.verified_figures != "no"
 
     @property
-    def origin(self) -> str:
+    def device_label(self) -> str:
         """The device name for reports, with "(unverified)" if the rate was not checked against its source."""
         return self.device if self.is_verified else f"{self.device} (unverified)"
 
@@ -84,13 +85,13 @@ def _read_peak_rows() -> tuple[DatasheetRate, ...]:
             dtype=row["dtype"],
             device=row["name"],
             source="datasheet",
-            tier=DATASHEET if row["verified"] != "no" else f"{DATASHEET}, unverified",
+            tier=DATASHEET_TIER if row["verified"] != "no" else f"{DATASHEET_TIER}, unverified",
             reference=row["source"],
-            match=re.compile(row["match"]),
-            bandwidth_tb=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
+            name_pattern=re.compile(row["match"]),
+            bandwidth_tb_per_second=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
             clock_hz=float(row["clock_mhz"]) * 1e6 if row["clock_mhz"] else None,
             compute_units=frozenset(map(int, row["compute_units"].split())),
-            verified=row["verified"],
+            verified_figures=row["verified"],
         )
         for row in read_packaged_csv_rows("peaks.csv")
     )
@@ -117,9 +118,9 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     return float(whole) if abs(whole / raw - 1) <= _MAX_ROUNDING_ERROR else raw
 
 
-def find_listed_peak(device: str, dtype: str) -> DatasheetRate | None:
-    """Return the peak of a device, given by its name in peaks.csv, for a dtype (by mamf's name), or None if peaks.csv
-    does not list it.
+def find_peak_of_listed_device(device: str, dtype: str) -> DatasheetRate | None:
+    """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
+    ``device``: the name of the device in peaks.csv.
     """
     return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].peak_name)
 
@@ -129,11 +130,13 @@ def _find_first_peak(rows: Iterable[DatasheetRate], peak_name: str) -> Datasheet
 
 
 def find_bandwidth(
-    device_name: str, compute_units: int | None = None, *, is_verified_only: bool = False
+    device_name: str, compute_units: int | None = None, *, must_be_verified: bool = False
 ) -> float | None:
-    """Return the theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
+    """Return the memory bandwidth in a device's datasheet in bytes/s, reads plus writes, or None if peaks.csv does not
+    list it. ``must_be_verified``: ignore bandwidths that were not checked against their source.
+    """
     rows = _find_device_rows(device_name, compute_units)
-    kept = (row.bandwidth_tb for row in rows if row.verified == "yes" or not is_verified_only)
+    kept = (row.bandwidth_tb_per_second for row in rows if row.verified_figures == "yes" or not must_be_verified)
     return next((bandwidth * TERA for bandwidth in kept if bandwidth), None)
 
 
@@ -145,7 +148,7 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
     if parse_sharing(device_name):
         return ()
     of_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
-    matching = [row for row in of_units if row.match.search(device_name)]
+    matching = [row for row in of_units if row.name_pattern.search(device_name)]
     return tuple(row for row in matching if row.device == matching[0].device)
 
 
@@ -161,16 +164,17 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
         return None
     if peak.clock_hz and info.max_clock_hz:
         # Limit the ratio, because no board runs 25 % above its model's clock: a higher reading is wrong.
-        ratio = min(info.max_clock_hz / peak.clock_hz, HEADROOM_UNKNOWN_CLOCK)
-        return peak.flops * max(1.0, ratio) * _HEADROOM_KNOWN_CLOCK
-    return peak.flops * HEADROOM_UNKNOWN_CLOCK
+        ratio = min(info.max_clock_hz / peak.clock_hz, UNKNOWN_CLOCK_HEADROOM)
+        return peak.flops * max(1.0, ratio) * _KNOWN_CLOCK_HEADROOM
+    return peak.flops * UNKNOWN_CLOCK_HEADROOM
 
 
 def compute_max_flops_at_clock(
-    info: DeviceInfo, dtype: str, clock_hz: float, *, may_fall: bool = False
+    info: DeviceInfo, dtype: str, clock_hz: float, *, may_clock_fall: bool = False
 ) -> float | None:
     """Return the FLOP/s that no row on the device can exceed at ``clock_hz``, the median clock that was read during the
-    row; None if no verified peak with a clock is listed. ``may_fall``: whether the row is a burst at the power limit.
+    row; None if no verified peak with a clock is listed. ``may_clock_fall``: whether the clock may have fallen during
+    the row, as it does in a burst at the power limit.
 
     The headroom comes from the 31,256 rows in ``results/`` to which it applied on 2026-11-24. All but two reach at most
     99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two are float64
@@ -180,28 +184,30 @@ def compute_max_flops_at_clock(
     peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
         return None
-    headroom = HEADROOM_OF_FALLING_CLOCK if may_fall else HEADROOM_OF_READ_CLOCK
+    headroom = FALLING_CLOCK_HEADROOM if may_clock_fall else READ_CLOCK_HEADROOM
     return peak.flops * clock_hz / peak.clock_hz * headroom
 
 
-def find_listed_device(device_name: str) -> str | None:
-    """Return the device of peaks.csv whose name differs from ``device_name`` only in case or blanks; None if a device
-    matches the name exactly, or if none matches.
+def find_device_spelled_differently(device_name: str) -> str | None:
+    """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
+    case and repeated blanks are ignored. None if a pattern matches the name as it is, or if none matches.
     """
     return (
-        None if any(row.match.search(device_name) for row in _read_peak_rows()) else find_device_by_pattern(device_name)
+        None
+        if any(row.name_pattern.search(device_name) for row in _read_peak_rows())
+        else find_device_by_pattern(device_name)
     )
 
 
-def find_device_by_pattern(device_name: str, *, by_name_alone: bool = False) -> str | None:
+def find_device_by_pattern(device_name: str, *, by_name_only: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
-    none does, or for a shared card. ``by_name_alone``: ignore devices that mamf recognizes only with their number of
-    compute units.
+    none does, or for a shared card. ``by_name_only``: ignore devices that mamf cannot recognize by the name without the
+    number of compute units.
     """
     usual = " ".join(device_name.split())
     rows = () if parse_sharing(device_name) else _read_peak_rows()
-    possible = (row for row in rows if not (by_name_alone and row.compute_units))
-    return next((row.device for row in possible if re.search(row.match.pattern, usual, re.IGNORECASE)), None)
+    possible = (row for row in rows if not (by_name_only and row.compute_units))
+    return next((row.device for row in possible if re.search(row.name_pattern.pattern, usual, re.IGNORECASE)), None)
 
 
 def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
@@ -223,12 +229,12 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 
 
 @dataclass(frozen=True)
-class NamedDevice:
+class DeviceModel:
     """A device model of peaks.csv with all its names. The first of ``names`` is the name that torch reports, unless
     torch reports this name for another model too.
     """
 
-    device: str
+    listed_name: str
     names: tuple[str, ...]
 
     @property
@@ -236,20 +242,20 @@ class NamedDevice:
         return self.names[0]
 
     @functools.cached_property
-    def words(self) -> frozenset[str]:
+    def name_words(self) -> frozenset[str]:
         return _split_words(" ".join(self.names))
 
 
 @functools.cache
-def read_named_devices() -> tuple[NamedDevice, ...]:
+def read_device_models() -> tuple[DeviceModel, ...]:
     """Return all devices in peaks.csv, in its order."""
     return tuple(
-        NamedDevice(row["device"], tuple(row["names"].split("; ")))
+        DeviceModel(row["device"], tuple(row["names"].split("; ")))
         for row in read_packaged_csv_rows("device_names.csv")
     )
 
 
-def find_devices(name: str) -> list[NamedDevice]:
+def find_device_models(name: str) -> list[DeviceModel]:
     """Return the device models that a name may mean; several if it is ambiguous. Apply the first of these rules that
     finds a model:
 
@@ -260,20 +266,23 @@ def find_devices(name: str) -> list[NamedDevice]:
 
     Raises UsageError with similar names if no rule finds a model.
     """
-    devices, words, wanted = read_named_devices(), _split_words(name), _normalize_device_name(name)
-    equal = [each for each in devices if wanted in map(_normalize_device_name, (each.device, *each.names))]
+    models, words, wanted = read_device_models(), _split_words(name), _normalize_device_name(name)
+    equal = [each for each in models if wanted in map(_normalize_device_name, (each.listed_name, *each.names))]
     if equal := equal or [
-        each for each in devices if words and wanted == _normalize_device_name(each.name.partition(" ")[2])
+        each for each in models if words and wanted == _normalize_device_name(each.name.partition(" ")[2])
     ]:
         return equal
-    if having := [each for each in devices if re.search(r"\d", name) and words <= each.words]:
-        return [each for each in having if all(each.words <= other.words for other in having)] or having
-    pattern = find_device_by_pattern(name, by_name_alone=True)
-    if matching := [each for each in devices if each.device == pattern]:
+    if having := [each for each in models if re.search(r"\d", name) and words <= each.name_words]:
+        return [each for each in having if all(each.name_words <= other.name_words for other in having)] or having
+    listed_name = find_device_by_pattern(name, by_name_only=True)
+    if matching := [each for each in models if each.listed_name == listed_name]:
         return matching
-    if pattern or parse_sharing(name):
-        raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
-    listed = {each.casefold(): each for device in devices for each in device.names}
+    if listed_name or parse_sharing(name):
+        raise UsageError(
+            f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only: give the name "
+            "of the card"
+        )
+    listed = {each.casefold(): each for model in models for each in model.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
     raise UsageError(f"unknown device {shorten(name)!r}" + (f"; similar names: {near}" if near else ""))
 
@@ -299,7 +308,8 @@ class ContributedRate(Rate):
       them.
     - ``shapes``: the fastest shapes that ``mamf find`` runs found on devices of this model, fastest first.
     - ``kernel``: the fastest kernel in the fastest of these runs that compared several kernels; empty if none did.
-    - ``cards``: the number of cards measured. ``lowest``: the ceiling of the slowest of these cards, in TFLOPS.
+    - ``card_count``: the number of cards measured.
+    - ``lowest_rate``: the ceiling of the slowest of these cards, in TFLOPS.
     - ``software``: the versions of torch, the vendor's libraries and the driver.
     """
 
@@ -309,8 +319,8 @@ class ContributedRate(Rate):
     power_limit_watts: float | None
     shapes: tuple[str, ...] = ()
     kernel: str = ""
-    cards: int = 1
-    lowest: float = 0.0
+    card_count: int = 1
+    lowest_rate: float = 0.0
     software: str = ""
 
 
@@ -327,8 +337,8 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
             compute_units=int(row["compute_units"]) if row["compute_units"] else None,
             power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
             shapes=tuple(row["shapes"].split()),
-            cards=int(row["cards"]),
-            lowest=float(row["lowest"]),
+            card_count=int(row["cards"]),
+            lowest_rate=float(row["lowest"]),
             **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
         )
         for row in read_packaged_csv_rows(CONTRIBUTED_FILE)

@@ -12,11 +12,11 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 from mamf.errors import (
     MAX_SEED,
     UsageError,
-    require_known,
+    require_known_names,
+    require_nonempty_list,
+    require_rows_within_limit,
     require_seconds,
     require_share,
-    require_steps,
-    require_values,
     require_whole_number,
 )
 from mamf.statistics import FigureError, Interval
@@ -39,35 +39,38 @@ RANKING_STATISTIC_BY_REGIME = {
 CEILING_REGIMES = (BURST, SUSTAINED)
 
 
-def choose_regimes(asked: Collection[str] | None, default: Sequence[str], known: Sequence[str] = ()) -> tuple[str, ...]:
-    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``known``, or
-    of ``default`` if ``known`` is empty.
+def choose_regimes(
+    requested: Collection[str] | None, default: Sequence[str], order: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the sequence of ``order``,
+    or of ``default`` if ``order`` is empty.
     """
-    return tuple(name for name in known or default if name in (asked or default))
+    return tuple(name for name in order or default if name in (requested or default))
 
 
-#: Kinds of runs: rows of given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one matmul on
-#: several kinds of data; rows compared with a baseline; claims measured again; matmul at the same time as other work;
-#: random problems whose results are verified.
+#: Kinds of runs. SWEEP measures given shapes, FIND searches for ceilings and confirms them, ROOFLINE measures compute
+#: and bandwidth ceilings for one log, EXPLAIN measures one matmul on several kinds of data, and GUARD compares rows
+#: with an earlier log. REPRODUCE measures claimed rates again, OVERLAP measures matmul at the same time as other work,
+#: and VERIFY checks the results of random problems.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 #: The value of ``phase`` in rows that were measured only to choose the fastest algorithm of a kernel.
 ALGORITHM_PHASE = "algorithm"
 #: The name of the operation that measures compute ceilings.
 MATMUL = "matmul"
-#: Rows whose true clock is measured: the best ones, all, or none.
-BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCKS = ("best", "all", "none")
-SHUFFLED_ORDER, GIVEN_ORDER = ORDERS = ("shuffled", "given")
+#: Choices of the rows whose true clock mamf measures: the best rows, all rows, or none.
+BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCK_CHOICES = ("best", "all", "none")
+SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 13.2
-#: Seconds for what ``mamf node`` measures on each device alone. Half of them are for the search for the ceiling, which
-#: takes a little longer than on a single device, because all devices share the host.
+#: Seconds in which ``mamf node`` measures each device separately. The search for the ceiling gets half of them. The
+#: search takes a little longer than on a single device, because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
 #: Seconds of ``mamf verify`` without --budget. Together with opening the device they make a minute.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
-#: The maximum of GuardOptions.rounds.
+#: The largest value of GuardOptions.rounds.
 MAX_GUARD_ROUNDS = 100
 
 #: Types of fields whose values the plan's operation writes to a log and reads from it.
@@ -105,7 +108,7 @@ class SweepOptions:
     ranks: int = 0
 
     def __post_init__(self) -> None:
-        require_known(("order", self.order, ORDERS))
+        require_known_names(("order", self.order, ORDER_CHOICES))
         require_whole_number("reference_every", self.reference_every)
         require_whole_number("warmup_launches", self.warmup_launches, 0)
         require_whole_number("timed_launches", self.timed_launches)
@@ -149,7 +152,7 @@ class Claim:
     cycles_used: float | None = None
 
     def __post_init__(self) -> None:
-        require_known(("regime", self.step[0], REGIME_NAMES))
+        require_known_names(("regime", self.step[0], REGIME_NAMES))
         if not (self.rate > 0 and 0 < self.interval.low <= self.interval.high):
             raise UsageError(
                 f"the claim of rate {self.rate:g} with the interval {self.interval.low:g} to {self.interval.high:g} is "
@@ -195,7 +198,7 @@ class Plan:
     - ``precision``: a row is measured until half the width of its interval is at most this share of the figure.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
-    - ``clock``: the rows whose true clock is measured, one of CLOCKS.
+    - ``clock``: the rows whose true clock is measured, one of CLOCK_CHOICES.
     - ``layers``: the label of each shape of a preset.
     - ``searches``: the searches for ceilings that come first, as plans of the kind FIND.
     - ``options``: the options that only this kind of run has: SweepOptions, SearchOptions, GuardOptions,
@@ -220,26 +223,26 @@ class Plan:
     def __post_init__(self) -> None:
         if self.options is None and self.kind == SWEEP:
             object.__setattr__(self, "options", SweepOptions())
-        require_values("problems", self.problems, object)
-        require_values("kernels", self.kernels, str)
-        require_values("regimes", self.regimes, str)
+        require_nonempty_list("problems", self.problems, object)
+        require_nonempty_list("kernels", self.kernels, str)
+        require_nonempty_list("regimes", self.regimes, str)
         require_share("precision", self.precision)
-        require_known(("clock", self.clock, CLOCKS))
+        require_known_names(("clock", self.clock, CLOCK_CHOICES))
         for label, seconds in (("budget_seconds", self.budget_seconds), ("seconds", self.seconds)):
             if seconds is not None:
                 require_seconds(label, seconds)
         if self.is_search:
-            require_known(*(("regime for a ceiling", name, CEILING_REGIMES) for name in self.regimes))
+            require_known_names(*(("regime for a ceiling", name, CEILING_REGIMES) for name in self.regimes))
         else:
-            require_values("shapes", self.shapes, object)
+            require_nonempty_list("shapes", self.shapes, object)
         if self.layers and len(self.layers) != len(self.shapes):
             raise UsageError(
                 f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one layer per shape, or none"
             )
-        require_steps(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
+        require_rows_within_limit(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
             require_whole_number("seed", problem.seed, 0, MAX_SEED)
-        require_known(*(("regime", name, REGIME_NAMES) for name in self.regimes))
+        require_known_names(*(("regime", name, REGIME_NAMES) for name in self.regimes))
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
             raise UsageError(f"the regime classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
 
@@ -250,8 +253,8 @@ class Plan:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The names of the operations whose rows the run reports. The matmul rows that only give the ceiling do not
-        count.
+        """The names of the operations whose rows the run reports. Matmul is not among them if its
+        rows only measure the ceiling.
         """
         return getattr(self.options, "operations", ()) or (self.operation,)
 
@@ -261,7 +264,7 @@ class Plan:
         return self.kind == FIND and self.options is not None
 
     @property
-    def confirms(self) -> bool:
+    def confirms_best_rows(self) -> bool:
         """Whether the run measures the best row of each problem again in all regimes, to confirm it."""
         return self.kind in (FIND, ROOFLINE) and not self.is_search
 
@@ -270,7 +273,7 @@ class Plan:
         """Whether other processes measure other shapes of this run."""
         return self.kind == SWEEP and self.options.ranks > 0
 
-    def dealt(self, rank: int, ranks: int) -> Plan:
+    def make_plan_of_rank(self, rank: int, ranks: int) -> Plan:
         """Return the plan for one of several processes that divide a sweep. Return any other plan unchanged.
 
         The process measures every ``ranks``-th shape from number ``rank`` on, and a reference shape that all processes
@@ -282,24 +285,24 @@ class Plan:
         reference = self.options.reference or by_work[len(by_work) // 2]
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
-    def steps(self, held: Collection[StepKey] = ()) -> list[StepKey]:
-        """List the steps (regime, problem, shape and kernel) of the plan that are not in ``held``. The kernels of a
+    def list_steps(self, excluded: Collection[StepKey] = ()) -> list[StepKey]:
+        """List the steps (regime, problem, shape and kernel) of the plan that are not in ``excluded``. The kernels of a
         shape follow each other.
 
         If the run later confirms the best rows, list only the first regime. A run of ``mamf explain`` measures the
         regime sustained on its first problem only.
         """
-        done = frozenset(held)
+        excluded_steps = frozenset(excluded)
         everything = (
             StepKey(regime, problem, shape, kernel)
-            for regime in (self.regimes[:1] if self.confirms else self.regimes)
+            for regime in (self.regimes[:1] if self.confirms_best_rows else self.regimes)
             for problem in (self.problems[:1] if self.kind == EXPLAIN and regime == SUSTAINED else self.problems)
-            for shape in self.own_shapes()
+            for shape in self.list_assigned_shapes()
             for kernel in self.kernels
         )
-        return [step for step in everything if step not in done]
+        return [step for step in everything if step not in excluded_steps]
 
-    def own_shapes(self) -> list[Any]:
+    def list_assigned_shapes(self) -> list[Any]:
         """List the shapes in the order in which this process measures them. In a shared run, leave out those of other
         processes.
         """

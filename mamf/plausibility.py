@@ -76,8 +76,8 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER_LIMIT_REASON}
     if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
         return None
-    may_fall = row.regime == BURST and bool(conditions.throttle_reasons)
-    bound = compute_max_flops_at_clock(info, dtype, clock, may_fall=may_fall)
+    may_clock_fall = row.regime == BURST and bool(conditions.throttle_reasons)
+    bound = compute_max_flops_at_clock(info, dtype, clock, may_clock_fall=may_clock_fall)
     if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
         return None
     return (

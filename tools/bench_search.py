@@ -65,7 +65,7 @@ class Chip:
         waves = math.ceil(tiles / self.compute_units)
         flops_of_unit = self.peak_tflops * 1e12 / self.compute_units * share
         computing = waves * 2 * tile_m * tile_n * (shape.k + self.startup_k) / flops_of_unit
-        nbytes = 2 * sum(shape.elements.values())
+        nbytes = 2 * sum(shape.element_counts.values())
         return max(computing, nbytes / self.bandwidth) + 2e-6
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import AFTER_REST, find_calibration
+from mamf.calibration import AFTER_REST, look_up_repeatability
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -91,7 +91,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
 
 def as_today(row: Measurement, log: RunLog) -> Measurement:
     """A row with today's figure and calibration."""
-    known = find_calibration(log.header["device"]["backend"], _state(row)[0], row.problem)
+    known = look_up_repeatability(log.header["device"]["backend"], _state(row)[0], row.problem)
     by = "mean" if row.regime == SUSTAINED else "median"
     return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
 
@@ -129,7 +129,7 @@ def _state(row: Measurement) -> tuple[str, str]:
     # Of sustained rows of products, only those of visits that start anew depend on the temperature.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
-    is_anew = is_anew and (known.per_degree > 0 or known == find_calibration("", AFTER_REST, row.problem))
+    is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
     operation += f" {row.problem.dtype}" if operation == "matmul" else ""
     return AFTER_REST if is_anew else row.regime, operation

@@ -21,7 +21,7 @@ from typing import Any
 from mamf.contribution.known_ceilings import FIGURES_FILE, SHIPPED_FILE
 from mamf.errors import UsageError
 from mamf.files import write_file_atomically
-from mamf.peaks import HEADROOM_UNKNOWN_CLOCK, NamedDevice, find_devices, find_listed_peak
+from mamf.peaks import UNKNOWN_CLOCK_HEADROOM, DeviceModel, find_device_models, find_peak_of_listed_device
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Accelerators that share rows of peaks.csv, or the name, with another device.
@@ -72,7 +72,7 @@ def read_published(results: Path) -> list[Published]:
 def format_csv(figures: Iterable[Published]) -> str:
     groups: dict[tuple[str, str], list[Published]] = {}
     for device, figure in bounded(figures):
-        groups.setdefault((device.device, figure["dtype"]), []).append(figure)
+        groups.setdefault((device.listed_name, figure["dtype"]), []).append(figure)
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -85,17 +85,17 @@ def format_csv(figures: Iterable[Published]) -> str:
     return file.getvalue()
 
 
-def bounded(figures: Iterable[Published]) -> Iterator[tuple[NamedDevice, Published]]:
+def bounded(figures: Iterable[Published]) -> Iterator[tuple[DeviceModel, Published]]:
     """Figures of one device that its dense peak bounds."""
     for figure in figures:
         if OTHER_DEVICES.search(figure["accelerator"]):
             continue
         try:
-            devices = find_devices(figure["device"] or figure["accelerator"])
+            devices = find_device_models(figure["device"] or figure["accelerator"])
         except UsageError:  # not listed
             continue
-        peak = find_listed_peak(devices[0].device, figure["dtype"]) if len(devices) == 1 else None
-        if peak and figure["tflops"] <= peak.rate * HEADROOM_UNKNOWN_CLOCK:
+        peak = find_peak_of_listed_device(devices[0].listed_name, figure["dtype"]) if len(devices) == 1 else None
+        if peak and figure["tflops"] <= peak.rate * UNKNOWN_CLOCK_HEADROOM:
             yield devices[0], figure
 
 

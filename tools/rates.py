@@ -44,10 +44,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.cli.terminal import parse_duration
 from mamf.engine.regimes import Regime
-from mamf.engine.runner import Setup, Step
+from mamf.engine.runner import RunSetup, Step
 from mamf.engine.strategies.studies import GuardStrategy, VerifyStrategy, make_verify_plan
 from mamf.errors import IncomparableError
 from mamf.logs.compare import (
@@ -228,7 +228,7 @@ class DrawnRuns:
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
-        known = find_calibration("", SUSTAINED, MatmulProblem())
+        known = look_up_repeatability("", SUSTAINED, MatmulProblem())
         error = compute_run_error([of.seconds], of.seconds, [0.0], known)
         return replace(of, fields=fields, error=compute_decision_error(error, SUSTAINED, 1))
 
@@ -320,7 +320,7 @@ class Seen(NamedTuple):
 class _Run:
     """What a strategy asks of a runner before it measures."""
 
-    def start_regime(self, regime: Regime) -> Regime:
+    def prepare_regime(self, regime: Regime) -> Regime:
         return regime
 
 
@@ -360,7 +360,7 @@ class Guards:
         slower: dict[AttentionShape, float],
     ) -> Iterator[Measurement]:
         """Draw every visit that the guard's strategy asks for."""
-        card, setup = self.card, Setup(self.plan, self.backend, [("drawn", SimulatedAttention())])
+        card, setup = self.card, RunSetup(self.plan, self.backend, [("drawn", SimulatedAttention())])
         strategy = GuardStrategy(setup, baseline, self.tolerance)
         strategy.runner = _Run()  # type: ignore[assignment]
         level, drift = chooser.gauss(0, card.run), chooser.uniform(-_DRIFT, _DRIFT)
@@ -380,7 +380,7 @@ class Guards:
 def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
     fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
-    summary, known = Summary(20, *[seconds] * 4, interval), find_calibration("", regime, MatmulProblem())
+    summary, known = Summary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
     where = {"phase": asked.phase, "round": asked.round}
     return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)
 
@@ -501,7 +501,7 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
         card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
         found.append(
-            count_verified_totals(list(VerifyStrategy(Setup(plan, card, [(kernel.name, kernel)])).yield_results()))
+            count_verified_totals(list(VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)])).yield_results()))
         )
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)

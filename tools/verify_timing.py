@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.measurement import Measurement, compute_relative_accuracy, find_timer
+from mamf.measurement import Measurement, compute_relative_timing_error, find_timer_calibration
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 # A flush of the cache is a memset or a fill that takes at least this long. Those of a launch are shorter.
@@ -62,7 +62,7 @@ def burst(backend: Backend, case: Case) -> Measurement:
     regime = Burst(backend)
     regime.start()
     pool = backend.make_operand_pool("normal", 0)
-    row = measure(*prepared(backend, case), regime, pool, StoppingRule(seconds=1.0))
+    row = measure_row(*prepared(backend, case), regime, pool, StoppingRule(max_seconds=1.0))
     pool.release_buffers()
     if not row.ok:
         raise SystemExit(f"{case}: {row.status}: {row.reason}")
@@ -112,7 +112,7 @@ def is_flush(event: Any) -> bool:
 
 def compare_with_profiler(backend: Backend) -> bool:
     """Print the table. All kernels are measured before the first profile: a profiler changes what follows it."""
-    timer = find_timer(backend.name)
+    timer = find_timer_calibration(backend.name)
     if timer is None:
         raise SystemExit(f"nobody has measured the timer of {backend.name}")
     rows = [burst(backend, case) for case in CASES]
@@ -121,7 +121,7 @@ def compare_with_profiler(backend: Backend) -> bool:
     is_right = True
     for case, row in zip(CASES, rows, strict=True):
         theirs = profiled_seconds(backend, case)
-        allowed = theirs * compute_relative_accuracy(timer.accuracy, theirs)
+        allowed = theirs * compute_relative_timing_error(timer.error_seconds, theirs)
         difference = row.seconds - theirs
         is_right &= abs(difference) <= allowed
         figures = (theirs, row.seconds + row.timer_overhead, row.seconds)

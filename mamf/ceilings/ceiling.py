@@ -16,19 +16,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.errors import IncomparableError, UsageError, is_number, require_seconds
 from mamf.kernel import Problem
 from mamf.measurement import (
     TERA,
     Conditions,
     Measurement,
+    NotebookTable,
     Rate,
     Rates,
     RateSource,
     RateT,
-    Tabular,
-    compute_relative_accuracy,
+    compute_relative_timing_error,
     find_rate,
     group_pairs,
     label_dtype,
@@ -62,7 +62,7 @@ _CLEARLY_FASTER_FACTOR = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceiling(Tabular, Rate):
+class Ceiling(NotebookTable, Rate):
     """The confirmed highest rate of a device for one problem in one regime.
 
     - ``rate``: the rate over all confirming rounds, in TFLOPS or, if the operation counts bytes, in TB/s. In burst it
@@ -259,7 +259,7 @@ def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
     """Return the calibration that the rounds were recorded with, or without one the current calibration of their
     regime.
     """
-    return find_median_repeatability(rounds) or find_calibration("", rounds[0].regime, rounds[0].problem)
+    return find_median_repeatability(rounds) or look_up_repeatability("", rounds[0].regime, rounds[0].problem)
 
 
 def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], float, list[float]]:
@@ -365,7 +365,7 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
         return 0.0
-    return math.hypot(row.accuracy, compute_relative_accuracy(row.timer_accuracy, ceiling.seconds))
+    return math.hypot(row.accuracy, compute_relative_timing_error(row.timer_accuracy, ceiling.seconds))
 
 
 def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
@@ -378,7 +378,7 @@ def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     return (
         drift is not None
         and ceiling is not None
-        and abs(drift) > DRIFT_TOLERANCE + compute_relative_accuracy(row.timer_accuracy, ceiling.seconds)
+        and abs(drift) > DRIFT_TOLERANCE + compute_relative_timing_error(row.timer_accuracy, ceiling.seconds)
     )
 
 

@@ -60,7 +60,7 @@ class Roofs:
             )
         return replace(self, compute=compute, bandwidth=bandwidth)
 
-    def find_rate_limit(self, row: Measurement) -> tuple[float, str] | None:
+    def find_roof_and_bound(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits the row: ``compute`` or ``bandwidth``.
 
         Work without matmul is limited by bandwidth only. Returns None if a ceiling that may limit the row is unknown.
@@ -110,7 +110,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
     The rate of the point is the statistic that the regime reports. If several devices shared the run, that rate is
     scaled to the speed of the first device.
     """
-    work, (roof, bound) = row.work, roofs.find_rate_limit(row) or (None, None)
+    work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
@@ -146,7 +146,7 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
     """
     if problem.is_served_by_memory(shape, cache_bytes):
         return MEMORY
-    fits = cache_bytes is not None and len(problem.arrays) * shape.nbytes <= cache_bytes
+    fits = cache_bytes is not None and len(problem.array_names) * shape.nbytes <= cache_bytes
     return CACHE if fits and problem.warm > 1 else None
 
 

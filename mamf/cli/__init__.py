@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.parser import Parser, PrintHelpAll, normalize_option_names, print_completions
+from mamf.cli.parser import HelpAllAction, Parser, normalize_option_names, print_completions
 from mamf.cli.terminal import (
     find_terminal_columns,
     get_report_stream,
@@ -80,7 +80,7 @@ COMMAND_DESCRIPTIONS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the words in ``arguments`` name, by default those of sys.argv, and return its exit code.
+    """Run the command in ``arguments``, by default the command in sys.argv, and return its exit code.
 
     The exit code is 0 for success, 1 if the command did not finish, 2 for bad input, 3 for a regression, and 130 if a
     signal such as Ctrl-C interrupted the command.
@@ -92,13 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MamfError.exit_code
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions of the command line
         print_completions(_build_parser)
-    typed = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and "profile" not in typed[:1]:  # the profiled script writes to stdout
+    typed_words = sys.argv[1:] if arguments is None else arguments
+    if arguments is None and "profile" not in typed_words[:1]:  # the profiled script writes to stdout
         reserve_stdout_for_reports()
-    with _shorten_warnings(runs_script="profile" in typed[:1]) as log_changed:
-        code = _run_and_convert_errors(typed, is_watched=arguments is None) or log_changed[0]
-    if arguments is None and "profile" not in typed[:1]:  # a profiled script may leave threads that must finish
-        _start_exit_thread(code)
+    with _shorten_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
+        code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
+    if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
+        _start_forced_exit_thread(code)
     if code == INTERRUPTED_EXIT_CODE and arguments is None:
         # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
         sys.stdout.flush()
@@ -106,24 +106,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _start_exit_thread(code: int) -> None:
-    """Start a thread that ends the process with ``code`` if the threads of a plugin keep it running after the command.
+def _start_forced_exit_thread(code: int) -> None:
+    """Start a thread that ends the process with ``code`` if threads of a plugin still run after the command has ended.
 
-    Python waits for such threads without a message, so the user would not see why the command does not return.
+    Python waits for these threads without a message, so the user would not see why the command does not return.
     """
 
-    def wait_and_exit() -> None:
+    def wait_for_plugin_threads_and_exit() -> None:
         main = threading.main_thread()
-        main.join()  # wait, because a profiled script or a test may continue after ``main`` returns
+        main.join()  # wait for the main thread: a profiled script or a test may continue after mamf.cli.main returns
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
-        if left := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
-            warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(left)}")
+        if remaining_names := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
+            warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(remaining_names)}")
             os._exit(code)
 
-    threading.Thread(target=wait_and_exit, daemon=True).start()
+    threading.Thread(target=wait_for_plugin_threads_and_exit, daemon=True).start()
 
 
-def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int:
+def _run_command_and_report_errors(typed_words: Sequence[str], is_watched: bool) -> int:
     try:
         if is_watched:
             watching.fork_watched_child(typed_words)
@@ -141,13 +141,13 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
     except BrokenPipeError:  # the program that reads the pipe, such as head, has ended
-        _discard_output()
+        _redirect_stdout_to_null_device()
         return 0
     except OSError as error:
         if error.filename is not None:
             warn(f"cannot read or write {shorten(os.fspath(error.filename))}: {error.strerror}")
             return MamfError.exit_code
-        _discard_output()
+        _redirect_stdout_to_null_device()
         warn(f"cannot write the output: {error.strerror or error}")
         return 1
     finally:
@@ -156,26 +156,26 @@ def _run_and_convert_errors(typed_words: Sequence[str], is_watched: bool) -> int
 
 
 def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | None = None) -> int:
-    """Run the command in ``typed_words`` and return its exit code. Raise the errors of the command.
+    """Run the command in ``typed_words`` and return its exit code. Errors of the command propagate to the caller.
 
     A command may call this function to run another command. ``crashed_run``: the crashed run to continue, if any.
     """
-    if wrong := next((word for word in typed_words if "\0" in word), None):
-        raise UsageError(f"{shorten(wrong)} contains a null byte: remove this byte")
-    given = normalize_option_names(typed_words)
-    options = _build_parser(given).parse_args(given)
-    options.typed = typed_words
+    if word_with_null_byte := next((word for word in typed_words if "\0" in word), None):
+        raise UsageError(f"{shorten(word_with_null_byte)} contains a null byte: remove this byte")
+    normalized_words = normalize_option_names(typed_words)
+    options = _build_parser(normalized_words).parse_args(normalized_words)
+    options.typed_words = typed_words
     if options.module is None:
         print_lines(f"{_format_overview()}\n")
         return 0
     if options.module == "version":
         print_line(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
         return 0
-    _start_missing_log(options)
-    options.restart, options.codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
+    _choose_resume_or_new_log(options)
+    options.crashed_run, options.finished_exit_codes = crashed_run, [*crashed_run.exit_codes] if crashed_run else []
     if crashed_run and hasattr(options, "resume"):
-        # Resume with the plan of the log, and ignore the plan of the options.
-        options.resume, options.begins, options.given = crashed_run.log_path, "", set()
+        # Resume the log with the plan that it contains, as if the user had typed only --resume.
+        options.resume, options.new_log_reason, options.given_names = crashed_run.log_path, "", set()
     guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
         run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
@@ -184,31 +184,34 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         return int(run(options))
 
 
-def _start_missing_log(options: argparse.Namespace) -> None:
-    """Replace --requeue by --output if there is no log to continue, and by --resume otherwise. Set ``options.begins``
-    to the reason for a new log, or to an empty text. Raises UsageError if there is no log for --resume to continue.
+def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
+    """Replace --requeue by --resume if its log can be continued, and by --output (a new log) otherwise.
 
-    This happens before the command runs, because a command reads its options differently when it resumes a log.
+    Set ``options.new_log_reason`` to the reason for a new log, or to an empty text. Raises UsageError if the log of
+    --resume cannot be continued. The command must run after this function, because it reads its options differently
+    when it resumes a log.
     """
     requeue = getattr(options, "requeue", None)
     if requeue and options.resume and not getattr(options, "share", None):
-        raise UsageError("--requeue cannot be combined with --resume: give the log to one of them")
+        raise UsageError("--requeue cannot be combined with --resume: use only one of them")
     path: Any = requeue or getattr(options, "resume", None)
-    options.begins = _explain_new_log(path) if path and getattr(options, "output", path) is None else ""
-    if options.begins and not requeue:
+    options.new_log_reason = _find_new_log_reason(path) if path and getattr(options, "output", path) is None else ""
+    if options.new_log_reason and not requeue:
         raise UsageError(
-            f"cannot resume {path}, which {options.begins}: use --requeue instead to start a new run there"
+            f"cannot resume {path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
         )
-    if options.begins:
+    if options.new_log_reason:
         options.output, options.resume = path.resolve() if path.is_symlink() else path, None
         options.output.unlink(missing_ok=True)
     elif requeue:
         options.resume = requeue
 
 
-def _explain_new_log(path: Path) -> str:
-    """Return why a run cannot continue the log at ``path`` but must start it: the file does not exist, or a run that
-    ended early left it empty or with a part of the header, its first line. Return an empty text if a run can continue.
+def _find_new_log_reason(path: Path) -> str:
+    """Return why a run must start a new log at ``path``, or an empty text if the run can continue the log there.
+
+    The reason is that the file does not exist, or that an earlier run ended before it had written the whole header,
+    the first line of a log. It completes a sentence that begins with the path.
     """
     if not path.is_file():
         return "" if path.exists() else "does not exist"
@@ -220,8 +223,8 @@ def _explain_new_log(path: Path) -> str:
     return "is cut off within its header" if first_line else "is empty"
 
 
-def _discard_output() -> None:
-    """Redirect stdout to the null device. Otherwise Python would flush stdout at exit and fail a second time."""
+def _redirect_stdout_to_null_device() -> None:
+    """Redirect stdout to the null device, so that Python's own flush of stdout at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), get_report_stream().fileno())
 
 
@@ -240,13 +243,13 @@ def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         log_changed[0] |= issubclass(category, LogChangedWarning)
         text = str(message) if is_ours else f"{category.__name__}: {message}".splitlines()[0]
         if runs_script and not is_ours:
-            usual(message, category, *place, **keywords)
+            show_warning_in_full(message, category, *place, **keywords)
         elif text not in printed_texts:
             printed_texts.add(text)
             warn(text)
 
     with warnings.catch_warnings():
-        usual = warnings.showwarning
+        show_warning_in_full = warnings.showwarning
         warnings.simplefilter("always", MamfWarning)
         warnings.showwarning = print_warning
         yield log_changed
@@ -263,21 +266,23 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    commands.type = str  # accept any word: the parser of the command checks those after it
-    first = command_words[0] if command_words else ""
-    parser.overview_text = "" if first in COMMAND_DESCRIPTIONS else f"{_format_overview()}\n"
-    for name, line in (
-        {first: COMMAND_DESCRIPTIONS[first]}.items() if first in COMMAND_DESCRIPTIONS else COMMAND_DESCRIPTIONS.items()
+    commands.type = str  # accept any word here: the parser of the command checks the words after the command
+    first_word = command_words[0] if command_words else ""
+    parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_overview()}\n"
+    for name, description in (
+        {first_word: COMMAND_DESCRIPTIONS[first_word]}.items()
+        if first_word in COMMAND_DESCRIPTIONS
+        else COMMAND_DESCRIPTIONS.items()
     ):
-        command = commands.add_parser(name, help=line, description=line)
+        command = commands.add_parser(name, help=description, description=description)
         if name in command_words:
-            module = get_module_name(name)
-            command.set_defaults(command=name, module=module, parser=command)
-            code = importlib.import_module(f"mamf.cli.commands.{module}")
-            command.epilog = code.EXAMPLES
+            module_name = get_module_name(name)
+            command.set_defaults(command=name, module=module_name, parser=command)
+            command_module = importlib.import_module(f"mamf.cli.commands.{module_name}")
+            command.epilog = command_module.EXAMPLES
             command.command_words = command_words
-            code.add_options(command)
-            command.add_argument("--help-all", action=PrintHelpAll, help="show all options and exit")
+            command_module.add_options(command)
+            command.add_argument("--help-all", action=HelpAllAction, help="show all options and exit")
     return parser
 
 

@@ -23,7 +23,7 @@ from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import MEMORY_CACHE_MULTIPLE, Bandwidth, BandwidthProblem
+from mamf.operations.bandwidth.operation import MIN_MEMORY_TO_CACHE_RATIO, Bandwidth, BandwidthProblem
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
@@ -56,32 +56,32 @@ def read_given_ceilings(
     Raises UsageError if a log has no ceiling or if one of ``needed_ceilings`` is missing, and IncomparableError if a
     ceiling is from another card than ``backend``.
     """
-    found: dict[tuple[str, str], Ceiling] = {}
+    ceilings_by_key: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
         log = read_run_log(path)
-        own = {**log.all_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
-        if not own:
+        ceilings_of_log = {**log.all_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
+        if not ceilings_of_log:
             raise UsageError(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
-                f"--pattern read' with arrays at least {MEMORY_CACHE_MULTIPLE} times as large as the cache"
+                f"--pattern read' with arrays at least {MIN_MEMORY_TO_CACHE_RATIO} times as large as the cache"
             )
-        for ceiling in own.values():
+        for ceiling in ceilings_of_log.values():
             require_usable_ceiling(ceiling, backend)
-        found |= own
+        ceilings_by_key |= ceilings_of_log
     for name, regime in needed_ceilings if options.ceiling else ():
-        if find_rate(found, name, regime) is None:
+        if find_rate(ceilings_by_key, name, regime) is None:
             raise UsageError(
                 f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log that has "
                 "one"
             )
-    return found
+    return ceilings_by_key
 
 
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
     """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH and regime.
 
-    In each regime this bandwidth is the confirmed ceiling, or else the best row that reads memory. ``cache_bytes``: the
-    size of the device's cache; rows with arrays that fit in the cache do not count.
+    This bandwidth is the confirmed ceiling of the regime. Without a confirmed ceiling, it is the highest rate of a row
+    that reads memory. ``cache_bytes``: the size of the device's cache; rows whose arrays fit in it do not count.
     """
     info = DeviceInfo(**log.header["device"])
     rows = [
@@ -101,32 +101,40 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
         for row in log.measurements
         if row.ok and row.operation == Bandwidth.name and not row.phase
     ]
-    found: dict[tuple[str, str], Ceiling] = {}
+    bandwidths_by_key: dict[tuple[str, str], Ceiling] = {}
     for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.own_ceilings.values()):
         problem = ceiling.problem
         is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ
         if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY:
-            found[make_ceiling_key(ceiling)] = ceiling
-    return found
+            bandwidths_by_key[make_ceiling_key(ceiling)] = ceiling
+    return bandwidths_by_key
 
 
 def require_same_ceilings(
     options: argparse.Namespace, log: RunLog, logged_plan: Plan, given_ceilings: Ceilings
 ) -> None:
-    """Raise LogMismatchError if the options ask for other ceilings than those in the resumed log.
+    """Raise LogMismatchError if the options contradict the ceilings in the resumed log.
 
     ``log``, ``logged_plan``: the resumed log and its plan. ``given_ceilings``: the ceilings in the logs of --ceiling.
     """
-    held, none = log.all_ceilings, "no ceiling"
-    own = "a search for its own ceiling" if logged_plan.searches else "a given ceiling" if held else none
-    if options.no_ceiling and own != none:
-        raise make_contradiction_error(options, "no_ceiling", own, True)
-    if given_ceilings and not held:
-        raise make_contradiction_error(options, "ceiling", own, options.ceiling)
-    for key in given_ceilings.keys() & held.keys():
-        if make_ceiling_record(given_ceilings[key]) != make_ceiling_record(held[key]):
-            own = f"a {' '.join(key)} ceiling of {held[key].tflops:.6g} TFLOPS at {held[key].shape}"
-            raise make_contradiction_error(options, "ceiling", own, options.ceiling)
+    logged_ceilings, no_ceiling_text = log.all_ceilings, "no ceiling"
+    logged_choice = (
+        "a search for its own ceiling"
+        if logged_plan.searches
+        else "a given ceiling"
+        if logged_ceilings
+        else no_ceiling_text
+    )
+    if options.no_ceiling and logged_choice != no_ceiling_text:
+        raise make_contradiction_error(options, "no_ceiling", logged_choice, True)
+    if given_ceilings and not logged_ceilings:
+        raise make_contradiction_error(options, "ceiling", logged_choice, options.ceiling)
+    for key in given_ceilings.keys() & logged_ceilings.keys():
+        if make_ceiling_record(given_ceilings[key]) != make_ceiling_record(logged_ceilings[key]):
+            logged_choice = (
+                f"a {' '.join(key)} ceiling of {logged_ceilings[key].tflops:.6g} TFLOPS at {logged_ceilings[key].shape}"
+            )
+            raise make_contradiction_error(options, "ceiling", logged_choice, options.ceiling)
 
 
 def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
@@ -140,12 +148,16 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = make_problem(backend, dtype)
         try:
-            default = choose_working_kernels(backend, problem)[0].name
+            kernel_name = choose_working_kernels(backend, problem)[0].name
         except (DeviceError, PluginError) as error:
             warn(f"cannot measure a {dtype} ceiling, so rows in this dtype show no share (MAMFU): {error}")
             continue
         search, _ = plan_search(
-            backend, problem, [default], regimes=regimes, budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)]
+            backend,
+            problem,
+            [kernel_name],
+            regimes=regimes,
+            budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],
         )
         searches.append(search)
     if get_operation(plan.operation).has_memory_shares:
@@ -161,44 +173,47 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
     On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
     """
-    of = Bandwidth()
-    problem = of.make_problem(backend, {"pattern": READ})
+    operation = Bandwidth()
+    problem = operation.make_problem(backend, {"pattern": READ})
     shapes = [
         shape
-        for shape in of.choose_default_shapes(backend)
+        for shape in operation.choose_default_shapes(backend)
         if problem.is_served_by_memory(shape, backend.info.cache_bytes)
     ]
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
-    kernels = [name for name, _ in choose_kernels(of, backend)]
+    kernels = [name for name, _ in choose_kernels(operation, backend)]
     return make_operation_plan(
-        of,
+        operation,
         kernels,
         [problem],
-        shapes[:1] or of.choose_default_shapes(backend)[-1:],
+        shapes[:1] or operation.choose_default_shapes(backend)[-1:],
         regimes,
         FIND,
         budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],
     )
 
 
-def limit_search_budgets(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Return copies of the searches that together use at most half of ``budget_seconds``, in equal parts. Without a
-    budget (None), return the searches unchanged.
+def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
+    """Return copies of the searches that share half of ``budget_seconds`` equally. Without a budget (None), return the
+    searches unchanged.
     """
     if budget_seconds is None:
         return list(searches)
-    part = _MAX_SEARCH_SHARE_OF_BUDGET * budget_seconds / max(1, len(searches))
-    return [replace(search, budget_seconds=min(part, search.budget_seconds or part)) for search in searches]
+    seconds_per_search = _MAX_SEARCH_SHARE_OF_BUDGET * budget_seconds / max(1, len(searches))
+    return [
+        replace(search, budget_seconds=min(seconds_per_search, search.budget_seconds or seconds_per_search))
+        for search in searches
+    ]
 
 
 def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
     """Print a warning for each search that the budget shortens, because its ceiling may be too low."""
     for search in searches:
-        usual = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
-        if search.budget_seconds and search.budget_seconds < usual:
+        full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
+        if search.budget_seconds and search.budget_seconds < full_seconds:
             warn(
-                f"--budget leaves only {search.budget_seconds:.3g} of the usual {usual:.0f} s for the "
+                f"--budget leaves only {search.budget_seconds:.3g} of the usual {full_seconds:.0f} s for the "
                 f"{get_ceiling_name(search)} ceiling: the ceiling may be several percent too low, and shares of it too "
                 "high"
             )

@@ -1,6 +1,7 @@
 """Run a command on several devices, with one process and one log per device, and report the logs as one run.
 
-With ``--devices`` the devices divide the shapes. ``mamf node`` measures each device alone, then all together.
+With ``--devices``, mamf divides the shapes among the devices. ``mamf node`` first measures each device while the others
+are idle, then all devices at the same time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
-from mamf.engine.runner import get_crashes
+from mamf.engine.runner import get_crash_record
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
     DeviceError,
@@ -79,7 +80,7 @@ from mamf.plugins.discovery import find_first_backend, load_backend_class, open_
 SendRecord = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
 #: Seconds that a process has to complete its log after its parent process has ended.
-_MAX_LOG_END_SECONDS = 15.0
+_MAX_LOG_COMPLETION_SECONDS = 15.0
 
 
 def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> int:
@@ -90,7 +91,7 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
         return _measure_rank(options, run_command)
     if options.resume is not None and options.resume.is_dir():
         return _resume_folder(options)
-    devices = _choose_devices_to_share(options)
+    devices = _read_requested_devices(options)
     if len(devices) < 2:
         options.device = devices[0] if devices else options.device
         return run_command(options)
@@ -100,7 +101,7 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
         return run_command(options)
     folder = options.output or Path(f"mamf-{options.command}-{datetime.now():%Y%m%d-%H%M%S}")
     if folder.suffix == ".jsonl":
-        raise UsageError(f"--output {folder}: name a folder, because several devices write one log each")
+        raise UsageError(f"--output {folder} must be a folder, because each device writes a log: leave out .jsonl")
     make_empty_folder(folder, "--output")
     commands = {
         device: [_make_device_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
@@ -109,18 +110,18 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
     return _run_and_report(options, folder, commands)
 
 
-def _choose_devices_to_share(options: argparse.Namespace) -> list[int]:
-    """Return the indices of the devices of --devices, or an empty list without it. Raises UsageError for a
-    contradiction.
+def _read_requested_devices(options: argparse.Namespace) -> list[int]:
+    """Return the indices of the devices that --devices names, or an empty list without this option. Raises UsageError
+    if --devices mixes words and indices, or if --device is given too.
     """
-    asked = sorted(set(options.devices or ()))
-    if asked and options.device is not None:
+    device_indices = sorted(set(options.devices or ()))
+    if device_indices and options.device is not None:
         raise UsageError("--device cannot be combined with --devices: use one of them")
-    if len(asked) > 1 and asked[0] < 0:
-        raise UsageError("--devices: name 'all', 'ranks' or indices, not a mix of them")
-    if options.command == VERIFY and not asked and options.device is None and options.resume is None:
-        asked = [ALL_DEVICES]
-    return resolve_device_indices(options.backend or find_first_backend(), asked) if asked else []
+    if len(device_indices) > 1 and device_indices[0] < 0:
+        raise UsageError("--devices cannot mix words and indices: give 'all', 'ranks' or only indices")
+    if options.command == VERIFY and not device_indices and options.device is None and options.resume is None:
+        device_indices = [ALL_DEVICES]
+    return resolve_device_indices(options.backend or find_first_backend(), device_indices) if device_indices else []
 
 
 def _format_indices(devices: Iterable[int]) -> str:
@@ -128,17 +129,18 @@ def _format_indices(devices: Iterable[int]) -> str:
 
 
 def _make_device_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
-    """Return the command line for the process of one device. Its last options override earlier ones.
+    """Return the command line for the process of one device: the typed command line, then options that override those
+    that the user typed.
 
-    ``share``: the number of this process and the count of processes. ``path``: the log of the device.
+    ``share``: the index of this process among the processes, and the number of processes. ``path``: the device's log.
     """
-    begins, given = options.resume is None, getattr(options, "ceiling", None) or ()
+    is_new_run, given_paths = options.resume is None, getattr(options, "ceiling", None) or ()
     # Replace a folder of --ceiling by the logs of this device.
-    ceilings = [each for path in given for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
+    ceilings = [each for path in given_paths for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
     return [
-        *(sys.executable, "-m", "mamf", *options.typed, "--share", *map(str, share)),
-        *(["--device", str(device)] if begins else []),
-        *("--output" if begins and not options.begins else "--requeue", str(path)),
+        *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, share)),
+        *(["--device", str(device)] if is_new_run else []),
+        *("--output" if is_new_run and not options.new_log_reason else "--requeue", str(path)),
         *(["--ceiling", *map(str, ceilings)] if ceilings else []),
     ]
 
@@ -153,21 +155,21 @@ def _run_on_devices(
     a signal, such as Ctrl-C, ended the run.
     """
     failure_reasons, exit_codes, was_interrupted = dict[int, str](), list[int](), False
-    queues, said = {device: deque(each) for device, each in commands.items()}, set[str]()
+    queues, printed_lines = {device: deque(queue) for device, queue in commands.items()}, set[str]()
 
     def forward_warning(event: ChildEvent) -> None:
         line = str((event.message or {}).get(WARNING_KEY, ""))
-        if line.startswith("mamf: ") and line not in said:  # print a warning only once, although each device sends it
-            said.add(line)
+        if line.startswith("mamf: ") and line not in printed_lines:  # print it once, although each device sends it
+            printed_lines.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
 
     with Interruption():
         try:
-            while due := {device: each.popleft() for device, each in queues.items() if each}:
+            while next_commands := {device: queue.popleft() for device, queue in queues.items() if queue}:
                 watch = ChildWatch(
-                    [*due], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, REGRESSION_EXIT_CODE)
+                    [*next_commands], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, REGRESSION_EXIT_CODE)
                 )
-                watch_children(watch, due, on_event=forward_warning)
+                watch_children(watch, next_commands, on_event=forward_warning)
                 failure_reasons |= watch.failure_reasons
                 exit_codes += watch.exit_codes.values()
                 for device in watch.failure_reasons:
@@ -182,14 +184,14 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     return the exit code.
     """
     failure_reasons, exit_codes, was_interrupted = _run_on_devices(options, commands)
-    reasons = dict[str, list[int]]()
+    devices_by_reason = dict[str, list[int]]()
     for device, reason in failure_reasons.items():
-        reasons.setdefault(reason, []).append(device)
+        devices_by_reason.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
-    for reason, devices in reasons.items():
-        # If all devices fail for one reason, the request is wrong, so name no device.
-        is_of_all = not has_logs and len(reasons) == 1
-        warn(reason if is_of_all else f"device {_format_indices(devices)} failed: {reason}")
+    for reason, devices in devices_by_reason.items():
+        # If all devices failed for the same reason, the request is the cause, so the warning names no device.
+        is_common_reason = not has_logs and len(devices_by_reason) == 1
+        warn(reason if is_common_reason else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
@@ -202,11 +204,11 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs, getattr(options, "baseline", None))),
     )
     print_line(f"logs: {folder}", choose_note_stream(options))
-    others = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
+    working = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
     if failure_reasons:
-        again = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
-        remedy = f"; add --devices {_format_indices(others)} to use only the other devices" if others else ""
-        warn(f"run '{again}' to measure the remaining rows{remedy}")
+        resume_command = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
+        remedy = f"; add --devices {_format_indices(working)} to use only the other devices" if working else ""
+        warn(f"run '{resume_command}' to measure the remaining rows{remedy}")
     if log.plan.kind == VERIFY and count_verified_totals(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
@@ -215,16 +217,16 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
 
 def _resume_folder(options: argparse.Namespace) -> int:
-    """Resume each log of a folder on its device, and return the exit code. If --devices leaves out a device, the
-    devices that it names measure the rest of its shapes.
+    """Resume each log of a folder on its device, and return the exit code. If --devices leaves out a device of the
+    folder, the devices in --devices measure the remaining shapes of that device.
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
     for path in find_shared_logs(folder):
         log = read_run_log(path)
         if get_resume_command(log).split()[0] != options.command:
-            right = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
-            raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{right}'")
+            command = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
+            raise LogMismatchError(f"{path} is the log of {make_run_title(log.plan)}: resume it with '{command}'")
         if path.stem.startswith("device"):
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:
@@ -232,17 +234,17 @@ def _resume_folder(options: argparse.Namespace) -> int:
             f"cannot resume {folder} with these options: for logs of devices (device0.jsonl, ...), leave out --device "
             "or name some of the devices with --devices; for logs of ranks, add --devices ranks"
         )
-    asked = sorted(set(options.devices or [ALL_DEVICES]))
-    left = list(logs) if ALL_DEVICES in asked else asked
-    if strangers := [device for device in left if device not in logs]:
+    requested_devices = sorted(set(options.devices or [ALL_DEVICES]))
+    devices_to_use = list(logs) if ALL_DEVICES in requested_devices else requested_devices
+    if devices_without_log := [device for device in devices_to_use if device not in logs]:
         raise LogMismatchError(
-            f"{folder} was measured on devices {_format_indices(logs)}, not on {strangers[0]}: name only those with "
-            "--devices"
+            f"{folder} has no log of device {devices_without_log[0]}: name only the devices {_format_indices(logs)} "
+            "with --devices"
         )
     if not options.dry_run:
-        deal_missing_shapes(folder, logs, left)
+        deal_missing_shapes(folder, logs, devices_to_use)
     commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
-    for device, log in [(index, log) for index in left for log in logs[index]]:
+    for device, log in [(index, log) for index in devices_to_use for log in logs[index]]:
         plan = log.plan
         is_complete = log.tier == "complete" and len(log.lasting_rows) == len(log.measurements)
         if not is_complete or (plan.kind == VERIFY and options.budget is not None):
@@ -255,17 +257,18 @@ def _resume_folder(options: argparse.Namespace) -> int:
     return _run_and_report(options, folder, commands)
 
 
-def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: SendRecord) -> int:
-    """Measure the shapes of one device in its process, and return the exit code. ``send``: sends a record to the
-    parent.
+def _measure_share(options: argparse.Namespace, run_command: RunCommand, send_record: SendRecord) -> int:
+    """Measure the shapes of one device in its process, and return the exit code.
+
+    ``send_record``: a function that sends a record to the parent process.
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    if options.share == [0, 1]:  # The log is of a missing device: take its plan, and ignore that of the options.
-        options.given = set()
-    with add_phase_listener(lambda text: send({PHASE_KEY: text})), redirect_reports(sys.stderr):
-        code = run_command(options)
-    if code != FAILURE_EXIT_CODE:
-        return code
+    threading.Thread(target=_end_run_when_parent_ends, daemon=True).start()
+    if options.share == [0, 1]:  # This device takes over the log of another one, so the log's plan alone counts.
+        options.given_names = set()
+    with add_phase_listener(lambda text: send_record({PHASE_KEY: text})), redirect_reports(sys.stderr):
+        exit_code = run_command(options)
+    if exit_code != FAILURE_EXIT_CODE:
+        return exit_code
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
     if log.tier == "complete" or reason.startswith("the budget ended"):
@@ -273,53 +276,56 @@ def _measure_share(options: argparse.Namespace, run_command: RunCommand, send: S
     raise DeviceError(reason)
 
 
-def _end_with_parent() -> None:
-    """Wait until the parent process ends, which closes stdin. Interrupt the run, and exit if that takes too long."""
+def _end_run_when_parent_ends() -> None:
+    """Wait until the parent process ends, which closes stdin. Then let the run complete its log, and exit."""
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_MAX_LOG_END_SECONDS)
+    time.sleep(_MAX_LOG_COMPLETION_SECONDS)
     os._exit(INTERRUPTED_EXIT_CODE)
 
 
 def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Measure in one of the processes that torchrun or srun started for --devices ranks, and return the exit code."""
-    own, folder = require_rank_place(os.environ), options.resume or options.output
+    place, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
-    path = folder / f"rank{own.rank}.jsonl"
-    if not options.restart:
+    path = folder / f"rank{place.rank}.jsonl"
+    if not options.crashed_run:
         make_folder(folder)
-        options.begins = options.begins or ("does not exist" if options.resume and not path.exists() else "")
-        options.resume, options.output = (None, path) if options.begins or options.resume is None else (path, None)
-    count = load_backend_class(options.backend or find_first_backend()).count_devices()
+        options.new_log_reason = options.new_log_reason or (
+            "does not exist" if options.resume and not path.exists() else ""
+        )
+        options.resume, options.output = (
+            (None, path) if options.new_log_reason or options.resume is None else (path, None)
+        )
+    device_count = load_backend_class(options.backend or find_first_backend()).count_devices()
     if options.resume is None:
-        options.device = (
-            own.local_rank if count > 1 else 0
-        )  # a launcher may hide the devices of other ranks, so that only 0 exists
-    options.share = [own.rank, own.rank_count]
-    with Path(os.devnull).open("w") as nowhere, redirect_reports(nowhere):
-        code = run_command(options)
-    if own.rank == 0:
+        # A launcher may show each process only its own device. This device then has the index 0.
+        options.device = place.local_rank if device_count > 1 else 0
+    options.share = [place.rank, place.rank_count]
+    with Path(os.devnull).open("w") as null_device, redirect_reports(null_device):
+        exit_code = run_command(options)
+    if place.rank == 0:
         print_line(f"logs: {folder}; run 'mamf show {shlex.quote(str(folder))}' when all ranks have ended")
-    return code
+    return exit_code
 
 
 # -- parent and child processes of this command and of mamf node -------------------------------------------------------
 
 
 def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) -> list[int]:
-    """Return the sorted indices of the requested devices. Raises UnavailableError if one is missing, UsageError for
-    ranks.
+    """Return the sorted indices of the requested devices. Raises UnavailableError if a device does not exist, and
+    UsageError if RANK_DEVICES is among the indices.
     """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
     count = load_backend_class(backend_name).count_devices()
-    found = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
-    if missing := [device for device in found if device >= count]:
-        others = [device for device in found if device < count]
-        remedy = f"; use --devices {' '.join(map(str, others))}" if others else ""
+    indices = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
+    if missing := [device for device in indices if device >= count]:
+        existing = [device for device in indices if device < count]
+        remedy = f"; use --devices {' '.join(map(str, existing))}" if existing else ""
         raise UnavailableError(f"{backend_name} has no device {missing[0]}, because it has {count} in all{remedy}")
-    return found
+    return indices
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
@@ -337,8 +343,8 @@ def watch_children(
 ) -> None:
     """Run one command per device in its own process, and show on the terminal what each device is doing.
 
-    ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each of their
-    messages.
+    ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each message of a
+    process.
     """
 
     def forward_event(event: ChildEvent) -> None:
@@ -358,42 +364,42 @@ def run_as_child_process(
     """Run ``work`` in this child process and return the exit code. ``work`` gets a function that sends a record to the
     parent process. If ``work`` fails, send the text that ``describe_failure`` makes of the exception.
     """
-    to = get_report_stream()
+    parent_stream = get_report_stream()
 
-    def send(record: Mapping[str, Any]) -> None:
+    def send_record(record: Mapping[str, Any]) -> None:
         try:
-            print_line(json.dumps(record), to)
+            print_line(json.dumps(record), parent_stream)
         except BrokenPipeError:  # the parent process has ended, so this one must end too
             raise KeyboardInterrupt from None
 
     with Interruption():
         try:
-            return work(send)
+            return work(send_record)
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
-        except get_catchable_plugin_errors() as error:  # catch errors of a vendor's library too
-            send({FAILURE_KEY: describe_failure(error)})
+        except get_catchable_plugin_errors() as error:  # the errors of vendors' libraries are among these
+            send_record({FAILURE_KEY: describe_failure(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
 
-#: The parent process sends one of these lines to each process that waits: measure together with the others, or end.
+#: The lines that the parent process sends to each waiting process: measure together with all devices, or end.
 _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
 def prepare_node_run(options: argparse.Namespace) -> list[int]:
     """Set the backend and the output folder in the options, and return the indices of the devices that ``mamf node``
-    measures. Return none if another process of the launcher measures this machine.
+    measures. Return no indices if another process that the launcher started measures this machine.
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)
     options.backend = options.backend or find_first_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
-    if (own := find_rank_place(os.environ)) is not None:
+    if (place := find_rank_place(os.environ)) is not None:
         if options.overlap:
             raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
-        if own.local_rank > 0:
+        if place.local_rank > 0:
             return []
-        options.output_folder /= f"node{own.node_index}"
+        options.output_folder /= f"node{place.node_index}"
     return resolve_device_indices(options.backend, options.devices or [ALL_DEVICES])
 
 
@@ -445,26 +451,26 @@ def _make_node_command(options: argparse.Namespace, folder: Path, device_count: 
     ]
 
 
-def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
+def measure_node_device(options: argparse.Namespace, send_record: SendRecord) -> int:
     """Measure one device for ``mamf node`` in its process, and return the exit code. Keep its logs even if it fails.
 
-    ``send``: sends a record to the parent process.
+    ``send_record``: sends a record to the parent process.
     """
-    index, devices = options.led
+    index, device_count = options.led
     # Fail if another program changes a log, because the verdict reads the log from its first path.
     warnings.simplefilter("error", LogChangedWarning)
-    send({PHASE_KEY: "opening the device"})
+    send_record({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)
     replace_assumed_traits(backend)
-    # Send each row before its launch, so that the report of a crash names its kernel; after the last launch, send None.
-    get_crashes(backend).set_pending_row = lambda row: send(
+    # Send the name of each row before its launch, so that the report of a crash names the kernel and the shape.
+    get_crash_record(backend).set_pending_row = lambda row: send_record(
         {PHASE_KEY: f"{row.kernel} at {row.shape}" if row else "between rows"}
     )
-    send({ADDRESS_KEY: backend.read_bus_address()})
+    send_record({ADDRESS_KEY: backend.read_bus_address()})
 
     def wait_for_others() -> bool:
         """Wait until all devices have been measured alone. Return False if one of them failed."""
-        send({PHASE_KEY: WAITING_PHASE})
+        send_record({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
 
     run = DeviceRun(
@@ -475,9 +481,9 @@ def measure_node_device(options: argparse.Namespace, send: SendRecord) -> int:
         options.budget or NODE_BUDGET_SECONDS,
         options.verify,
     )
-    run.on_progress, run.wait_for_others = lambda text: send({PHASE_KEY: text}), wait_for_others
+    run.on_progress, run.wait_for_others = lambda text: send_record({PHASE_KEY: text}), wait_for_others
     run.measure_single_device_parts()
-    if devices > 1:
+    if device_count > 1:
         run.measure_copies_to_next_device()
     return 0
 

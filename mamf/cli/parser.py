@@ -1,4 +1,6 @@
-"""Parse the command line. Suggest the nearest option in one-line errors, hide rare options in help, complete words."""
+"""Parse the command line, with errors of one line that suggest the nearest option, help that hides rare options, and
+completions for shells.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,14 @@ RARE_OPTIONS = {
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
 }
-#: The names in mamf of options that mamf-finder, the predecessor of mamf, calls otherwise.
+#: The name in mamf of each option that has another name in mamf-finder, the predecessor of mamf.
 _OPTION_BY_FINDER_OPTION = {"--cuda-device": "--device", "--output-file": "--output"}
 _SIZES_ADVICE, _LAUNCH_COUNT_ADVICE = (
     "mamf sweep measures sizes that you choose",
     "only mamf sweep --regime classic counts launches",
 )
 _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
-#: What an error says about options of mamf-finder that mamf or one of its commands does not have, by option.
+#: The advice in the error for an option of mamf-finder that mamf, or the command, does not have, by option.
 _ADVICE_BY_FINDER_OPTION = {
     **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _SIZES_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
@@ -79,53 +81,55 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        return super().parse_known_args(self._free_positional_word(args or ()), namespace)
+        return super().parse_known_args(self._move_positional_word_to_front(args or ()), namespace)
 
-    def _free_positional_word(self, words: Sequence[str]) -> list[str]:
-        """Return the words in an order in which no option takes the word of a required positional argument.
+    def _move_positional_word_to_front(self, words: Sequence[str]) -> list[str]:
+        """Return the words with a word for a required positional argument at the front, if it would not get one.
 
-        argparse gives an option all words after it. If a positional argument would be left without a word, move the
-        last word that an option can spare to the front.
+        argparse gives all words after an option to this option. If it needs fewer of them, and no other word is left
+        for the positional argument, this function moves the last word that the option does not need to the front.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
         option: argparse.Action | None = None
-        count, place = 0, None
+        value_count, spare = 0, None
         for index, word in enumerate(words):
             if word.startswith("-") and word != "--" and not self._negative_number_matcher.match(word):
                 name, equals, _ = word.partition("=")
-                option, count = None if equals else self._option_string_actions.get(name), 0
+                option, value_count = None if equals else self._option_string_actions.get(name), 0
                 continue
-            count += 1
-            min_count, max_count = _find_value_count_limits(option)
-            if count > max_count:  # a positional argument gets this word already
+            value_count += 1
+            min_count, max_count = _get_value_count_range(option)
+            if value_count > max_count:  # a positional argument gets this word already
                 return list(words)
-            if count > min_count and option and word not in (option.choices or ()):
-                place = index
-        return list(words) if place is None else [words[place], *words[:place], *words[place + 1 :]]
+            if value_count > min_count and option and word not in (option.choices or ()):
+                spare = index
+        return list(words) if spare is None else [words[spare], *words[:spare], *words[spare + 1 :]]
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse the words ``args``. The result has a field ``given``: the names of the options whose values differ from
-        their defaults.
+        """Parse the words ``args``. In the result, ``given_names`` has the names of the options whose values differ
+        from their defaults.
         """
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
         parser: Parser = getattr(options, "parser", self)
-        for action in parser._actions:  # before Python 3.13, --option=-- sets an empty list
+        for action in parser._actions:  # before Python 3.13, argparse accepts --option=-- as an empty list of values
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
-        options.given = {name for name, value in vars(options).items() if value != parser.get_default(name)}
+        options.given_names = {name for name, value in vars(options).items() if value != parser.get_default(name)}
         if unknown:
-            # Suggest what replaces an option of mamf-finder, or else the nearest option.
+            # For an option of mamf-finder, say what to use in mamf. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
-            close = difflib.get_close_matches(name, parser._option_string_actions, n=1)
-            suggestion = f" (did you mean {close[0]}?)" if close else "; --help lists them"
+            similar_options = difflib.get_close_matches(name, parser._option_string_actions, n=1)
+            suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists them"
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
             parser.error(f"unknown option {unknown[0]!r}{f': {advice}' if advice else suggestion}")
         return options
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Parse the value of an option. Report the message of the option's type, which argparse itself would drop."""
+        """Parse the value of an option. In an error, keep the message of the function that converts the value, which
+        argparse itself would drop.
+        """
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -135,15 +139,17 @@ class Parser(argparse.ArgumentParser):
         print_lines(self.format_help())
 
     def format_help(self) -> str:
-        """Format the help. This also hides the rare options in the parser, which is not used again after its help."""
+        """Format the help. This also hides the rare options in this parser for good, because after printing its help a
+        parser is not used again.
+        """
         if self.overview_text:
             return self.overview_text
-        rare = [
+        rare_actions = [
             each
             for each in (() if self.shows_rare_options else self._actions)
             if RARE_OPTIONS.intersection(each.option_strings) or getattr(each, "is_rare", False)
         ]
-        for each in rare:
+        for each in rare_actions:
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
         formatter.add_text(self.description)
@@ -155,18 +161,18 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_text(group.description)
                 formatter.add_arguments(group._group_actions)
                 formatter.end_section()
-        formatter.add_text(f"more options: --help-all ({len(rare)})" if rare else None)
+        formatter.add_text(f"more options: --help-all ({len(rare_actions)})" if rare_actions else None)
         return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Print argparse's message in one line, and exit. Suggest the choice that is nearest to an invalid one. Do not
-        list all commands after an unknown one, as argparse does.
+        """Print the error message of argparse in one line, and exit. For an invalid choice, suggest the nearest valid
+        one. For an unknown command, do not list all commands, as argparse does.
         """
-        if complaint := _INVALID_CHOICE_MESSAGE.search(message):
-            close = difflib.get_close_matches(complaint[1], re.findall(r"[\w.-]+", complaint[2]), n=1)
+        if invalid := _INVALID_CHOICE_MESSAGE.search(message):
+            similar = difflib.get_close_matches(invalid[1], re.findall(r"[\w.-]+", invalid[2]), n=1)
             if "COMMAND" in message:
-                message = f"there is no command {complaint[1]!r}" + ("" if close else "; mamf --help lists them")
-            message += f" (did you mean {close[0]}?)" if close else ""
+                message = f"there is no command {invalid[1]!r}" + ("" if similar else "; mamf --help lists them")
+            message += f" (did you mean {similar[0]}?)" if similar else ""
         print_wrapped_line(f"{self.prog}: {message}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
@@ -175,17 +181,17 @@ def find_option_value(option: str, words: Sequence[str]) -> str | None:
     """Find the value of an option in words that argparse has not parsed yet. Return None if the option is missing, and
     an empty text if no value follows it.
     """
-    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
-        name, equals, joined = word.partition("=")
+    for word, next_word in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, equals, joined_value = word.partition("=")
         if name == option:
-            return joined if equals else "" if following.startswith("-") else following
+            return joined_value if equals else "" if next_word.startswith("-") else next_word
     return None
 
 
 def parse_nonempty_text(text: str) -> str:
     """Return the text unchanged. Raises UsageError if it is blank."""
     if not text.strip():
-        raise UsageError("the value is empty")
+        raise UsageError("the value is empty: give a value, or leave the option out")
     return text
 
 
@@ -202,15 +208,15 @@ def _wrap_examples(examples: str, width: int | None) -> str:
 
 
 def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Return whether an argument is positional and must be among the words of this command line. Some positional
-    arguments have a field ``alternatives``: options with which the argument may be missing.
+    """Return whether an argument is positional and must be among the words of this command line. A positional argument
+    may have a field ``alternatives``: with one of these options, it may be missing.
     """
     if alternatives := getattr(action, "alternatives", ()):
         return not any(word.partition("=")[0] in alternatives for word in words)
     return not action.option_strings and action.nargs in (None, "+")
 
 
-def _find_value_count_limits(option: argparse.Action | None) -> tuple[int, float]:
+def _get_value_count_range(option: argparse.Action | None) -> tuple[int, float]:
     """Return the minimum and maximum number of values that an option takes. Return 0 and 0 for None."""
     if option is None:
         return 0, 0
@@ -219,7 +225,7 @@ def _find_value_count_limits(option: argparse.Action | None) -> tuple[int, float
     return {"?": (0, 1), "*": (0, math.inf), "+": (1, math.inf)}.get(option.nargs or "", (1, 1))
 
 
-class PrintHelpAll(argparse._HelpAction):
+class HelpAllAction(argparse._HelpAction):
     """The action of ``--help-all``: it prints the help of a command including rare options, and exits."""
 
     def __call__(self, parser: Any, *arguments: Any) -> None:
@@ -229,15 +235,16 @@ class PrintHelpAll(argparse._HelpAction):
 
 def normalize_option_names(arguments: Sequence[str]) -> list[str]:
     """Replace option names of mamf-finder by names of mamf, such as ``--m_range`` by ``--m-range``. Keep the values."""
-    renamed = [re.sub("^--[^=]*", lambda found: found[0].replace("_", "-"), argument) for argument in arguments]
+    hyphenated = [re.sub("^--[^=]*", lambda match: match[0].replace("_", "-"), argument) for argument in arguments]
     pattern = f"^({'|'.join(_OPTION_BY_FINDER_OPTION)})(?==|$)"
-    return [re.sub(pattern, lambda found: _OPTION_BY_FINDER_OPTION[found[0]], argument) for argument in renamed]
+    return [re.sub(pattern, lambda match: _OPTION_BY_FINDER_OPTION[match[0]], argument) for argument in hyphenated]
 
 
 def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentParser]) -> None:
-    """Print the words that complete the command line in the shell's environment variables, and end the process.
+    """Print the words that complete the command line that the user is typing in a shell, and end the process.
 
-    ``make_parser``: makes the parser for the words of that command line.
+    The shell passes this command line in environment variables. ``make_parser``: a function that takes the words of the
+    command line and returns its parser.
     """
     import argcomplete
 

@@ -17,7 +17,7 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
-from mamf.errors import UnknownNameError, UsageError, count_values, require_known, require_steps
+from mamf.errors import UnknownNameError, UsageError, count_values, require_known_names, require_rows_within_limit
 from mamf.operation import (
     Operation,
     Parameter,
@@ -32,7 +32,7 @@ from mamf.plans import Plan, choose_regimes
 from mamf.plugins.discovery import find_operation_of_kernel, make_operation
 
 AnyOperation = Operation[Any, Any]
-#: The values of a bool field that each value of its option means, such as (False, True) for ``--causal both``.
+#: For each value of an option that sets a bool field, the values of the field: (False, True) for ``--causal both``.
 _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 
@@ -40,17 +40,17 @@ _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": 
 
 
 def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
-    """Make the operation that --operation names in the unparsed words, or matmul without it. Raises
-    UnknownNameError.
+    """Make the operation that --operation names in the unparsed words. Without this option, make the operation matmul.
+    Raises UnknownNameError if no operation has the name.
     """
     if name := find_option_value("--operation", command_words):
         return make_operation(name)
     return Matmul()
 
 
-def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None:
-    """Find the operation of --operation, or else of the first unparsed word that names a kernel. Return None if the
-    words ask only for help.
+def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | None:
+    """Find the operation that --operation names. Without this option, find the operation of the first unparsed word
+    that names a kernel. Return None if the words ask only for help.
 
     Raises UnknownNameError if no word names a kernel.
     """
@@ -60,15 +60,15 @@ def find_launched_operation(command_words: Sequence[str]) -> AnyOperation | None
         return None
 
     # Try words that follow an option last, because such a word is usually the value of the option.
-    kernels = [
+    possible_kernels = [
         word
-        for before, word in itertools.pairwise(command_words)
-        if not (before.startswith("-") or word.startswith("-"))
+        for previous_word, word in itertools.pairwise(command_words)
+        if not (previous_word.startswith("-") or word.startswith("-"))
     ]
-    for word in (*kernels, *(word for word in command_words[1:] if ":" not in word)):
+    for word in (*possible_kernels, *(word for word in command_words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
             return find_operation_of_kernel(word)
-    return find_operation_of_kernel(kernels[0]) if kernels else None
+    return find_operation_of_kernel(possible_kernels[0]) if possible_kernels else None
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def add_operation_options(
     ``has_shape_options``: whether to add the options for sizes and shapes. ``takes_several_values``: whether a field of
     the problem takes several values. ``defaults``: default values that replace those of the operation, by parameter.
     """
-    parser.set_defaults(usual=defaults)
+    parser.set_defaults(usual_defaults=defaults)
     # Let a command's own option replace a parameter's option of the same name. --set can still set the parameter.
     parser.conflict_handler = "resolve"
     if has_shape_options:
@@ -99,17 +99,17 @@ def add_operation_options(
         if presets := operation.list_presets():
             help = f"{operation.preset_parameter.help}; names: {', '.join(presets)}"
             group.add_argument(operation.preset_parameter.option, dest="preset", metavar="NAME", help=help)
-        for further in operation.preset_parameters:
-            _add_parameter_option(group, further, "field")
+        for preset_parameter in operation.preset_parameters:
+            _add_parameter_option(group, preset_parameter, "field")
         for action in group._group_actions:
             action.is_parameter = True  # type: ignore[attr-defined]
     group = parser.add_argument_group(f"problem of {operation.name}")
-    for each in get_parameters(operation.problem_type).values():
-        if each.name == "dtype":
-            usual = SHARED_OPTIONS["--dtype"].default_text if each.default == "bfloat16" else each.default
-            add_shared_options(group, "--dtype", default_text=usual, nargs="+" if takes_several_values else None)
-        elif each.is_readable:
-            _add_parameter_option(group, each, "field", takes_several_values, defaults.get(each.name))
+    for parameter in get_parameters(operation.problem_type).values():
+        if parameter.name == "dtype":
+            text = SHARED_OPTIONS["--dtype"].default_text if parameter.default == "bfloat16" else parameter.default
+            add_shared_options(group, "--dtype", default_text=text, nargs="+" if takes_several_values else None)
+        elif parameter.is_readable:
+            _add_parameter_option(group, parameter, "field", takes_several_values, defaults.get(parameter.name))
     if takes_several_values:
         add_shared_options(group, "--set")
 
@@ -121,19 +121,19 @@ def _add_parameter_option(
     takes_several_values: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
-    """Add the option of one parameter of an operation. ``dest_prefix``: ``size`` or ``field``, with which the option's
-    dest begins.
+    """Add the option of one parameter of an operation. ``dest_prefix``: how the dest of the option begins, ``size`` or
+    ``field``.
     """
     option, dest = parameter.option, f"{dest_prefix}_{parameter.name}"
-    usual = " ".join(map(str, default)) if default else parameter.default
+    default_text = " ".join(map(str, default)) if default else parameter.default
     help = parameter.help or parameter.name.replace("_", " ")
     keywords: dict[str, Any] = {"dest": dest, "default": default}
-    keywords["help"] = (f"{help} (default: {usual})" if usual else help).replace("%", "%%")
+    keywords["help"] = (f"{help} (default: {default_text})" if default_text else help).replace("%", "%%")
     # Do not group rare options: argparse cannot print the usage of a mutually exclusive group whose options are hidden.
-    is_either = (parameter.value_type is bool or parameter.has_range) and not parameter.is_rare
-    where = group.add_mutually_exclusive_group() if is_either else group
+    is_exclusive = (parameter.value_type is bool or parameter.has_range) and not parameter.is_rare
+    target_group = group.add_mutually_exclusive_group() if is_exclusive else group
     if parameter.value_type is bool:
-        no = where.add_argument(
+        no_action = target_group.add_argument(
             f"--no-{option[2:]}", dest=dest, action="store_const", const="no", help=f"same as {option} no"
         )
         keywords |= {
@@ -141,22 +141,24 @@ def _add_parameter_option(
             "nargs": "?",
             "const": "yes",
         }
-        added = [where.add_argument(option, **keywords), no]
+        actions = [target_group.add_argument(option, **keywords), no_action]
     else:
         metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
         keywords |= {
+            "type": lambda text: parameter.convert(parse_nonempty_text(text)),
             "metavar": metavar,
             "choices": list(parameter.choices) or None,
             "nargs": "+" if takes_several_values else None,
         }
-        added = [where.add_argument(option, type=lambda text: parameter.convert(parse_nonempty_text(text)), **keywords)]
+
+        actions = [target_group.add_argument(option, **keywords)]
     if parameter.has_range:
-        # Read a bound as a plain number, because START may be 0, which no size is.
+        # Read a bound as a plain number, because START may be 0, which is not a valid size.
         convert_bound = replace(parameter, parse_text=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
-        text = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
-        added.append(where.add_argument(f"{option}-range", dest=f"{dest}_range", help=text, **bounds))
-    for action in added:
+        range_help = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
+        actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
+    for action in actions:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
 
 
@@ -166,52 +168,54 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
     ``shapes``: the option for whole shapes that help shows, --shape or --shapes. The command accepts both.
     """
     note = "'mamf COMMAND KERNEL --help' lists the options of the kernel's operation."
-    if of := find_launched_operation(parser.command_words):
-        add_operation_options(parser, of)
-    group = parser.add_argument_group("what", None if of else note)
+    if operation := find_operation_to_launch(parser.command_words):
+        add_operation_options(parser, operation)
+    group = parser.add_argument_group("what to launch", None if operation else note)
     add_shared_options(group, "--operation", default_text="the operation of the kernel")
     add_shared_options(group, shapes, dest="shapes", nargs="+")
-    other = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
-    group.add_argument(other, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    synonym = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
+    group.add_argument(synonym, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 # -- values of the options ---------------------------------------------------------------------------------------------
 
 
 def make_request(operation: AnyOperation, options: argparse.Namespace) -> Request:
-    """Make the request that the options describe: shapes, sizes and fields of the operation, before a device is opened.
-    Raises UsageError for options that contradict each other.
+    """Make the request that the options describe: the shapes, sizes and fields of the operation that the user gives.
+
+    This opens no device. Raises UsageError for options that contradict each other.
     """
-    sizes = dict(_yield_set_parameters(options, get_parameters(operation.shape_type).values(), "size"))
+    sizes = dict(_yield_given_parameters(options, get_parameters(operation.shape_type).values(), "size"))
     shapes = tuple(dict.fromkeys(map(operation.parse_shape, getattr(options, "shapes", None) or ())))
     preset = _make_preset(operation, options, sizes)
     for parameter in get_parameters(operation.shape_type).values():
         if parameter.name in sizes and parameter.name not in preset.adjustable_sizes and (shapes or preset.shapes):
-            named = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
+            given_shapes = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
             raise UsageError(
-                f"{named} cannot be combined with {parameter.option}, because {named.split()[0]} gives whole shapes"
+                f"{given_shapes} cannot be combined with {parameter.option}, because {given_shapes.split()[0]} gives "
+                "whole shapes: leave one of them out"
             )
     if shapes and preset.shapes:
         raise UsageError(f"{operation.preset_parameter.option} cannot be combined with --shapes: use one of them")
-    require_steps(*map(count_values, sizes.values()))
+    require_rows_within_limit(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {
         **({"dtype": dtypes} if dtypes else {}),
-        **dict(_yield_set_parameters(options, get_parameters(operation.problem_type).values(), "field")),
+        **dict(_yield_given_parameters(options, get_parameters(operation.problem_type).values(), "field")),
     }
-    texts = getattr(options, "set", None) or ()
-    for name in {text.partition("=")[0] for text in texts} & fields.keys():
-        if getattr(options, f"field_{name}", None) == getattr(options, "usual", {}).get(name):
+    field_texts = getattr(options, "set", None) or ()
+    for name in {text.partition("=")[0] for text in field_texts} & fields.keys():
+        if getattr(options, f"field_{name}", None) == getattr(options, "usual_defaults", {}).get(name):
             del fields[name]  # drop the command's default, because --set replaces it
-    return Request(operation, shapes, sizes, parse_field_texts(operation, texts, fields), preset)
+    return Request(operation, shapes, sizes, parse_field_texts(operation, field_texts, fields), preset)
 
 
-def _yield_set_parameters(
+def _yield_given_parameters(
     options: argparse.Namespace, parameters: Iterable[Parameter], dest_prefix: str
 ) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range.
 
-    ``dest_prefix``: ``size`` or ``field``, with which the dest of the parameters' options begins.
+    ``dest_prefix``: how the dest of each parameter's option begins, ``size`` or ``field``.
     """
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"
@@ -231,32 +235,35 @@ def parse_field_texts(
     """Parse texts such as ``direction=fwd,bwd``, and return their values together with ``given_values``, by field.
     Raises UsageError for an unknown field, a wrong value or a field that is set twice.
     """
-    known, found = get_parameters(operation.problem_type), dict(given_values)
+    parameters_by_name, values_by_field = get_parameters(operation.problem_type), dict(given_values)
     for text in field_texts:
         name, equals, values = text.partition("=")
-        require_known((f"field of {operation.name}", name, known))
-        if not equals or name in found:
+        require_known_names((f"field of {operation.name}", name, parameters_by_name))
+        if not equals or name in values_by_field:
             raise UsageError(f"--set {text}: " + (f"{name} is set twice" if equals else f"write {name}=VALUE"))
         try:
-            found[name] = [known[name].parse(value) for value in values.split(",")]
+            values_by_field[name] = [parameters_by_name[name].parse(value) for value in values.split(",")]
         except UsageError as error:
             raise UsageError(f"field {name} of {operation.name}: {error}") from None
-    return found
+    return values_by_field
 
 
 def _make_preset(
     operation: AnyOperation, options: argparse.Namespace, sizes: Mapping[str, Sequence[Any]]
 ) -> Preset[Any]:
-    name, further = (
+    name, preset_values = (
         getattr(options, "preset", None),
-        dict(_yield_set_parameters(options, operation.preset_parameters, "field")),
+        dict(_yield_given_parameters(options, operation.preset_parameters, "field")),
     )
     if name is None:
         for parameter in operation.preset_parameters:
-            if parameter.name in further:
-                raise UsageError(f"{parameter.option} needs {operation.preset_parameter.option}")
+            if parameter.name in preset_values:
+                raise UsageError(
+                    f"{parameter.option} needs {operation.preset_parameter.option}: add this option, or leave "
+                    f"{parameter.option} out"
+                )
         return Preset()
-    return operation.build_preset(name, {**sizes, **further})
+    return operation.build_preset(name, {**sizes, **preset_values})
 
 
 def make_plan(
@@ -271,7 +278,7 @@ def make_plan(
     ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: SweepOptions, or None.
     """
     labels = request.make_labeled_shapes(backend)
-    named = {
+    plan_fields = {
         each.name: value
         for each in fields(Plan)
         if each.name not in ("operation", "shapes") and (value := getattr(options, each.name, None)) is not None
@@ -285,5 +292,5 @@ def make_plan(
         budget_seconds=options.budget,
         layers=tuple(labels.values()) if any(labels.values()) else (),
         options=sweep_options,
-        **named,
+        **plan_fields,
     )

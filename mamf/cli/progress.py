@@ -27,24 +27,24 @@ def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
         _PHASE_LISTENERS.remove(listener)
 
 
-class Progress(AbstractContextManager["Progress"]):
+class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A progress bar that counts the measured rows of a run.
 
     ``row_count``: the number of rows that the run will measure, or None if it is unknown.
     """
 
     def __init__(self, row_count: int | None) -> None:
-        left = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
+        count_and_time = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
             # A narrow terminal cuts the end of the line, so print the best row before the phase.
-            bar_format=f"{{n_fmt}}{left}{{postfix}}  {{desc}}",
+            bar_format=f"{{n_fmt}}{count_and_time}{{postfix}}  {{desc}}",
             file=sys.stderr,
             disable=None,
             leave=False,
             dynamic_ncols=True,
         )
-        self._best: dict[str, Measurement] = {}
+        self._best_rows: dict[str, Measurement] = {}
 
     def show_phase(self, text: str) -> None:
         self._bar.set_description_str(text)
@@ -55,9 +55,9 @@ class Progress(AbstractContextManager["Progress"]):
         """Count a measured row, and show the best row of its regime so far."""
         for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
-        best = self._best.get(row.regime)
+        best = self._best_rows.get(row.regime)
         if row.ok and (best is None or row.rank > best.rank):
-            best = self._best[row.regime] = row
+            best = self._best_rows[row.regime] = row
         if best is not None:
             self._bar.set_postfix_str(
                 f"best {best.regime} {format_four_digits(best.best_rate)} {best.work.unit} @ {best.shape}",
@@ -70,9 +70,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 class PhaseLines(AbstractContextManager["PhaseLines"]):
-    """One line on stderr per device, which shows what the device is doing now. ``devices``: the indices of the
-    devices.
-    """
+    """Lines on stderr, one per device, that show what each device is doing now. ``devices``: their indices."""
 
     def __init__(self, devices: Iterable[int]) -> None:
         self._bars: dict[int, tqdm[Any]] = {

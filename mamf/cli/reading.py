@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import warn
-from mamf.errors import LOG_TOO_LONG, MAX_LOG_BYTES, RunLogError
+from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LOG_BYTES, RunLogError
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
@@ -22,7 +22,7 @@ _READ_TIMEOUT_SECONDS = 30.0
 
 def read_log(*paths: Path) -> RunLog:
     """Read a log, or all logs and folders of a run on several devices as one log. Raises RunLogError, which names the
-    line.
+    first wrong line, if a log is invalid.
     """
     from mamf.logs.shared_runs import read_run
 
@@ -33,8 +33,8 @@ def read_log(*paths: Path) -> RunLog:
 
 
 def read_roofs(options: argparse.Namespace) -> Roofs | None:
-    """Read the roofs from the logs of ``--ceiling``: the limits that compute and bandwidth ceilings set. Return None
-    without the option.
+    """Read the roofs from the logs of ``--ceiling``: for each kernel, the rate that compute or bandwidth ceilings allow
+    it. Return None without the option.
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """
@@ -49,16 +49,16 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
 
     Yields the function to call with the number of bytes of each read.
     """
-    from tqdm import tqdm  # import it only here, so that --help stays fast
+    from tqdm import tqdm  # import tqdm only here, so that --help stays fast
 
     from mamf.machine.environment import disable_garbage_collection
 
     total = sum(path.stat().st_size for path in paths if path.is_file())
-    bar = tqdm(
+    progress_bar = tqdm(
         total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
     )
-    with bar, disable_garbage_collection():
-        yield bar.update
+    with progress_bar, disable_garbage_collection():
+        yield progress_bar.update
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
 
     A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
     """
-    import urllib.request  # import it only here, so that --help stays fast
+    import urllib.request  # import urllib only here, so that --help stays fast
     from http.client import HTTPException
 
     address, path = str(path), Path(path)
@@ -76,15 +76,15 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
         yield path
         return
     if is_address and not address.startswith("https://"):
-        raise RunLogError(f"cannot read {address}: only https:// addresses are supported")
+        raise RunLogError(f"cannot read {address}: use an https:// address, or download the log first")
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name.partition("?")[0])
         try:
-            opened = urllib.request.urlopen(address, timeout=_READ_TIMEOUT_SECONDS) if is_address else path.open("rb")
-            with opened as pipe, copy.open("wb") as file:
-                for piece in iter(lambda: pipe.read(1 << 20), b""):
+            source = urllib.request.urlopen(address, timeout=_READ_TIMEOUT_SECONDS) if is_address else path.open("rb")
+            with source as stream, copy.open("wb") as file:
+                for piece in iter(lambda: stream.read(1 << 20), b""):
                     if file.write(piece) and file.tell() > MAX_LOG_BYTES:
-                        raise RunLogError(f"{path} {LOG_TOO_LONG}")
+                        raise RunLogError(f"{path} {LOG_TOO_LARGE_MESSAGE}")
         except (ValueError, HTTPException, urllib.error.URLError, TimeoutError) as error:
             raise RunLogError(f"cannot read {address}: {error}") from None
         yield copy

@@ -28,14 +28,24 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
     from mamf.logs.writer import RunLogWriter
 
-#: Options that other code compares with the log.
-_COMPARED_ELSEWHERE = {"backend", "ceiling", "ceiling_kernel", "device", "devices", "kernel", "no_ceiling", "operation"}
+#: Options that do not belong to the plan of a run, or that other code compares with the resumed log. They may be given
+#: together with --resume; any other option must agree with the plan in the log.
+_OPTIONS_COMPARED_ELSEWHERE = {
+    "backend",
+    "ceiling",
+    "ceiling_kernel",
+    "device",
+    "devices",
+    "kernel",
+    "no_ceiling",
+    "operation",
+}
 _OUTPUT_OPTIONS = {"export", "export_file", "junit", "log", "markdown", "notes", "output", "overwrite", "picture"}
 _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"}
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _RESUME_OPTIONS = {"requeue", "resume", "rows", "share", "update"}
-_NOT_PLAN_OPTIONS = _COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
-#: The options that have another name than the field of Plan or of its options that they set, by field.
+_NOT_PLAN_OPTIONS = _OPTIONS_COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
+#: The name of each option that differs from the name of the field of the plan that the option sets, by field.
 _OPTION_BY_FIELD = {
     "regimes": "regime",
     "seconds": "time-limit",
@@ -44,7 +54,7 @@ _OPTION_BY_FIELD = {
 }
 #: Fields of a plan that this module does not compare with the options: they may differ in a resumed run, follow from
 #: other fields, or are compared by other code.
-_NOT_COMPARED_FIELDS = {
+_FIELDS_NOT_COMPARED = {
     "kind",
     "operation",
     "problems",
@@ -56,7 +66,7 @@ _NOT_COMPARED_FIELDS = {
     "options",
 }
 _MAX_SHOWN_VALUES = 5
-_MIN_REMAINING_SECONDS = 1e-9
+_MIN_REMAINING_BUDGET_SECONDS = 1e-9
 _COUNTERS_COMMAND = "counters"
 
 
@@ -69,7 +79,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
     from mamf.kinds.driver import ResumedLog
     from mamf.logs.writer import RunLogWriter
 
-    if options.resume and options.output and not options.restart:
+    if options.resume and options.output and not options.crashed_run:
         raise UsageError(
             "--resume cannot be combined with --output, because --resume appends to the log that it continues"
         )
@@ -82,7 +92,7 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
                 try:
                     return measure(interruption, ResumedLog(log, writer))
                 finally:
-                    if writer.is_open:  # append nothing: the call warns if the log was deleted
+                    if writer.is_open:  # call it without a line, only because it warns if the log was deleted
                         writer.append_line()
         except KeyboardInterrupt:
             warn("the run was interrupted before the first measurement; no row is lost")
@@ -90,9 +100,11 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
 
 
 def compute_remaining_budget(options: argparse.Namespace) -> float | None:
-    """Return --budget in seconds, minus the seconds that crashed processes of this run have used. None is no limit."""
-    spent_seconds = options.restart.spent_seconds if options.restart else 0.0
-    return options.budget and max(options.budget - spent_seconds, _MIN_REMAINING_SECONDS)  # type: ignore[no-any-return]
+    """Return --budget in seconds, minus the seconds that crashed processes of this run have used. Return None without
+    a budget.
+    """
+    spent_seconds = options.crashed_run.spent_seconds if options.crashed_run else 0.0
+    return options.budget and max(options.budget - spent_seconds, _MIN_REMAINING_BUDGET_SECONDS)  # type: ignore[no-any-return]
 
 
 def report_run_to_watcher(
@@ -102,15 +114,15 @@ def report_run_to_watcher(
 
     ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
     """
-    from mamf.engine.runner import get_crashes
+    from mamf.engine.runner import get_crash_record
 
-    watch, crashes = watching.CRASH_STATE, get_crashes(backend)
+    crash_state, crashes = watching.CRASH_STATE, get_crash_record(backend)
     crashes.fatal_rows = [row for row in logged_rows if row.is_fatal]
-    if watch:
-        begun = time.monotonic() - (options.restart.spent_seconds if options.restart else 0.0)
+    if crash_state:
+        log_opened_at = time.monotonic() - (options.crashed_run.spent_seconds if options.crashed_run else 0.0)
         # Pass the path with each row, because the run switches to a new log if another program changes this one.
-        crashes.set_pending_row = lambda row: watch.store_state(
-            writer.path, begun, options.codes, *_encode_line_and_label(row) if row else ()
+        crashes.set_pending_row = lambda row: crash_state.store_state(
+            writer.path, log_opened_at, options.finished_exit_codes, *_encode_line_and_label(row) if row else ()
         )
         crashes.set_pending_row(None)
 
@@ -120,10 +132,10 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
 
     The watching process then logs the row and starts a new process for the remaining rows.
     """
-    from mamf.engine.runner import get_crashes
+    from mamf.engine.runner import get_crash_record
 
     if watching.CRASH_STATE:
-        get_crashes(backend).set_pending_row(row)
+        get_crash_record(backend).set_pending_row(row)
         os._exit(1)
 
 
@@ -142,8 +154,8 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
     """
     from mamf.kinds.registry import make_run_title
 
-    plan, is_counted = log.plan, bool(log.counter_records)
-    if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not is_counted):
+    plan, has_counters = log.plan, bool(log.counter_records)
+    if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not has_counters):
         return plan
     resumption = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(log.path))}"
     raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: resume it with '{resumption}'")
@@ -160,7 +172,7 @@ def get_resume_command(log: RunLog) -> str:
 
 def has_plan_options(options: argparse.Namespace) -> bool:
     """Return whether the command line has an option that describes a plan, and so must agree with a resumed log."""
-    return bool(options.given - _NOT_PLAN_OPTIONS)
+    return bool(options.given_names - _NOT_PLAN_OPTIONS)
 
 
 def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_plan: Plan) -> None:
@@ -168,27 +180,31 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
     ignored.
     """
     if logged_plan.is_shared:
-        requested_plan = requested_plan.dealt(logged_plan.options.rank, logged_plan.options.ranks)
-    now = _collect_option_values(requested_plan)
-    for name, then in _collect_option_values(logged_plan).items():
-        if then != now[name]:
-            raise make_contradiction_error(options, name, then, now[name])
+        requested_plan = requested_plan.make_plan_of_rank(logged_plan.options.rank, logged_plan.options.ranks)
+    requested_values = _collect_option_values(requested_plan)
+    for name, logged_value in _collect_option_values(logged_plan).items():
+        if logged_value != requested_values[name]:
+            raise make_contradiction_error(options, name, logged_value, requested_values[name])
 
 
 def _collect_option_values(plan: Plan) -> dict[str, object]:
     """Return the values of a plan that the command line can set, by the name of the option."""
     from mamf.operations.unknown import get_operation
 
-    found: dict[str, object] = {}
-    for name in sorted(vars(plan).keys() - _NOT_COMPARED_FIELDS):
+    values_by_option: dict[str, object] = {}
+    for name in sorted(vars(plan).keys() - _FIELDS_NOT_COMPARED):
         value = getattr(plan, name)
-        found[_OPTION_BY_FIELD.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
+        values_by_option[_OPTION_BY_FIELD.get(name, name)] = frozenset(value) if isinstance(value, tuple) else value
     records = [get_operation(plan.operation).make_problem_record(problem) for problem in plan.problems]
     for name in records[0]:
         values = {tuple(each[name]) if isinstance(each[name], list) else each[name] for each in records}
-        found[name] = frozenset(values) if len(values) > 1 else values.pop()
-    of_kind = vars(plan.options).items() if plan.options else ()
-    return {**found, "no-flush": not plan.flush, **{_OPTION_BY_FIELD.get(name, name): each for name, each in of_kind}}
+        values_by_option[name] = frozenset(values) if len(values) > 1 else values.pop()
+    kind_options = vars(plan.options).items() if plan.options else ()
+    return {
+        **values_by_option,
+        "no-flush": not plan.flush,
+        **{_OPTION_BY_FIELD.get(name, name): each for name, each in kind_options},
+    }
 
 
 def make_contradiction_error(
@@ -229,9 +245,9 @@ def require_same_kernels(
     options: argparse.Namespace, logged_names: Sequence[str], requested_names: Iterable[str]
 ) -> None:
     """Raise LogMismatchError unless the requested kernels are those of the log. Their order is ignored."""
-    then, now = frozenset(logged_names), frozenset(requested_names)
-    if then != now:
-        raise make_contradiction_error(options, "kernel", then, now)
+    logged_kernels, requested_kernels = frozenset(logged_names), frozenset(requested_names)
+    if logged_kernels != requested_kernels:
+        raise make_contradiction_error(options, "kernel", logged_kernels, requested_kernels)
 
 
 def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
@@ -245,15 +261,17 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
         raise LogMismatchError(
             f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
         )
-    then = log.device(None)
-    backend = open_backend(options.backend or then.backend, then.index if options.device is None else options.device)
-    # Identify the card by its UUID, because its index may have changed since it was measured.
-    is_same_card = then.uuid_hash is not None and backend.info.uuid_hash == then.uuid_hash
-    if backend.info.backend != then.backend:
-        raise make_contradiction_error(options, "backend", then.backend, backend.info.backend)
-    if not is_same_card and options.device not in (None, then.index):
-        raise make_contradiction_error(options, "device", then.index, options.device)
-    require_device_of_log(log, then, backend.info)
+    logged_device = log.device(None)
+    backend = open_backend(
+        options.backend or logged_device.backend, logged_device.index if options.device is None else options.device
+    )
+    # Identify the card by its UUID, because its index may have changed since the log was written.
+    is_same_card = logged_device.uuid_hash is not None and backend.info.uuid_hash == logged_device.uuid_hash
+    if backend.info.backend != logged_device.backend:
+        raise make_contradiction_error(options, "backend", logged_device.backend, backend.info.backend)
+    if not is_same_card and options.device not in (None, logged_device.index):
+        raise make_contradiction_error(options, "device", logged_device.index, options.device)
+    require_device_of_log(log, logged_device, backend.info)
     return backend
 
 
@@ -263,13 +281,16 @@ def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
     A log may come from a stranger, so mamf never imports code only because a log names it.
     """
     plan = log.plan
-    named: Mapping[str, Sequence[str]] = {"backend": (log.header["device"]["backend"],), "kernel": plan.kernels}
-    for option, names in named.items():
-        given = getattr(options, option)
-        trusted = [given] if isinstance(given, str) else given or ()
-        if foreign := [name for name in names if is_class_path(name) and name not in trusted]:
+    names_by_option: Mapping[str, Sequence[str]] = {
+        "backend": (log.header["device"]["backend"],),
+        "kernel": plan.kernels,
+    }
+    for option, names in names_by_option.items():
+        option_value = getattr(options, option)
+        trusted = [option_value] if isinstance(option_value, str) else option_value or ()
+        if untrusted_names := [name for name in names if is_class_path(name) and name not in trusted]:
             raise LogMismatchError(
-                f"{log.path} names {option} {' '.join(foreign)}, which is not installed: "
+                f"{log.path} names {option} {' '.join(untrusted_names)}, which is not installed: "
                 f"add {format_option_name(option)} {' '.join(names)} if you trust it"
             )
     for search in plan.searches:

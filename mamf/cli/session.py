@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.backend import Advice, Backend, describe_sharing
+from mamf.backend import Advice, Backend, format_sharing_warning
 from mamf.cli.planning import make_plan, make_request
 from mamf.cli.resuming import (
     compute_remaining_budget,
@@ -34,7 +34,7 @@ from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, 
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
-    from mamf.engine.runner import NamedKernel, Setup, Strategy
+    from mamf.engine.runner import NamedKernel, RunSetup, Strategy
     from mamf.kinds.driver import ResumedLog
     from mamf.logs.run_log import RunLog
     from mamf.report.document import Document
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 def run_session(options: argparse.Namespace, make_session: Callable[..., Session], *arguments: Any) -> int:
     """Run a session, or print its plan with ``--dry-run``, and return the exit code.
 
-    ``make_session``: makes the session from ``arguments``, the options, the handler of signals and the resumed log.
+    ``make_session``: a function that takes ``arguments``, then the options, the handler of signals and the resumed log,
+    and returns the session.
     """
     return run_interruptible(
         options, lambda signals, resumed: make_session(*arguments, options, signals, resumed).run()
@@ -58,13 +59,13 @@ def run_kernel_session(
 
     Reports wrong options before it opens a device. Raises UsageError if an option has no effect on this run.
     """
-    of_regimes = {
+    option_and_regime_by_dest = {
         "flush": ("--no-flush", BURST),
         "timed_launches": ("--num-iterations", CLASSIC),
         "warmup_launches": ("--num-warmup-iterations", CLASSIC),
     }
-    for name in () if options.resume else sorted(of_regimes.keys() & options.given):
-        option, regime = of_regimes[name]
+    for name in () if options.resume else sorted(option_and_regime_by_dest.keys() & options.given_names):
+        option, regime = option_and_regime_by_dest[name]
         if regime not in (options.regime or CEILING_REGIMES):
             raise UsageError(f"{option} has an effect in {regime} only: add --regime {regime}, or leave {option} out")
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
@@ -74,12 +75,13 @@ def run_kernel_session(
 
 
 class Session:
-    """One run of a command: its device, kernels, plan and report. This class sweeps kernels of one operation, and the
-    sessions of other commands override parts of it.
+    """One run of a command: its device, kernels, plan and report. This class measures kernels of one operation, as
+    ``mamf sweep`` does. Subclasses override what other commands do differently.
 
     - ``resumed_log``, ``resumed_plan``: the log to resume and its plan, or None for a new run.
-    - ``roofs``, ``baseline_kernel``: fields of the report's ReportOptions.
-    - ``measured_run``: the run of the driver, which measures and writes the log.
+    - ``roofs``: the limits that the report shows each rate as a share of, or None.
+    - ``baseline_kernel``: the kernel that the report compares the other kernels with, or None.
+    - ``measured_run``: the object that measures the plan and writes the log.
     """
 
     kind = SWEEP
@@ -93,7 +95,7 @@ class Session:
         interruption: Interruption,
         resumed: ResumedLog | None,
     ) -> None:
-        from mamf.engine.isolation import get_isolation
+        from mamf.engine.isolation import get_isolated_checker
         from mamf.engine.traits import replace_assumed_traits
         from mamf.kinds.driver import Run
         from mamf.logs.recording import apply_logged_traits
@@ -111,7 +113,7 @@ class Session:
             self.backend = reopen_device(self.resumed_log, options)
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
-        get_isolation(self.backend).checks_all_kernels = options.isolate
+        get_isolated_checker(self.backend).checks_all_kernels = options.isolate
         advice: Sequence[Advice] = ()
         if self.resumed_log:
             apply_logged_traits(self.backend, self.resumed_log.header.get("traits", {}))
@@ -120,7 +122,7 @@ class Session:
         if self.operation.uses_shared_links and getattr(options, "share", None):
             raise UsageError(
                 f"--devices cannot measure {self.operation.name}: all devices share their links and would slow each "
-                "other down; use one device, or 'mamf node'"
+                "other down; use --device with one index, or 'mamf node'"
             )
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
@@ -143,23 +145,23 @@ class Session:
             check_signals=interruption.check,
             on_lost=partial(exit_after_device_loss, self.backend),
         )
-        # Raise a signal again here, because a library may have swallowed the exception while Python imported it.
+        # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
         interruption.check()
 
     def make_plan(self) -> Plan:
         """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""
-        before = self.resumed_plan
-        if before is None:
+        logged_plan = self.resumed_plan
+        if logged_plan is None:
             share = getattr(self.options, "share", None)
-            return self.make_new_plan().dealt(*share) if share else self.make_new_plan()
+            return self.make_new_plan().make_plan_of_rank(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
-            require_same_plan(self.options, before, self.make_plan_to_compare(before))
+            require_same_plan(self.options, logged_plan, self.make_plan_to_compare(logged_plan))
         # Use the budget in the log for the resumed run too, if the budget affects the ceilings or ends the run.
-        usual = before.budget_seconds if before.kind in (FIND, ROOFLINE, VERIFY) else None
+        logged_budget_seconds = logged_plan.budget_seconds if logged_plan.kind in (FIND, ROOFLINE, VERIFY) else None
         return replace(
-            before,
+            logged_plan,
             kernels=tuple(name for name, _ in self.kernels),
-            budget_seconds=compute_remaining_budget(self.options) or usual,
+            budget_seconds=compute_remaining_budget(self.options) or logged_budget_seconds,
         )
 
     # -- parts that commands override ----------------------------------------------------------------------------------
@@ -181,15 +183,17 @@ class Session:
 
         Print a warning for each kernel of the preset that is not available.
         """
-        of_preset = self.request.preset.kernels
-        if self.options.kernel or not of_preset:
+        preset_kernels = self.request.preset.kernels
+        if self.options.kernel or not preset_kernels:
             return self.options.kernel  # type: ignore[no-any-return]
-        reasons = {name: make_kernel(self.operation, name).explain_unavailability(self.backend) for name in of_preset}
-        able = [name for name, reason in reasons.items() if reason is None]
+        reasons = {
+            name: make_kernel(self.operation, name).explain_unavailability(self.backend) for name in preset_kernels
+        }
+        available_kernels = [name for name, reason in reasons.items() if reason is None]
         for name, reason in reasons.items():
-            if able and reason:
+            if available_kernels and reason:
                 warn(f"leaving out kernel {name}: {reason}")
-        return able or of_preset
+        return available_kernels or preset_kernels
 
     def make_new_plan(self) -> Plan:
         """Make the plan that the options describe, without regard to a resumed log."""
@@ -201,7 +205,7 @@ class Session:
         """
         return self.make_new_plan()
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
         from mamf.kinds.registry import get_kind
 
@@ -233,8 +237,8 @@ class Session:
         return get_kind(log.plan).make_document(log, ReportOptions(self.options.top, self.roofs, self.baseline_kernel))
 
     def choose_exit_code(self, run_exit_code: int) -> int:
-        """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured any row, as in
-        ``_measure_rows``.
+        """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured any row and printed its report,
+        or else the exit code of the failure.
         """
         return run_exit_code
 
@@ -251,39 +255,41 @@ class Session:
         # Check the tier too: a run that was killed after its last row must still write its summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
-        code, run = self._measure_rows(), self.measured_run
+        exit_code, run = self._measure_rows(), self.measured_run
         with self.interruption.shield_from_signals():
             try:
                 log = read_run_log(run.writer.path) if run.is_written else run.build_log()
             except RunLogError as error:
                 warn(str(error))
-                code, log = error.exit_code, run.build_log()
+                exit_code, log = error.exit_code, run.build_log()
             for warning in (
                 describe_timer_shift(run.summary, run.rows),
-                describe_sharing(log.header["device"]["name"]),
+                format_sharing_warning(log.header["device"]["name"]),
             ):
                 if warning:
                     warn(warning)
             report_exit_code = self.print_report(log)
-        return self.choose_exit_code(code or report_exit_code)
+        return self.choose_exit_code(exit_code or report_exit_code)
 
     def _measure_rows(self) -> int:
-        """Measure rows until the run is finished or ends early. Return 0 if any row was measured, else another code."""
-        from mamf.cli.progress import Progress
+        """Measure rows until the run is finished or ends early. Return 0 if any row was measured, or else the exit code
+        of the failure.
+        """
+        from mamf.cli.progress import ProgressBar
         from mamf.machine.environment import format_advice, select_warnings
 
         run = self.measured_run
-        run.on_phase = lambda text: progress.show_phase(text)
+        run.report_phase = lambda text: progress.show_phase(text)
         rows = run.measurements()
-        if self.options.begins:
-            print_line(f"{self.options.output} {self.options.begins}: starting a new run", sys.stderr)
+        if self.options.new_log_reason:
+            print_line(f"{self.options.output} {self.options.new_log_reason}: starting a new run", sys.stderr)
         report_run_to_watcher(
             self.options, self.backend, run.writer, self.resumed_log.measurements if self.resumed_log else ()
         )
         for finding in select_warnings(run.findings):
             warn(format_advice(finding))
         try:
-            with Progress(self.count_remaining_measurements()) as progress:
+            with ProgressBar(self.count_remaining_measurements()) as progress:
                 try:
                     for row in rows:
                         if run.is_result(row):
@@ -304,18 +310,18 @@ class Session:
         """
         from mamf.machine.environment import format_advice, select_warnings
 
-        code = 0
+        exit_code = 0
         try:
             print_document(self.options, self.make_document(log))
-        except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is whole
+        except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is complete
             warn(str(error))
-            code = error.exit_code
+            exit_code = error.exit_code
         # Repeat the warnings about the machine here, next to the figures that they affect.
         for finding in select_warnings(self.measured_run.findings):
             warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             print_line(f"log: {log.path}", choose_note_stream(self.options))
-        return code
+        return exit_code
 
     def record_failure(self, message: str) -> None:
         """Print a warning about a failure that does not end the run, and record the failure for the log's summary."""
@@ -343,7 +349,7 @@ def print_plan(
         )
     seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
-    if plan.budget_seconds is not None and (plan.confirms or seconds >= plan.budget_seconds):
+    if plan.budget_seconds is not None and (plan.confirms_best_rows or seconds >= plan.budget_seconds):
         print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
         print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")

@@ -19,15 +19,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mamf.backend import Backend
-from mamf.errors import FORMATS, MAX_SILENT_SECONDS, UsageError, parse_digits, parse_share, parse_size, shorten
-from mamf.plans import CEILING_REGIMES, CLOCKS, COMMON_REGIMES
+from mamf.errors import MAX_SILENT_SECONDS, REPORT_FORMATS, UsageError, parse_digits, parse_share, parse_size, shorten
+from mamf.plans import CEILING_REGIMES, CLOCK_CHOICES, COMMON_REGIMES
 from mamf.text import escape_invisible_characters, wrap_line
 
 if TYPE_CHECKING:
     from mamf.report.document import Document
 
-#: Matches the text that is colored on a terminal: answers and verdicts. Each group's name ends with the number of its
-#: color in ECMA-48 escape sequences, such as 31 for red.
+#: Matches the text that a terminal shows in bold or in color: lines with the best result, and verdicts. Each group's
+#: name ends with the number of its color in ECMA-48 escape sequences, such as 31 for red.
 _COLORED_TEXT = re.compile(
     r"^(?P<b1>best .*)$"
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
@@ -35,7 +35,8 @@ _COLORED_TEXT = re.compile(
 )
 #: The number of columns that mamf assumes if a terminal does not report its width.
 _DEFAULT_TERMINAL_COLUMNS = 80
-#: The original stdout, after reserve_stdout_for_reports; a stream that replaces it comes first.
+#: Streams for reports, of which mamf uses the first: those of open ``redirect_reports`` contexts, the innermost first,
+#: then the original stdout after a call of ``reserve_stdout_for_reports``.
 _REPORT_STREAMS: list[TextIO] = []
 
 
@@ -45,8 +46,8 @@ def get_report_stream() -> TextIO:
 
 
 def reserve_stdout_for_reports() -> None:
-    """Reserve stdout for the reports of mamf. From now on, whatever plugins, C code and child processes print to stdout
-    appears on stderr.
+    """Reserve stdout for the reports of mamf. After this call, the output of plugins, C code and child processes to
+    stdout appears on stderr.
     """
     _REPORT_STREAMS.append(open(os.dup(sys.stdout.fileno()), "w", 1, sys.stdout.encoding))  # noqa: PTH123, SIM115
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -55,8 +56,8 @@ def reserve_stdout_for_reports() -> None:
 
 @contextlib.contextmanager
 def redirect_reports(stream: TextIO) -> Iterator[None]:
-    """Print reports to ``stream`` instead of stdout while the context is open, for a command that
-    another command runs.
+    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can keep the report of
+    another command that it runs.
     """
     _REPORT_STREAMS.insert(0, stream)
     try:
@@ -91,9 +92,9 @@ def print_wrapped_line(line: str, stream: TextIO) -> None:
 def _write_to_stream(text: str, stream: TextIO) -> None:
     # Use colors only on a terminal whose user has not disabled them (see no-color.org).
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
-        text = _COLORED_TEXT.sub(lambda found: f"\x1b[{(found.lastgroup or 'b0')[1:]}m{found[0]}\x1b[0m", text)
+        text = _COLORED_TEXT.sub(lambda match: f"\x1b[{(match.lastgroup or 'b0')[1:]}m{match[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
-    # Print characters that the encoding of the terminal lacks as escapes, because print would raise an error.
+    # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
     print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
@@ -124,7 +125,7 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
     """Choose the stream for lines that accompany a report, such as the path of the log.
 
-    It is stderr if programs, not people, read the format of --format.
+    This is stderr if the format of --format is for programs, such as json, so that stdout has only the report.
     """
     from mamf.report.formats import TERMINAL_FORMATS
 
@@ -136,13 +137,15 @@ def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -
 
     ``memory_user``: words that say what needs the memory, such as ``the largest shape``.
     """
-    free = backend.read_free_memory_bytes()
+    free_bytes = backend.read_free_memory_bytes()
     print_line(
-        f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}" + (f", {free / 1e9:.1f} GB free" if free else "")
+        f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}"
+        + (f", {free_bytes / 1e9:.1f} GB free" if free_bytes else "")
     )
-    if free and needed_bytes > free:
+    if free_bytes and needed_bytes > free_bytes:
         print_line(
-            "        this shape will end as out_of_memory, because it does not fit; mamf still measures smaller shapes"
+            "        more memory than is free is needed, so this row will end as out_of_memory; mamf still measures "
+            "smaller shapes"
         )
 
 
@@ -151,7 +154,7 @@ _DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
 #: Values of --devices that are not indices: ALL_DEVICES means every device of the backend, and RANK_DEVICES one device
 #: for each process that a launcher such as torchrun started.
 ALL_DEVICES, RANK_DEVICES = -1, -2
-_DEVICES_BY_WORD = {"all": ALL_DEVICES, "ranks": RANK_DEVICES}
+_DEVICE_VALUE_BY_WORD = {"all": ALL_DEVICES, "ranks": RANK_DEVICES}
 
 
 def parse_duration(text: str) -> float:
@@ -159,7 +162,7 @@ def parse_duration(text: str) -> float:
     match = _DURATION_PATTERN.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
-        raise UsageError(f"{shorten(text)!r} is not a duration; write 90s, 5m or 1.5h")
+        raise UsageError(f"{shorten(text)!r} is not a duration: write a number with s, m or h, such as 90s or 1.5h")
     return seconds
 
 
@@ -184,7 +187,9 @@ _SWITCH_KEYWORDS = {"action": "store_true"}
 _FILE_KEYWORDS, _FOLDER_KEYWORDS = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
 SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--anyway": SharedOption(
-        "use figures even if they are from another device or other settings; the report says so", "", _SWITCH_KEYWORDS
+        "use figures even if they are from another device or other settings; the report warns of this",
+        "",
+        _SWITCH_KEYWORDS,
     ),
     "--backend": SharedOption(
         "backend to use: a name that 'mamf backends' lists, or a class as package.module:Class",
@@ -204,7 +209,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--devices": SharedOption(
         "devices to use: their indices, 'all', or 'ranks' (one device for each process that torchrun or srun starts)",
         "only --device",
-        {"type": lambda text: _DEVICES_BY_WORD.get(text) or parse_index(text), "nargs": "+", "metavar": "N"},
+        {"type": lambda text: _DEVICE_VALUE_BY_WORD.get(text) or parse_index(text), "nargs": "+", "metavar": "N"},
     ),
     "--dry-run": SharedOption("print what mamf would measure or write, then stop", "", _SWITCH_KEYWORDS),
     "--dtype": SharedOption(
@@ -213,7 +218,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         "bfloat16, or float16 if the device lacks it",
         {"nargs": "+"},
     ),
-    "--format": SharedOption("format of the report", "table", {"choices": FORMATS, "default": "table"}),
+    "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),
     "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
@@ -271,8 +276,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         _FILE_KEYWORDS,
     ),
     "--resume": SharedOption(
-        "log of an unfinished run to continue, or folder with its logs of several devices; mamf measures only what is "
-        "missing",
+        "log of an unfinished run to continue, or the folder with its logs if several devices share the run; mamf "
+        "measures only the missing rows",
         "",
         _FILE_KEYWORDS,
     ),
@@ -302,8 +307,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
 def add_shared_options(group: argparse._ActionsContainer, *option_names: str, **changes: Any) -> None:
     """Add options of SHARED_OPTIONS to a parser or to a group of options.
 
-    ``changes``: keywords of add_argument that replace those of the option, or ``default_text``, the default as help
-    prints it.
+    ``changes``: arguments of add_argument that replace those in SHARED_OPTIONS, or ``default_text``, the default as
+    help prints it.
     """
     for name in option_names:
         help, default, keywords = SHARED_OPTIONS[name]
@@ -353,7 +358,7 @@ def add_measuring_options(
 
     ``regimes_default``: the default of --regime, as help prints it. ``known_regimes``: the values that it accepts.
     """
-    group = parser.add_argument_group("measuring")
+    group = parser.add_argument_group("how to measure")
     add_shared_options(group, "--regime", default_text=regimes_default, choices=known_regimes)
     add_shared_options(group, "--precision", "--time-limit")
     group.add_argument(
@@ -365,7 +370,7 @@ def add_measuring_options(
     )
     group.add_argument(
         "--clock",
-        choices=CLOCKS,
+        choices=CLOCK_CHOICES,
         help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles used "
         "(default: best, the best row of each shape or problem)",
     )
@@ -377,7 +382,7 @@ def add_session_options(
     budget_default: str = SHARED_OPTIONS["--budget"].default_text,
     regimes_default: str = SHARED_OPTIONS["--regime"].default_text,
 ) -> None:
-    """Add all options of a command that measures: for measuring, devices, the run and the report.
+    """Add all options of a command that measures: how to measure, the devices, the run and the report.
 
     ``budget_default``, ``regimes_default``: the defaults of --budget and --regime, as help prints them.
     """

@@ -1,4 +1,4 @@
-"""End a run that is interrupted or that crashes in such a way that its log keeps every measured row.
+"""Keep every measured row in the log of a run that is interrupted or that crashes.
 
 SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is written. A second signal ends the
 process at once. A process may receive one event several times: from the terminal or a batch system, and again from the
@@ -33,90 +33,91 @@ from mamf.errors import (
     CRASH_SIGNAL_NAMES,
     ENDING_EXCEPTIONS,
     LOST_DEVICE_REASON,
-    Interrupted,
+    RunInterrupted,
     RunLogWriteError,
 )
 
-#: Exit codes of commands: 1 if nothing was measured or something failed, 3 if a figure is worse than the one that it is
-#: compared with or a result is wrong, and 130 after a signal.
+#: Exit codes of commands: 1 if nothing was measured or something failed, 3 if a figure is worse than its baseline or a
+#: result is wrong, and 130 after a signal.
 FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, INTERRUPTED_EXIT_CODE = 1, 3, 130
 #: The signals that end a run. SIGHUP is not among them if it was ignored when the process started, as under nohup.
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
-_MAX_REPETITION_SECONDS = 0.3
+#: A signal within this time after the first one counts as a repetition of it, not as a second request of the user.
+_MAX_REPEATED_SIGNAL_SECONDS = 0.3
 
 
 class Interruption:
-    """A handler of signals that is active while its context is open: the first signal raises Interrupted, a
+    """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
     KeyboardInterrupt, in the main thread.
 
-    Python raises it between bytecodes, so a call into a vendor's library returns first, and so does a block within
-    ``shield_from_signals``.
+    Python raises the exception between two bytecodes, so a call into a vendor's library returns first. A block within
+    ``shield_from_signals`` also ends first.
     """
 
     def __init__(self) -> None:
         self.is_requested = False
         self._is_shielded = False
         self._requested_at = 0.0
-        self._previous: dict[int, Any] = {}
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
-        for number in ENDING_SIGNALS:
-            self._previous[number] = signal.signal(number, self._on_signal)
-        self._ended_by, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], Interrupted
+        for signal_number in ENDING_SIGNALS:
+            self._previous_handlers[signal_number] = signal.signal(signal_number, self._raise_on_first_signal)
+        self._previous_ending_exception, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], RunInterrupted
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for number, handler in self._previous.items():
+        for signal_number, handler in self._previous_handlers.items():
             # Keep this handler: the signal may arrive again while the process ends, and must not kill the process.
             if self.is_requested and handler == signal.SIG_DFL:
                 continue
-            is_python = self.is_requested and handler == signal.default_int_handler
-            signal.signal(number, self._on_late_signal if is_python else handler)
-        ENDING_EXCEPTIONS[0] = self._ended_by
+            is_python_default = self.is_requested and handler == signal.default_int_handler
+            signal.signal(signal_number, self._handle_signal_after_run if is_python_default else handler)
+        ENDING_EXCEPTIONS[0] = self._previous_ending_exception
 
-    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+    def _raise_on_first_signal(self, signal_number: int, frame: FrameType | None) -> None:
         if self.is_requested:
-            # Ignore a second SIGHUP: a shell may send it again after its terminal has closed, so it does not mean that
-            # the user is impatient.
+            # Ignore a second SIGHUP: a shell may send it again after its terminal has closed. Only a second Ctrl-C or
+            # SIGTERM is a request to end at once.
             if (
                 signal_number in (signal.SIGINT, signal.SIGTERM)
-                and time.monotonic() > self._requested_at + _MAX_REPETITION_SECONDS
+                and time.monotonic() > self._requested_at + _MAX_REPEATED_SIGNAL_SECONDS
             ):
                 os._exit(INTERRUPTED_EXIT_CODE)
             return
         self.is_requested, self._requested_at = True, time.monotonic()
         if not self._is_shielded:
-            raise Interrupted
+            raise RunInterrupted
 
-    def _on_late_signal(self, signal_number: int, frame: FrameType | None) -> None:
-        """Treat a signal after the run as Python does by default, but ignore a repetition of the signal that ended the
+    def _handle_signal_after_run(self, signal_number: int, frame: FrameType | None) -> None:
+        """Handle Ctrl-C after the run as Python does by default, but ignore a repetition of the signal that ended the
         run.
         """
-        if time.monotonic() > self._requested_at + _MAX_REPETITION_SECONDS:
+        if time.monotonic() > self._requested_at + _MAX_REPEATED_SIGNAL_SECONDS:
             signal.default_int_handler(signal_number, frame)
 
     @contextmanager
     def shield_from_signals(self) -> Iterator[None]:
-        """Delay a first signal that arrives while the context is open, and raise Interrupted for it when the context
+        """Delay a first signal that arrives while the context is open, and raise RunInterrupted for it when the context
         ends.
         """
-        before = self.is_requested
+        was_raised_before = self.is_requested
         self._is_shielded = True
         try:
             yield
         finally:
             self._is_shielded = False
-        self.check(before)
+        self.check(was_raised_before)
 
     def check(self, was_raised_before: bool = False) -> None:
-        """Raise Interrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
+        """Raise RunInterrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
 
-        ``was_raised_before``: whether Interrupted had already been raised before the shielded block.
+        ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
         """
         if self.is_requested and not was_raised_before:
-            raise Interrupted
+            raise RunInterrupted
 
 
 _WATCHED_COMMANDS = {
@@ -132,13 +133,13 @@ _WATCHED_COMMANDS = {
     "sweep",
     "verify",
 }
-#: Options with which the command launches nothing, or another process of mamf watches it.
+#: Options with which a command needs no watching process: it launches nothing, or another process of mamf watches it.
 _UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
 _HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
 #: The label that a child stores when its command has ended. If a child exits with another label, a plugin or a library
 #: has called exit().
-ENDED_LABEL = "over"
+COMMAND_ENDED_LABEL = "over"
 _EMPTY_STATE = b'["", 0, [], "", ""]'
 _PR_SET_PDEATHSIG = 1  # the constant of this name in linux/prctl.h
 
@@ -146,8 +147,8 @@ _PR_SET_PDEATHSIG = 1  # the constant of this name in linux/prctl.h
 class CrashedRun(NamedTuple):
     """A run whose process crashed, for the new process that resumes it.
 
-    ``log_path``: the log to resume. ``spent_seconds``: seconds since the log was opened. ``exit_codes``: those of the
-    logs that the command had finished before.
+    ``log_path``: the log to resume. ``spent_seconds``: seconds since the log was opened. ``exit_codes``: the exit codes
+    of the command's earlier runs, if it writes several logs, such as ``mamf find`` with several dtypes.
     """
 
     log_path: Path
@@ -156,8 +157,8 @@ class CrashedRun(NamedTuple):
 
 
 class SharedCrashState:
-    """The memory that the watching process and its child share: where the log is, and which row to append if the child
-    dies.
+    """The memory that the watching process and its child share. It contains the path of the log, and the row to append
+    to the log if the child dies.
     """
 
     def __init__(self) -> None:
@@ -165,15 +166,16 @@ class SharedCrashState:
         self.crashed_run: CrashedRun | None = None
 
     def store_state(
-        self, log_path: Path | str, begun_at: float, exit_codes: list[int], row_line: str = "", row_label: str = ""
+        self, log_path: Path | str, log_opened_at: float, exit_codes: list[int], row_line: str = "", row_label: str = ""
     ) -> None:
-        """Store which line the watching process appends to the log if the child dies now. An empty ``row_line`` appends
-        nothing.
+        """Store the line that the watching process appends to the log if the child dies now. If ``row_line`` is empty,
+        the watching process appends nothing.
 
         ``row_line``: the row as a line of the log, without the newline. ``row_label``: the kernel and the shape of the
-        row, for a warning. ``begun_at``: time.monotonic() when the log was opened. ``exit_codes``: as in CrashedRun.
+        row, for a warning. ``log_opened_at``: time.monotonic() when the log was opened. ``exit_codes``: the exit codes
+        in CrashedRun.
         """
-        data = json.dumps([str(log_path), begun_at, exit_codes, row_line, row_label]).encode() + _TEXT_END
+        data = json.dumps([str(log_path), log_opened_at, exit_codes, row_line, row_label]).encode() + _TEXT_END
         self._page[: len(data)] = data
 
     def _load_state(self) -> tuple[str, float, list[int], str, str]:
@@ -181,47 +183,50 @@ class SharedCrashState:
 
     def mark_command_ended(self) -> None:
         """Store that the command has ended, so that the watching process does not take its exit code for a crash."""
-        log, begun, codes, *_ = self._load_state()
-        self.store_state(log, begun, codes, row_label=ENDED_LABEL)
+        log_path, log_opened_at, exit_codes, *_ = self._load_state()
+        self.store_state(log_path, log_opened_at, exit_codes, row_label=COMMAND_ENDED_LABEL)
 
-    def find_exit_code_or_log_crash(self, child_exit_code: int) -> int | None:
-        """Return the command's exit code, from the exit code of the child that ran it.
+    def log_crash_or_get_exit_code(self, child_exit_code: int) -> int | None:
+        """Return the exit code of the command, or None if its child crashed and a new child must measure the rest.
 
-        If the child crashed, append the row that it was measuring to the log and return None: a new child must measure
-        the rest. Raises RunLogWriteError if the log cannot be written.
+        In that case, first append the row that the child was measuring to the log. ``child_exit_code``: the exit code
+        of the child, negative if a signal ended it. Raises RunLogWriteError if the log cannot be written.
         """
-        log, begun, codes, line, label = self._load_state()
-        is_lost = bool(line) and f'"reason": "{CRASH_REASON}"' not in line
+        log_path, log_opened_at, exit_codes, row_line, row_label = self._load_state()
+        is_device_lost = bool(row_line) and f'"reason": "{CRASH_REASON}"' not in row_line
         if child_exit_code not in CRASH_SIGNAL_NAMES and (
-            child_exit_code < 0 or child_exit_code == INTERRUPTED_EXIT_CODE or label == ENDED_LABEL
+            child_exit_code < 0 or child_exit_code == INTERRUPTED_EXIT_CODE or row_label == COMMAND_ENDED_LABEL
         ):
             return child_exit_code
         if sys.stderr.isatty():
-            print_line("", sys.stderr)  # do not print the warning into the line of the progress bar
-        what = (
+            print_line("", sys.stderr)  # end the line of the progress bar before the warning
+        failure = (
             LOST_DEVICE_REASON
-            if is_lost
+            if is_device_lost
             else f"{CRASH_REASON} ({CRASH_SIGNAL_NAMES.get(child_exit_code, f'exit code {child_exit_code}')})"
         )
-        if not line or not log:
-            warn(f"code outside a measurement {what}; {f'finished rows are in {log}' if log else 'no log was written'}")
+        if not row_line or not log_path:
+            warn(
+                f"code outside a measurement {failure}; "
+                f"{f'finished rows are in {log_path}' if log_path else 'no log was written'}"
+            )
             return min(child_exit_code, 1) or 1
-        _append_log_line(Path(log), line.replace(f'"{CRASH_REASON}"', f'"{what}"'))
-        warn(f"{label} {what}; a new process measures the rest")
-        self.store_state(log, begun, codes)
-        self.crashed_run = CrashedRun(Path(log), time.monotonic() - begun, codes)
+        _append_log_line(Path(log_path), row_line.replace(f'"{CRASH_REASON}"', f'"{failure}"'))
+        warn(f"{row_label} {failure}; a new process measures the rest")
+        self.store_state(log_path, log_opened_at, exit_codes)
+        self.crashed_run = CrashedRun(Path(log_path), time.monotonic() - log_opened_at, exit_codes)
         return None
 
 
-#: The memory that this process shares with the process that watches it, or None if none does.
+#: The memory that this process shares with the process that watches it, or None if no process watches it.
 CRASH_STATE: SharedCrashState | None = None
 
 
 def fork_watched_child(typed_words: Sequence[str]) -> None:
     """Fork, and return in the child, which runs the command. The parent watches the child and exits with its exit code.
 
-    Return without a fork if the command launches nothing or the system is not Linux. Raises RunLogWriteError in the
-    parent if it cannot write the log.
+    Return without a fork if the command launches nothing or the system is not Linux. In the parent, raises
+    RunLogWriteError if it cannot write the log.
     """
     if (
         sys.platform != "linux"
@@ -230,19 +235,19 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
     ):
         return
     global CRASH_STATE
-    shared, parent = SharedCrashState(), os.getpid()
+    crash_state, parent_pid = SharedCrashState(), os.getpid()
     gc.freeze()  # otherwise a garbage collection in the child would copy every page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     while True:
-        child = os.fork()
-        if not child:
-            CRASH_STATE = shared
-            request_death_with_parent(parent)
+        child_pid = os.fork()
+        if not child_pid:
+            CRASH_STATE = crash_state
+            request_death_with_parent(parent_pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             return
-        code = shared.find_exit_code_or_log_crash(_wait_for_child(child))
-        if code is not None:
-            os._exit(code if code >= 0 else 128 - code)
+        exit_code = crash_state.log_crash_or_get_exit_code(_wait_for_child(child_pid))
+        if exit_code is not None:
+            os._exit(exit_code if exit_code >= 0 else 128 - exit_code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(INTERRUPTED_EXIT_CODE)
 
@@ -250,8 +255,8 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
 def _wait_for_child(child_pid: int) -> int:
     """Wait until the child ends, and return its exit code. Meanwhile forward signals that only the parent received.
 
-    These are signals from other processes, and SIGHUP, which a terminal may send only to the first process of its
-    session.
+    The parent alone receives signals from other processes, and SIGHUP, which a terminal may send only to the first
+    process of its session.
     """
     while True:
         received = signal.sigwaitinfo(_HANDLED_SIGNALS)

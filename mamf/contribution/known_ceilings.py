@@ -30,21 +30,21 @@ from mamf.errors import (
     RunLogError,
     UnavailableError,
     UsageError,
-    require_known,
+    require_known_names,
     shorten,
 )
 from mamf.files import read_packaged_csv_rows
-from mamf.measurement import DATASHEET, PUBLISHED, Rate
+from mamf.measurement import DATASHEET_TIER, PUBLISHED_TIER, Rate
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import is_compute_roof
 from mamf.peaks import (
     ContributedRate,
     DatasheetRate,
-    NamedDevice,
+    DeviceModel,
     find_contributed_rates,
-    find_devices,
-    find_listed_peak,
+    find_device_models,
     find_peak,
+    find_peak_of_listed_device,
     read_contributed_rates,
 )
 from mamf.plans import CEILING_REGIMES
@@ -92,7 +92,7 @@ def peak(
     >>> peak.tflops, peak.tier
     (2250.0, 'datasheet')
     """
-    require_known(("regime", regime, CEILING_REGIMES), ("source", source or DATASHEET, PEAK_SOURCES))
+    require_known_names(("regime", regime, CEILING_REGIMES), ("source", source or DATASHEET_TIER, PEAK_SOURCES))
     if name is not None:
         if device is not None:
             raise UsageError("give either device or name, not both")
@@ -120,7 +120,7 @@ def find_peaks_by_name(
 
     Raises the same errors as :func:`peak`.
     """
-    devices = find_devices(name)
+    devices = find_device_models(name)
     for each in [canonicalize_dtype_name(dtype)] if dtype else _TRIED_DTYPES:
         known = [_list_known_rates(device, each, regime, source) for device in devices]
         if any(known):
@@ -131,7 +131,7 @@ def find_peaks_by_name(
     )
 
 
-def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
+def _list_known_rates(device: DeviceModel, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
     """Return the known rates of a device for a dtype, the most trusted source first. The list is empty if no rate for
     this regime comes from ``source`` (None: any source).
     """
@@ -142,7 +142,8 @@ def _list_known_rates(device: NamedDevice, dtype: str, regime: str, source: Peak
         _get_first_rate(_find_max_contributed_rate(device, regime, each) for each in dtypes),
         _get_first_rate(_find_published_rate(device, each) for each in dtypes),
         _get_first_rate(
-            _describe_datasheet_rate(find_listed_peak(device.device, each), device.name, each) for each in dtypes
+            _describe_datasheet_rate(find_peak_of_listed_device(device.listed_name, each), device.name, each)
+            for each in dtypes
         ),
         _get_first_rate(_find_max_contributed_rate(device, other, each) for each in dtypes),
     ]
@@ -154,7 +155,7 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
     return next(filter(None, candidates), None)
 
 
-def _require_one_rate(name: str, devices: Sequence[NamedDevice], known: Sequence[list[Rate]]) -> list[Rate]:
+def _require_one_rate(name: str, devices: Sequence[DeviceModel], known: Sequence[list[Rate]]) -> list[Rate]:
     """Return the rates of the device that a name means. Raises UsageError if it matches devices with different rates.
 
     ``known``: the known rates of each of ``devices``.
@@ -246,7 +247,7 @@ def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) 
     return exact or [row for row in rows if row.dtype == f"{dtype}, fast accumulation"]
 
 
-def _find_max_contributed_rate(device: NamedDevice, regime: str, dtype: str) -> Rate | None:
+def _find_max_contributed_rate(device: DeviceModel, regime: str, dtype: str) -> Rate | None:
     rows = _find_contributed_rates_of(device.names, dtype, regime)
     return _describe_origin(max(rows, key=lambda row: row.rate)) if rows else None
 
@@ -285,7 +286,7 @@ def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: s
     if listed is None:
         return None
     description = (
-        f"datasheet of {listed.origin}, dense {listed.dtype}; no kernel reaches "
+        f"datasheet of {listed.device_label}, dense {listed.dtype}; no kernel reaches "
         f"it; measure the ceiling: {_format_find_command(dtype)}"
     )
     return replace(listed, dtype=dtype, device=device, description=description)
@@ -302,8 +303,8 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_FILE)}
 
 
-def _find_published_rate(device: NamedDevice, dtype: str) -> Rate | None:
-    row = read_published_rates().get((device.device, dtype))
+def _find_published_rate(device: DeviceModel, dtype: str) -> Rate | None:
+    row = read_published_rates().get((device.listed_name, dtype))
     if row is None:
         return None
     said = "; ".join(filter(None, (row["source"], row["statistic"])))
@@ -313,9 +314,9 @@ def _find_published_rate(device: NamedDevice, dtype: str) -> Rate | None:
         device=device.name,
         source="published",
         description=(
-            f"{PUBLISHED}, for {row['accelerator']}: {dtype}, {said}; measure it: {_format_find_command(dtype)}"
+            f"{PUBLISHED_TIER}, for {row['accelerator']}: {dtype}, {said}; measure it: {_format_find_command(dtype)}"
         ),
-        tier=PUBLISHED,
+        tier=PUBLISHED_TIER,
         reference=row["source"],
     )
 
@@ -329,6 +330,10 @@ def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> 
         return ""
     for known in find_contributed_rates(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
-            cards = f"{known.cards} cards reach {known.lowest:.4g} to" if known.cards > 1 else "one card reaches"
+            cards = (
+                f"{known.card_count} cards reach {known.lowest_rate:.4g} to"
+                if known.card_count > 1
+                else "one card reaches"
+            )
             return f"{known.device} in results/: {cards} {known.rate:.4g} TFLOPS; this card reaches {ceiling.rate:.4g}"
     return ""

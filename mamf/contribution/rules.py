@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
-from mamf.backend import SIMULATED, DeviceInfo, describe_sharing
+from mamf.backend import SIMULATED_BACKEND, DeviceInfo, format_sharing_warning
 from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceilings
 from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_csv_rows
@@ -26,9 +26,14 @@ from mamf.logs.recording import HeaderRecord, RunEnd
 from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
 from mamf.logs.run_log import OwnCeilings, RunLog, keep_latest_rows
 from mamf.machine.privacy import scrub_record
-from mamf.measurement import TERA, Measurement, find_timer, is_plausible_overhead
+from mamf.measurement import TERA, Measurement, find_timer_calibration, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
-from mamf.peaks import compute_max_flops, find_device_by_pattern, find_listed_device, read_contributed_rates
+from mamf.peaks import (
+    compute_max_flops,
+    find_device_by_pattern,
+    find_device_spelled_differently,
+    read_contributed_rates,
+)
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 
@@ -164,11 +169,11 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
 def check_real_device(evidence: Evidence) -> Iterator[Finding]:
     """Reject simulated devices, cards that other programs used, and runs on several models of device."""
     log = evidence.log
-    if log.header["device"]["backend"] == SIMULATED:
+    if log.header["device"]["backend"] == SIMULATED_BACKEND:
         yield Finding("simulated", "this is a simulated device: measure a real one", 1)
     names = dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)])
     for name in names:
-        if shared := describe_sharing(name):
+        if shared := format_sharing_warning(name):
             yield Finding("shared-card", f"{shared}: measure again while nothing else uses the card", 1)
     if len({device.name for device in log.devices}) > 1:
         yield Finding(
@@ -192,7 +197,7 @@ def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
         if usual := _find_usual_spelling(info.name):
             yield Finding("device", f"{info.name} is usually spelled {usual}: restore the name that torch reported", 1)
         facts = _read_device_facts().get(find_device_by_pattern(info.name) or "")
-        if facts is None or not info.is_accelerator or info.backend == SIMULATED:
+        if facts is None or not info.is_accelerator or info.backend == SIMULATED_BACKEND:
             continue
         if info.vendor.casefold() != facts["vendor"]:
             yield Finding("device", f"{info.name} is not made by {info.vendor!r}", 1)
@@ -216,7 +221,7 @@ def _find_usual_spelling(name: str) -> str | None:
     """
     known = {_keep_letters_and_digits(each.device): each.device for each in read_contributed_rates()}
     usual = known.get(_keep_letters_and_digits(name), name)
-    return find_listed_device(name) if usual == name else usual
+    return find_device_spelled_differently(name) if usual == name else usual
 
 
 def _keep_letters_and_digits(name: str) -> str:
@@ -453,8 +458,8 @@ def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
 def check_timer_overhead(evidence: Evidence) -> Iterator[Finding]:
     """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
     backend = evidence.header["device"]["backend"]
-    timer = find_timer(backend)
-    bounds = f"{timer.lowest * 1e6:.1f} to {timer.highest * 1e6:.1f}" if timer else "0 to 20"
+    timer = find_timer_calibration(backend)
+    bounds = f"{timer.min_overhead_seconds * 1e6:.1f} to {timer.max_overhead_seconds * 1e6:.1f}" if timer else "0 to 20"
     for line, _, row in evidence.rows:
         if row.timer_overhead and not is_plausible_overhead(backend, row.timer_overhead):
             subtracted = f"{row.timer_overhead * 1e6:.1f} us of timer overhead was subtracted"

@@ -237,7 +237,7 @@ def make_attention_columns() -> list[Column[ResultRate]]:
         make_text_column("regime", lambda entry: entry.row.regime),
         make_text_column("pass", lambda entry: entry.row.problem.direction),
         Column("", "d", lambda entry: entry.row.shape.head_dims),
-        make_text_column("mask", lambda entry: entry.row.shape.mask),
+        make_text_column("mask", lambda entry: entry.row.shape.mask_description),
         make_text_column("kernel", format_kernel_title),
         Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_four_digits),

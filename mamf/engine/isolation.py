@@ -1,9 +1,9 @@
 """Check a kernel's results and speed from a process that never imports the kernel.
 
-A kernel can replace functions of torch and mamf, such as its own verification or the clock, in the process that
-measures it. So mamf also lets kernels that were loaded by path, and with ``--isolate`` all kernels, compute on operands
-that a fresh process has drawn. The fresh process verifies the results on the CPU, and times the launches with its own
-clock.
+In the process that measures it, a kernel can replace functions of torch and mamf, such as its own verification or the
+clock. To detect that, a fresh process draws operands, lets the measuring process launch the kernel on them, verifies
+the results on the CPU, and times the launches with its own clock. mamf checks kernels that were loaded by path in this
+way, and with ``--isolate`` all kernels.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 
 @dataclass
-class Isolation:
-    """A checker that lets a fresh process verify the kernels of one device. It keeps that process for later checks, and
-    remembers the answers.
+class IsolatedChecker:
+    """A checker that lets a fresh process verify the kernels of one device. It keeps the process for later checks, and
+    remembers the answers of the process.
 
-    ``checks_all_kernels``: True if it checks every kernel, False if none; None: only kernels that were loaded by path.
+    ``checks_all_kernels``: True to check every kernel, False to check none, None to check those loaded by path.
     """
 
     checks_all_kernels: bool | None = None
-    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _checking_process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
@@ -46,7 +46,7 @@ class Isolation:
             return row
         key = (row.kernel, row.problem, row.shape)
         if key not in self._answers_by_kernel_and_shape:
-            self._answers_by_kernel_and_shape[key] = self._check_in_process(row, kernel, backend)
+            self._answers_by_kernel_and_shape[key] = self._request_check(row, kernel, backend)
         answer = self._answers_by_kernel_and_shape[key]
         if answer.get("wrong"):
             return replace(
@@ -58,12 +58,12 @@ class Isolation:
             )
         return row
 
-    def _check_in_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
+    def _request_check(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
         of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
         if not of.returns_tensors:
             return {"unknown": f"launches of {of.name} return no tensors to check"}
         pool = backend.make_operand_pool(row.problem.data, row.problem.seed)
-        process, is_whole = self._process or _start_process(), False
+        process, is_whole = self._checking_process or _start_checking_process(), False
         assert process.stdin and process.stdout
         try:
             channel = tensors.Channel(process.stdout, process.stdin)
@@ -78,13 +78,13 @@ class Isolation:
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release_buffers()
-            # Without a whole answer, for example after Ctrl-C, an incomplete message may be left in the process's pipe.
+            # If no complete answer arrived, for example after Ctrl-C, the process's pipe may contain part of a message.
             if not is_whole:
                 process.kill()
-            self._process = process if is_whole else None
+            self._checking_process = process if is_whole else None
 
 
-def _start_process() -> subprocess.Popen[bytes]:
+def _start_checking_process() -> subprocess.Popen[bytes]:
     """Start a process that checks kernels on request. It ends when its stdin closes. It has its own session, so that
     Ctrl-C does not reach it.
     """
@@ -96,9 +96,9 @@ def _start_process() -> subprocess.Popen[bytes]:
     )
 
 
-_ISOLATION_BY_BACKEND: weakref.WeakKeyDictionary[Backend, Isolation] = weakref.WeakKeyDictionary()
+_CHECKER_BY_BACKEND: weakref.WeakKeyDictionary[Backend, IsolatedChecker] = weakref.WeakKeyDictionary()
 
 
-def get_isolation(backend: Backend) -> Isolation:
-    """Return the checker (``Isolation``) of an opened device, which is created on first use."""
-    return _ISOLATION_BY_BACKEND.setdefault(backend, Isolation())
+def get_isolated_checker(backend: Backend) -> IsolatedChecker:
+    """Return the checker of an opened device. Create the checker on first use."""
+    return _CHECKER_BY_BACKEND.setdefault(backend, IsolatedChecker())

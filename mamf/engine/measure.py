@@ -15,91 +15,92 @@ from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.measurement import TERA, Conditions, Measurement, Status, find_timer
+from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
 from mamf.statistics import compute_figure, compute_known_median, find_two_levels, summarize
 
 #: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
-WantsClock = Callable[[float], bool]
+ShouldMeasureClock = Callable[[float], bool]
 
 
 @dataclass
-class ClockChoice:
+class ClockPolicy:
     """The rule by which a run decides for each new row whether to measure the true clock of the compute units, which
     takes additional launches.
 
-    ``mode``: ALL_CLOCKS measures the clock for every row, NO_CLOCK for none, and BEST_CLOCK for each row that is faster
-    than all earlier rows with the row's problem. If ``is_per_shape`` (in runs that compare kernels), BEST_CLOCK
-    compares a row only with earlier rows of the row's shape. The fastest row of the run always gets its clock.
+    - ``clock_mode``: ALL_CLOCKS measures the clock for every row, NO_CLOCK for none, and BEST_CLOCK for each row that
+      is faster than all earlier rows of its problem, and therefore always for the fastest row of the run.
+    - ``is_per_shape``: True if BEST_CLOCK compares a row only with earlier rows of its shape (in runs that compare
+      kernels).
     """
 
-    mode: str = NO_CLOCK
+    clock_mode: str = NO_CLOCK
     is_per_shape: bool = False
-    _best_rates: dict[Hashable, float] = field(default_factory=dict, init=False)
+    _best_rate_by_key: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
-    def from_plan(cls, plan: Plan) -> ClockChoice:
-        """Return the rule for a plan: the one that the plan's option ``clock`` names. But runs whose rows are compared
-        with rows of other runs measure the clock of every row instead of the fastest ones.
+    def make_from_plan(cls, plan: Plan) -> ClockPolicy:
+        """Return the rule that the option ``clock`` of a plan names. But if the rows of the plan will be compared with
+        rows of other runs, return a rule that measures the clock of every row instead of the fastest rows only.
         """
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
-    def wants_clock(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str, rate: float) -> bool:
+    def should_measure_clock(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str, rate: float) -> bool:
         """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s). The result is False for
         rows of a ``phase`` of a search that only chooses which shapes to confirm.
         """
-        if self.mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
+        if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
-        # In the confirming phase of a search, any candidate may get the highest median, so each needs its clock.
+        # In the confirming phase of a search, any candidate may get the highest median, so measure the clock of each.
         of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
-        best_rate = self._best_rates.get(key, 0.0)
-        self._best_rates[key] = max(rate, best_rate)
-        return rate > best_rate or self.mode == ALL_CLOCKS
+        best_rate = self._best_rate_by_key.get(key, 0.0)
+        self._best_rate_by_key[key] = max(rate, best_rate)
+        return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
-_ESTIMATE_LAUNCHES = 3
+_ESTIMATE_LAUNCH_COUNT = 3
 
 
-def measure(
+def measure_row(
     kernel: AnyKernel,
     problem: Any,
     shape: Any,
     regime: Regime,
-    pool: OperandPool,
-    rule: StoppingRule,
-    fastest_possible: float | None = None,
-    wants_clock: WantsClock = lambda rate: False,
+    operand_pool: OperandPool,
+    stopping_rule: StoppingRule,
+    max_possible_rate: float | None = None,
+    should_measure_clock: ShouldMeasureClock = lambda rate: False,
 ) -> Measurement:
-    """Prepare and verify a kernel on a shape, then take samples as the regime does until ``rule`` stops it. Return the
-    row. If anything fails, the row has another status than ``ok``. Raises only exceptions that end the run
+    """Prepare and verify a kernel on a shape, then let the regime take samples until ``stopping_rule`` stops it. Return
+    the row. If anything fails, the row has a status other than ``ok``. Raises only exceptions that end the run
     (mamf.errors.ENDING_EXCEPTIONS).
 
-    - ``pool``: the buffers of the operands, which rows of a run share.
-    - ``fastest_possible``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
-    - ``wants_clock``: takes the row's rate in FLOP/s, and returns whether to measure the true clock too.
+    - ``operand_pool``: the buffers of the operands, which rows of a run share.
+    - ``max_possible_rate``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
+    - ``should_measure_clock``: takes the row's rate in FLOP/s, and returns whether to measure the true clock too.
     """
-    run = _RowMeasurement(kernel, problem, shape, regime, pool, rule, fastest_possible, wants_clock)
+    run = _RowMeasurement(
+        kernel, problem, shape, regime, operand_pool, stopping_rule, max_possible_rate, should_measure_clock
+    )
     backend = regime.backend
     try:
         return run.measure_row()
     except WrongResultError as error:
-        return run.make_measurement(
-            "wrong_result", str(error), error=error.verdict.error, details=error.verdict.details
-        )
+        return run.make_row("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
     except get_catchable_plugin_errors() as error:  # Whatever a vendor's library raises becomes the status of the row.
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
-        pool.release_buffers()
+        operand_pool.release_buffers()
         backend.release_cached_memory()
-    return run.make_measurement(status, reason)
+    return run.make_row(status, reason)
 
 
-def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[Status, str]:
+def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[MeasurementStatus, str]:
     """Return the status and the reason of a row whose measurement raised ``error``. If the kernel or the backend raises
     another error when asked about ``error``, the reason describes that other error.
     """
@@ -120,10 +121,10 @@ class _RowMeasurement:
     problem: Any
     shape: Any
     regime: Regime
-    pool: OperandPool | None
-    rule: StoppingRule
-    fastest_possible: float | None
-    wants_clock: WantsClock = lambda rate: False
+    operand_pool: OperandPool | None
+    stopping_rule: StoppingRule
+    max_possible_rate: float | None
+    should_measure_clock: ShouldMeasureClock = lambda rate: False
 
     def measure_row(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
@@ -131,83 +132,89 @@ class _RowMeasurement:
             problem, shape
         )
         if reason:
-            return self.make_measurement("unsupported", reason)
-        sets = self.regime.count_sets(problem, shape, backend.info.cache_bytes)
+            return self.make_row("unsupported", reason)
+        sets = self.regime.count_operand_sets(problem, shape, backend.info.cache_bytes)
         with kernel.apply_settings(backend, problem):
             checked = CheckedKernel(
-                kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.must_rewrite_output)
+                kernel.prepare(backend, problem, shape, self.operand_pool, sets, self.regime.must_rewrite_output)
             )
             # Compile, tune and verify before any timed launch.
-            estimate = checked.warm_up_and_verify(backend)
-            if kernel.must_fit_in_burst and self.regime.explain_too_long(estimate):
+            launch_seconds = checked.warm_up_and_verify(backend)
+            if kernel.must_fit_in_burst and self.regime.explain_why_too_long(launch_seconds):
                 # Time more launches: the first one may have compiled, and the compiler may still use the host.
-                estimate = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCHES))
-                if reason := self.regime.explain_too_long(estimate):
-                    return self.make_measurement("unsupported", reason)
+                launch_seconds = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCH_COUNT))
+                if reason := self.regime.explain_why_too_long(launch_seconds):
+                    return self.make_row("unsupported", reason)
             if kernel.reports_reserved:
                 checked.poison_outputs()
-                backend.release_cached_memory()  # Blocks that the allocator kept from earlier launches must not count.
-            peak = measure_memory(backend, checked, problem, shape) if kernel.reports_memory else None
+                backend.release_cached_memory()  # Do not count blocks that the allocator kept from earlier launches.
+            peak = measure_launch_bytes(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = (
                 backend.read_peak_reserved_memory_bytes() if kernel.reports_reserved and peak is not None else None
             )
-            samples = self.regime.sample_and_verify(checked, self.rule, estimate)
-            self.add_true_clock(checked, samples)
+            samples = self.regime.take_and_verify_samples(checked, self.stopping_rule, launch_seconds)
+            self.measure_true_clock(checked, samples)
             checked.require_unchanged_operands()
-            self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
+            self.regime.keep_device_loaded(checked.launches, samples.seconds_per_launch[-1])
         held_details = {} if peak is None else {"held_bytes": checked.prepared.extra_bytes_per_set}
         verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held_details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
 
-    def add_true_clock(self, checked: CheckedKernel, samples: Samples) -> None:
+    def measure_true_clock(self, checked: CheckedKernel, samples: Samples) -> None:
         """Measure the true clock of the compute units and store it in ``samples``, if the operation counts FLOP and
-        ``wants_clock`` returns True for the rate.
+        ``should_measure_clock`` returns True for the rate.
         """
         work = self.problem.compute_work(self.shape)
-        seconds = compute_figure(samples.seconds, "mean" if self.regime.best_by == "mean" else "median")
-        if samples.clock_hz is None and work.unit == "TFLOPS" and self.wants_clock(work.amount / max(seconds, 1e-12)):
-            samples.clock_hz = self.regime.measure_true_clock(checked, seconds)
+        seconds = compute_figure(samples.seconds_per_launch, "mean" if self.regime.best_by == "mean" else "median")
+        if (
+            samples.mean_clock_hz is None
+            and work.unit == "TFLOPS"
+            and self.should_measure_clock(work.amount / max(seconds, 1e-12))
+        ):
+            samples.mean_clock_hz = self.regime.measure_true_clock(checked, seconds)
 
     def make_row_from_samples(
-        self, samples: Samples, verdict: Verdict, peak: int | None, reserved: int | None
+        self, samples: Samples, verdict: Verdict, peak_bytes: int | None, reserved_bytes: int | None
     ) -> Measurement:
         # Round to nanoseconds as the log does, so that figures computed from the log are identical to those of the row.
         # No timer resolves a nanosecond.
-        seconds = [round(sample, 9) for sample in samples.seconds]
+        seconds = [round(sample, 9) for sample in samples.seconds_per_launch]
         work = self.problem.compute_work(self.shape)
-        timer = find_timer(self.regime.backend.name)
-        accuracy = timer.accuracy if timer and samples.timer_overhead else 0.0  # 0 if the error is unknown.
-        possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
+        timer = find_timer_calibration(self.regime.backend.name)
+        accuracy = (
+            timer.error_seconds if timer and samples.timer_overhead_seconds else 0.0
+        )  # 0 if the error is unknown.
+        possible, impossible = split_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"the rate alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
-        row = self.make_measurement(
+        row = self.make_row(
             "ok",
             summary=summarize(possible, self.regime.best_by) if possible else None,
             error=verdict.error,
             details=verdict.details,
-            peak_memory_bytes=peak,
-            peak_reserved_bytes=reserved,
+            peak_memory_bytes=peak_bytes,
+            peak_reserved_bytes=reserved_bytes,
             samples=tuple(possible),
             implausible_samples=tuple(impossible),
-            launches=samples.launches,
-            timer_overhead=samples.timer_overhead,
+            launches=samples.launch_count,
+            timer_overhead=samples.timer_overhead_seconds,
             timer_accuracy=accuracy,
-            conditions=summarize_readings(samples.readings, samples.watts),
+            conditions=summarize_readings(samples.readings, samples.mean_watts),
             remarks=(*samples.remarks, *alternation),
         )
         info = self.regime.backend.info
-        if samples.clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
-            clock_hz = float(round(samples.clock_hz))
+        if samples.mean_clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
+            clock_hz = float(round(samples.mean_clock_hz))
             used = compute_cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
-        if reason := explain_implausible(row, info, self.fastest_possible):
+        if reason := explain_implausible(row, info, self.max_possible_rate):
             return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.find_repeatability(self.problem))
 
-    def make_measurement(self, status: Status, reason: str = "", **fields: Any) -> Measurement:
+    def make_row(self, status: MeasurementStatus, reason: str = "", **fields: Any) -> Measurement:
         return Measurement(
             self.shape,
             self.kernel.name,
@@ -226,36 +233,38 @@ def build_row_from_samples(
     """Build a row of the log from samples that the caller took without the regime's loop. ``verdict``: how far the
     worst verified output is from its reference.
     """
-    limit = find_rate_limit(kernel, regime.backend.info, problem, shape)
+    limit = compute_max_possible_rate(kernel, regime.backend.info, problem, shape)
     return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row_from_samples(
         samples, verdict, None, None
     )
 
 
-def find_rate_limit(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
+def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
     """Return the FLOP or bytes per second that the device cannot exceed with this problem and shape. Return None if
-    that limit is unknown, or if the kernel approximates: its rate counts work that it skips, so it may be higher.
+    that limit is unknown. Also return None for a kernel that approximates: its rate counts work that it skips, so the
+    rate may exceed the limit.
     """
     return get_operation(problem.operation).find_max_possible_rate(info, problem, shape) if kernel.is_exact else None
 
 
-def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
-    """Return whether the budget of the run ended before a row (``result``) had enough samples or, in sustained, before
-    the end of its measuring time. A resumed run measures such a row again. A row whose launches ended before
-    ``deadline`` counts as complete, even if its verification ended after ``deadline``.
+def is_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+    """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
+    run must measure the row again. In the regime sustained, the launches of such a row took less than the time of a
+    measurement; in other regimes, the row has too few samples. If only the verification ended after ``deadline``,
+    the row is complete.
     """
-    if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
+    if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False
     if isinstance(regime, Sustained):
-        return sum(result.samples) / max(len(result.samples), 1) * result.launches < regime.visit_seconds
-    return len(result.samples) < StoppingRule.min_samples
+        return sum(row.samples) / max(len(row.samples), 1) * row.launches < regime.visit_seconds
+    return len(row.samples) < StoppingRule.min_samples
 
 
-def measure_memory(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
+def measure_launch_bytes(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
     """Measure the bytes of device memory that one launch needs: operands, saved tensors and what the launch allocates.
     Other memory of the process does not count. Return None if the backend does not report memory.
     """
-    checked.poison_outputs()  # This releases what earlier launches returned.
+    checked.poison_outputs()  # Release what earlier launches returned.
     before = backend.read_allocated_memory_bytes()
     if before is None:
         return None
@@ -275,15 +284,15 @@ def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Cond
     """
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_round_optional(compute_known_median([reading.clock_hz for reading in readings]), 0),
-        watts=_round_optional(
+        clock_hz=_round_if_known(compute_known_median([reading.clock_hz for reading in readings]), 0),
+        watts=_round_if_known(
             watts if watts is not None else compute_known_median([reading.watts for reading in readings]), 1
         ),
-        celsius=_round_optional(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
+        celsius=_round_if_known(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),
         throttle_shares={reason: round(reasons[reason] / len(readings), 4) for reason in sorted(reasons)},
     )
 
 
-def _round_optional(value: float | None, digits: int) -> float | None:
+def _round_if_known(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)

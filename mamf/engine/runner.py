@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
-from mamf.engine.isolation import get_isolation
-from mamf.engine.measure import ClockChoice, find_rate_limit, is_cut_short, measure
+from mamf.engine.isolation import get_isolated_checker
+from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_cut_short, measure_row
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASH_REASON,
@@ -44,7 +44,7 @@ NamedKernel = tuple[str, AnyKernel]
 
 
 @dataclass
-class Crashes:
+class CrashRecord:
     """A record of the launches on one device that crashed their process, so that a resumed run does not repeat them.
 
     - ``fatal_rows``: the rows of launches that ended their process or made the device unusable.
@@ -65,18 +65,18 @@ class Crashes:
         return same or (f"{GIVEN_UP_REASON}, so mamf no longer launches it" if ends >= _MAX_CRASHES_OF_KERNEL else "")
 
 
-_CRASHES_BY_BACKEND: WeakKeyDictionary[Backend, Crashes] = WeakKeyDictionary()
+_CRASH_RECORD_BY_BACKEND: WeakKeyDictionary[Backend, CrashRecord] = WeakKeyDictionary()
 
 
-def get_crashes(backend: Backend) -> Crashes:
-    """Return the record of an opened device's launches that crashed (``Crashes``), which is created on first use."""
-    return _CRASHES_BY_BACKEND.setdefault(backend, Crashes())
+def get_crash_record(backend: Backend) -> CrashRecord:
+    """Return the record of the launches that crashed on an opened device. Create the record on first use."""
+    return _CRASH_RECORD_BY_BACKEND.setdefault(backend, CrashRecord())
 
 
 class Step(NamedTuple):
     """One measurement that a strategy asks the runner to make.
 
-    - ``rule``: when to stop taking samples. It has no deadline; the runner adds the end of the run's budget.
+    - ``stopping_rule``: when to stop taking samples. It has no deadline; the runner adds the end of the run's budget.
     - ``phase``, ``round``, ``is_reference``: fields of the row (see Measurement).
     - ``is_reported``: True if the runner yields the row to the log; False if the strategy adds something to the row and
       then yields the row itself.
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     problem: Problem
     shape: Any
     regime: Regime
-    rule: StoppingRule
+    stopping_rule: StoppingRule
     phase: str = ""
     round: int = 0
     is_reference: bool = False
@@ -95,7 +95,7 @@ class Step(NamedTuple):
 
 #: A strategy's generator: it yields steps to measure, and rows that the runner yields to the log unchanged. It receives
 #: the row of each step, or None if the budget has ended.
-Steps = Generator[Step | Measurement, Measurement | None, None]
+StepGenerator = Generator[Step | Measurement, Measurement | None, None]
 
 
 @dataclass
@@ -104,28 +104,28 @@ class Runner:
 
     - ``budget_seconds``: the time limit of the run. It cuts any measurement short except the first row that is not a
       reference (a row that only serves for comparison).
-    - ``earlier_rows``: the rows of an interrupted run, in order. They answer the first steps, which are therefore not
-      measured again.
-    - ``on_phase``: called before each phase with a description of the phase.
-    - ``clock_choice``: decides for which rows the true clock is measured.
+    - ``interrupted_rows``: the rows of an interrupted run, in order. They answer the first steps, so that these steps
+      are not measured again.
+    - ``report_phase``: called before each phase with a description of the phase.
+    - ``clock_policy``: decides for which rows the true clock is measured.
     """
 
     backend: Backend
     budget_seconds: float | None = None
-    earlier_rows: Collection[Measurement] = ()
-    on_phase: Callable[[str], None] = lambda text: None
-    clock_choice: ClockChoice = field(default_factory=ClockChoice)
+    interrupted_rows: Collection[Measurement] = ()
+    report_phase: Callable[[str], None] = lambda text: None
+    clock_policy: ClockPolicy = field(default_factory=ClockPolicy)
     #: The number of steps that were skipped because the budget ended.
     skipped_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.start_time = self.now()
         self.deadline = None if self.budget_seconds is None else self.start_time + self.budget_seconds
-        self._unused_rows = deque(self.earlier_rows)
+        self._unused_rows = deque(self.interrupted_rows)
         self._pools: dict[object, OperandPool] = {}
         self._has_measured_row = self._has_tried_step = False
 
-    def run_steps(self, steps: Steps) -> Iterator[Measurement]:
+    def measure_steps(self, steps: StepGenerator) -> Iterator[Measurement]:
         """Measure the steps that a strategy yields, and yield the rows for the log. Closing the returned generator
         discards the measurement in progress.
         """
@@ -172,7 +172,7 @@ class Runner:
         phase: str,
         end_time: float,
         round_number: int = 0,
-        is_due: bool = False,
+        is_required: bool = False,
         problem: Problem | None = None,
     ) -> bool:
         """Return whether a phase of a search has another step. While rows of an interrupted run remain, the next of
@@ -181,7 +181,7 @@ class Runner:
 
         - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
         - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
-        - ``is_due``: True if the phase must have this step even after ``end_time``.
+        - ``is_required``: True if the phase must have this step even after ``end_time``.
         - ``problem``: the problem of the phase, in a run with several problems.
         """
         if self._unused_rows:
@@ -193,12 +193,12 @@ class Runner:
             return is_of_phase and (not round_number or next_row.round <= round_number)
         if self.is_budget_over():
             self.skipped_count += 1
-        return not self.skipped_count and (is_due or self.now() < end_time)
+        return not self.skipped_count and (is_required or self.now() < end_time)
 
-    def start_regime(self, regime: Regime) -> Regime:
+    def prepare_regime(self, regime: Regime) -> Regime:
         """Let a regime prepare itself before its first shape, and return it. Raise DeviceError if the device fails."""
         try:
-            regime.start()
+            regime.prepare_device()
         except get_catchable_plugin_errors() as error:
             raise DeviceError(
                 f"the device of backend {self.backend.name} failed before the first shape in the regime {regime.name}: "
@@ -212,7 +212,7 @@ class Runner:
         largest buffers do not fit in memory, the rows of large shapes fail later. Raise DeviceError if the device
         fails.
         """
-        self.on_phase("allocating memory for operands")
+        self.report_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
         for buffers in needed:
             largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}
@@ -252,24 +252,31 @@ class Runner:
             return None
         self._has_tried_step = self._has_tried_step or not step.is_reference
         kernel, problem = step.kernel, step.problem
-        require_work(problem, step.shape)
-        limit = find_rate_limit(kernel, self.backend.info, problem, step.shape)
+        require_positive_work(problem, step.shape)
+        limit = compute_max_possible_rate(kernel, self.backend.info, problem, step.shape)
         # The first row has no deadline. Otherwise a run with a very short budget would never complete that row, however
         # often it is resumed. A measurement of fixed length has no deadline either, because a part of it is useless.
         deadline = self.deadline if self._has_measured_row and not step.regime.fixed_visit_seconds else None
-        rule = replace(step.rule, deadline=deadline)
-        failed, crashes = make_failed_row(step), get_crashes(self.backend)
+        rule = replace(step.stopping_rule, deadline=deadline)
+        failed, crashes = make_failed_row(step), get_crash_record(self.backend)
         if reason := crashes.explain_why_not_to_launch(failed):
             return replace(failed, reason=reason)
         crashes.set_pending_row(replace(failed, reason=CRASH_REASON))
         try:
-            wants_clock = partial(
-                self.clock_choice.wants_clock, step.phase, step.regime.name, problem, step.shape, kernel.name
+            should_measure_clock = partial(
+                self.clock_policy.should_measure_clock, step.phase, step.regime.name, problem, step.shape, kernel.name
             )
-            row = measure(
-                kernel, problem, step.shape, step.regime, self.get_operand_pool(problem), rule, limit, wants_clock
+            row = measure_row(
+                kernel,
+                problem,
+                step.shape,
+                step.regime,
+                self.get_operand_pool(problem),
+                rule,
+                limit,
+                should_measure_clock,
             )
-            row = get_isolation(self.backend).confirm_in_fresh_process(row, kernel, self.backend)
+            row = get_isolated_checker(self.backend).confirm_in_fresh_process(row, kernel, self.backend)
         finally:
             crashes.set_pending_row(None)
         if row.status == "failed":
@@ -292,22 +299,22 @@ class Runner:
 
 
 @dataclass
-class Setup:
+class RunSetup:
     """A plan of a run, the opened device that measures it, and the rows so far.
 
     - ``kernels``: the plan's kernels, in the order of the plan, each with the name by which it was requested.
     - ``rows``: all rows so far, including those of an interrupted run. The driver adds each row that a strategy yields.
-    - ``on_phase``: called before each phase with a description of the phase.
+    - ``report_phase``: called before each phase with a description of the phase.
     """
 
     plan: Plan
     backend: Backend
     kernels: Sequence[NamedKernel]
     rows: list[Measurement] = field(default_factory=list)
-    on_phase: Callable[[str], None] = lambda text: None
+    report_phase: Callable[[str], None] = lambda text: None
 
     @property
-    def kernel_objects(self) -> list[Any]:
+    def plan_kernels(self) -> list[Any]:
         """The plan's kernels in the order of the plan, without the names by which they were requested."""
         return [kernel for _, kernel in self.kernels]
 
@@ -316,7 +323,7 @@ class Setup:
         """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. They
         contain the names by which the user requested the kernels.
         """
-        return self.plan.steps(self.answered_rows)
+        return self.plan.list_steps(self.answered_rows)
 
     @property
     def answered_rows(self) -> dict[StepKey, Measurement]:
@@ -333,7 +340,7 @@ class Setup:
     @property
     def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:
         """The ceilings (highest rates that repeated measurements confirm) of this run's rows, by problem and regime."""
-        default_kernel = self.kernel_objects[0].name
+        default_kernel = self.plan_kernels[0].name
         wanted = [(problem, regime, default_kernel) for problem in self.plan.problems for regime in self.plan.regimes]
         return confirm_ceilings(self.rows, wanted, self.backend.info.name, self.backend.info.uuid_hash)
 
@@ -352,13 +359,14 @@ class Strategy(Protocol):
 
 
 class PlanStrategy(ABC):
-    """A strategy that measures a plan: a ``Runner`` measures the steps that its ``yield_steps`` yields. ``replayed``:
-    the rows of an interrupted run, in order, which answer the first steps.
+    """A strategy that measures a plan: its ``yield_steps`` yields steps, and a ``Runner`` measures them.
+
+    ``replayed_rows``: the rows of an interrupted run, in order. They answer the first steps.
     """
 
-    def __init__(self, setup: Setup, replayed: Iterable[Measurement] = ()) -> None:
+    def __init__(self, setup: RunSetup, replayed_rows: Iterable[Measurement] = ()) -> None:
         self.setup, self.plan, self.backend = setup, setup.plan, setup.backend
-        self.replayed = list(replayed)
+        self.replayed_rows = list(replayed_rows)
 
     @property
     def skipped_count(self) -> int:
@@ -366,12 +374,16 @@ class PlanStrategy(ABC):
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
         self.runner = Runner(
-            self.backend, self.plan.budget_seconds, self.replayed, self.setup.on_phase, ClockChoice.from_plan(self.plan)
+            self.backend,
+            self.plan.budget_seconds,
+            self.replayed_rows,
+            self.setup.report_phase,
+            ClockPolicy.make_from_plan(self.plan),
         )
-        yield from self.runner.run_steps(self.yield_steps())
+        yield from self.runner.measure_steps(self.yield_steps())
 
     @abstractmethod
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         """Yield the steps that ``self.runner`` measures, one after another. Each ``yield`` of a step returns its row,
         or None if the run's budget has ended.
         """
@@ -393,7 +405,7 @@ def make_failed_row(step: Step) -> Measurement:
     )
 
 
-def require_work(problem: Problem, shape: Any) -> None:
+def require_positive_work(problem: Problem, shape: Any) -> None:
     """Raise PluginError if the problem's operation counts no FLOP and bytes for a shape, because a row of that shape
     would have no rate.
     """

@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from mamf.backend import MIB, Advice, Backend
-from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.machine.environment import disable_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
@@ -30,7 +30,7 @@ _MATMUL_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # The host hardly affects the time of a launch of _MIN_LAUNCH_SECONDS. Flushes of _LEAD_BYTES that take the device
 # _LEAD_SECONDS put the host ahead of the device.
 _MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
-_WAKE_REST_SECONDS, _WAKE_ROUNDS, _WAKE_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
+_WAKE_UP_REST_SECONDS, _WAKE_UP_ROUND_COUNT, _WAKE_UP_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
 # A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones, slowed by load if launches
 # take more than _MIN_SLOWED_RATIO times as long as the first ones, and recovered if they take at most
@@ -40,10 +40,10 @@ _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATIO
 # Burst's trains (launches between two rests) may take a quarter of the time after which the power controller reacts to
 # load. A device has recovered if it keeps its initial speed for three quarters of that time.
 _TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
-# The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZES of these
-# sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
-_COPIED_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_COPY_LAUNCHES, _MIN_CACHED_SIZES, _MIN_CACHE_SPEEDUP = 20, 2, 1.3
+# The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZE_COUNT of
+# these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
+_COPIED_TOTAL_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_COPY_LAUNCH_COUNT, _MIN_CACHED_SIZE_COUNT, _MIN_CACHE_SPEEDUP = 20, 2, 1.3
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
     backend, and return them in words (nothing if the backend knows them). If the measurement fails, keep the assumed
     traits; a remark in each row says so. ``on_start``: called with a message before the measurement.
     """
-    if ASSUMED_TRAITS not in (backend.burst_traits.remark, backend.sustained_traits.remark):
+    if ASSUMED_TRAITS_REMARK not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
     info = backend.info
     key = (backend.name, backend.index, info.name)
@@ -115,9 +115,11 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
     return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
 
 
-def _make_burst_traits(assumed: BurstTraits, wake: WakeUp, reaction: Reaction, recovery: float | None) -> BurstTraits:
+def _make_burst_traits(
+    assumed: BurstTraits, wake: WakeUp, reaction: LoadReaction, recovery: float | None
+) -> BurstTraits:
     traits, remarks = replace(assumed, wake_seconds=wake.wake_seconds), [reaction.remark]
-    if wake.wake_seconds > _WAKE_TRAIN_SECONDS / 2:
+    if wake.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
         remarks.append(
             f"for at least {wake.wake_seconds:.2g} s after a rest, launches take {wake.slowdown_ratio:.2g} times as "
             "long as later launches"
@@ -143,21 +145,21 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     pool, free = backend.make_operand_pool(problem.data, problem.seed), backend.read_free_memory_bytes()
     probe, rates = _TraitProbe(backend, lambda: None), dict[int, float]()
     # Begin with the largest size, so that the pool allocates only once.
-    sizes = [round(size * MIB) for size in reversed(_COPIED_MIB) if free is None or 2 * size * MIB <= free]
+    sizes = [round(size * MIB) for size in reversed(_COPIED_TOTAL_MIB) if free is None or 2 * size * MIB <= free]
     try:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
             once = _measure_launch_seconds(backend, launch, 1)
             probe.queue_flushes_ahead()  # Without flushes ahead, small copies would wait for the host.
             rates[size] = size / _measure_launch_seconds(
-                backend, launch, 3 if once > _MIN_LAUNCH_SECONDS else _COPY_LAUNCHES
+                backend, launch, 3 if once > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
             )
     finally:
         pool.release_buffers()
         backend.release_cached_memory()
     of_memory = median(rates[size] for size in sizes[:3])
     cached = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * of_memory]
-    return max(cached) if len(cached) >= _MIN_CACHED_SIZES else None
+    return max(cached) if len(cached) >= _MIN_CACHED_SIZE_COUNT else None
 
 
 def _measure_launch_seconds(backend: Backend, launch: Launch, count: int) -> float:
@@ -203,7 +205,7 @@ class WakeUp(NamedTuple):
     wake_seconds: float
 
 
-class Reaction(NamedTuple):
+class LoadReaction(NamedTuple):
     """The reaction of a device to load that begins after a rest.
 
     - ``seconds_until_slower``: seconds of load until launches become slower; None if they never do.
@@ -257,14 +259,17 @@ class _TraitProbe:
         """Return the largest slowdown and the longest wake-up after rests of different lengths. Of repeated rests of
         one length, the shortest wake-up counts, because noise only makes a wake-up longer.
         """
-        found = [min(self._measure_wake_up_after(rest) for _ in range(_WAKE_ROUNDS)) for rest in _WAKE_REST_SECONDS]
+        found = [
+            min(self._measure_wake_up_after(rest) for _ in range(_WAKE_UP_ROUND_COUNT))
+            for rest in _WAKE_UP_REST_SECONDS
+        ]
         self.wake_seconds = max(seconds for seconds, _times in found)
         return WakeUp(max(times for _seconds, times in found), self.wake_seconds)
 
     def _measure_wake_up_after(self, rest: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest)
-        windows = self._run_train(_WAKE_TRAIN_SECONDS)
+        windows = self._run_train(_WAKE_UP_TRAIN_SECONDS)
         steady = median(windows[len(windows) // 2 :])
         slow = next(
             (index for index, window in enumerate(windows) if window <= _MAX_AWAKE_RATIO * steady), len(windows)
@@ -284,7 +289,7 @@ class _TraitProbe:
         backend.synchronize()
         return [backend.compute_seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
-    def measure_reaction(self) -> Reaction:
+    def measure_reaction(self) -> LoadReaction:
         """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
         self.backend.sleep(_RECOVERY_REST_SECONDS[-1])
         ends, seconds = self._load_and_time_blocks(_LOAD_SECONDS)
@@ -302,7 +307,7 @@ class _TraitProbe:
             ),
             default=0.0,
         )
-        return Reaction(
+        return LoadReaction(
             seconds_until_slower=next(begins, None)
             if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds
             else None,
@@ -350,7 +355,9 @@ class _TraitProbe:
         return None
 
 
-def _describe_findings(wake: WakeUp, reaction: Reaction, recovery: float | None, cache: int | None) -> Sequence[Advice]:
+def _describe_findings(
+    wake: WakeUp, reaction: LoadReaction, recovery: float | None, cache: int | None
+) -> Sequence[Advice]:
     woken = (
         f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
         "later launches"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import Advice
-from mamf.engine.runner import Setup, Strategy
+from mamf.engine.runner import RunSetup, Strategy
 from mamf.errors import DeviceLostError, get_first_message_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import get_kind
@@ -25,7 +25,7 @@ from mamf.logs.recording import (
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import format_advice, get_mamf_version, run_machine_checks
+from mamf.machine.environment import describe_mamf_version, format_advice, run_machine_checks
 from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM_PHASE
 
@@ -41,7 +41,7 @@ class ResumedLog(NamedTuple):
 
 
 @dataclass
-class Run(Setup):
+class Run(RunSetup):
     """One run of a plan on an open device. Its method ``measurements`` measures the plan and writes the log.
 
     - ``strategy``: a function that makes the strategy, which chooses what to measure next; None: the run uses the
@@ -58,7 +58,7 @@ class Run(Setup):
     - ``on_lost``: a function that is called with the failed row if its launch made the device unusable.
     """
 
-    strategy: Callable[[Setup], Strategy] | None = None
+    strategy: Callable[[RunSetup], Strategy] | None = None
     path: Path | None = None
     is_numbered: bool = False
     resumed: ResumedLog | None = None
@@ -146,7 +146,7 @@ class Run(Setup):
             self.resumed.writer.write_resume(
                 self.resumed.log,
                 {
-                    "tool": get_mamf_version(),
+                    "tool": describe_mamf_version(),
                     "command": self.command,
                     "started": get_utc_time(),
                     "notes": self.notes,
@@ -159,7 +159,7 @@ class Run(Setup):
 
     def build_header(self) -> dict[str, Any]:
         findings = [format_advice(finding).strip() for finding in self.findings]
-        kernel = self.kernel_objects[0].name if self.plan.is_search else " ".join(self.plan.kernels)
+        kernel = self.plan_kernels[0].name if self.plan.is_search else " ".join(self.plan.kernels)
         return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
 
     def _write_record(self, record: Measurement | LogRecord) -> None:

@@ -26,7 +26,7 @@ from mamf.report.rows import make_device_record, make_summary_record
 from mamf.report.shares import ShareCalculator
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
     from mamf.report.charts.picture import Picture
 
 #: Ceilings by any key that identifies them, such as (problem, regime).
@@ -67,7 +67,7 @@ class Kind:
         """Return the mamf command, without options, that starts a run with this plan."""
         return self.name
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
         another.
         """
@@ -75,13 +75,13 @@ class Kind:
 
         return RowsStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
         confirmed yet.
         """
         return len(setup.remaining_steps)
 
-    def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
+    def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that the budget
         excluded.
         """
@@ -121,7 +121,7 @@ class Sweep(Kind):
     name = SWEEP
     noun = "a sweep"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
 
         of = get_operation(setup.plan.operation)
@@ -167,21 +167,21 @@ class Find(Kind):
     has_ceilings = True
     noun = "a find"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
         plan, found = setup.plan, setup.confirmed_ceilings
         if explain_no_ceiling(setup.rows):
             return 0
         failed = {step for step, row in setup.answered_rows.items() if not row.ok}
-        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.steps(failed)}
+        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
         return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
 
-    def is_cut_short(self, setup: Setup, skipped_count: int) -> bool:
+    def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         return bool(skipped_count if explain_no_ceiling(setup.rows) else self.count_left(setup))
 
     def format_command(self, plan: Plan) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.errors import UsageError, require_known
+from mamf.errors import UsageError, require_known_names
 from mamf.kinds.kind import Find, Kind, Sweep
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
@@ -53,7 +53,7 @@ def make_log_chart(
     from mamf.operations.attention.operation import DIRECTIONS
 
     for name in directions or ():
-        require_known(("direction", name, DIRECTIONS))
+        require_known_names(("direction", name, DIRECTIONS))
     kind = get_kind(log.plan)
     if directions and not (kind.name == SWEEP and get_operation(log.plan.operation).chart == "lengths"):
         raise UsageError(

@@ -47,7 +47,7 @@ from mamf.report.studies import (
 from mamf.report.verification import count_verified_totals, make_verification_document
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
 
 
 class Explain(Kind):
@@ -92,14 +92,14 @@ class Overlap(Kind):
     name = OVERLAP
     noun = "an overlap"
 
-    def make_strategy(self, setup: Setup) -> Strategy:
-        from mamf.engine.strategies.studies import DEFAULT_SECONDS, OverlapStrategy, list_overlap_pairs
+    def make_strategy(self, setup: RunSetup) -> Strategy:
+        from mamf.engine.strategies.studies import DEFAULT_ROW_SECONDS, OverlapStrategy, list_overlap_pairs
         from mamf.operations.overlap import Pair
 
         plan = setup.plan
-        seconds, budget = plan.seconds or DEFAULT_SECONDS, plan.budget_seconds or math.inf
+        seconds, budget = plan.seconds or DEFAULT_ROW_SECONDS, plan.budget_seconds or math.inf
         return OverlapStrategy(
-            setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.on_phase
+            setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.report_phase
         )
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
@@ -131,12 +131,12 @@ class Verify(Kind):
     noun = "a verification"
     is_collected = False  # A verification has no rates.
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import VerifyStrategy
 
         return VerifyStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
@@ -160,12 +160,12 @@ class Reproduce(Kind):
     noun = "a reproduction"
     is_collected = False  # Claims chose what was measured, so the rows are not a fair sample.
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy
 
         return ReproduceStrategy(setup)
 
-    def count_left(self, setup: Setup) -> int:
+    def count_left(self, setup: RunSetup) -> int:
         """Return the number of claims that are not measured yet."""
         return sum(each.measured_here is None for each in judge_claims(setup.plan.options, setup.rows))
 

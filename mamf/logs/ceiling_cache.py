@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import SIMULATED, DeviceInfo
+from mamf.backend import SIMULATED_BACKEND, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import MamfError, get_first_message_line
 from mamf.files import make_folder, write_file_atomically
@@ -61,7 +61,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     """Copy the log of ``mamf find`` to the cache, and yield the reason for each of its ceilings that is not cached."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
-    if not log.plan.is_search or info.backend == SIMULATED:
+    if not log.plan.is_search or info.backend == SIMULATED_BACKEND:
         return
     if log.plan.problem.data != "normal":
         yield f"the operands of this run are {log.plan.problem.data}, but a ceiling needs normally distributed values"

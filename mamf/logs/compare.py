@@ -49,7 +49,7 @@ from mamf.logs.compared_rows import (
 )
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
-from mamf.measurement import Tabular, group_pairs
+from mamf.measurement import NotebookTable, group_pairs
 from mamf.operations.unknown import is_compute_roof
 from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
@@ -187,7 +187,7 @@ class RowPair:
 
 
 @dataclass(frozen=True)
-class Comparison(Tabular):
+class Comparison(NotebookTable):
     """The logs of two sides, A and B, compared row by row.
 
     - ``a``, ``b``: the first log of each side.

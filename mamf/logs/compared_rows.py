@@ -18,7 +18,7 @@ from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import (
     CONFIRM_PHASE,
     MIN_ROUNDS,
@@ -333,9 +333,9 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
         raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):
         return [combine_visits(same) for same in group_by_step(rows).values()]
-    if not is_find(log) or (plan.confirms and not as_ceilings):
+    if not is_find(log) or (plan.confirms_best_rows and not as_ceilings):
         return _make_compared_rows_of_devices(log, [row for row in rows if not row.phase])
-    if plan.confirms:
+    if plan.confirms_best_rows:
         return [_make_row_of_ceiling(ceiling) for ceiling in log.own_ceilings.values()]
     if not as_ceilings:
         return list(_yield_confirmed_candidates(rows))
@@ -391,7 +391,7 @@ def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
     """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
     if regime not in COMMON_REGIMES:
         return None
-    return compute_run_error([1.0], 1.0, [0.0], find_calibration("", f"{regime} cycles", problem))
+    return compute_run_error([1.0], 1.0, [0.0], look_up_repeatability("", f"{regime} cycles", problem))
 
 
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
@@ -450,7 +450,7 @@ def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[Compare
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
-    known = ceiling.repeatability or find_calibration("", ceiling.regime, ceiling.problem)
+    known = ceiling.repeatability or look_up_repeatability("", ceiling.regime, ceiling.problem)
     error = compute_run_error([ceiling.seconds], ceiling.seconds, [0.0], known)
     return ComparedRow(
         {"regime": ceiling.regime, **get_problem_fields(ceiling.problem)},

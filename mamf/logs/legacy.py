@@ -27,7 +27,7 @@ from mamf.logs.run_log import (
     parse_record,
     read_lines,
 )
-from mamf.machine.environment import get_mamf_version
+from mamf.machine.environment import describe_mamf_version
 from mamf.machine.privacy import scrub_record, scrub_text
 
 LEGACY_TIER = "legacy"
@@ -109,7 +109,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
         "schema": SCHEMA,
         "tier": LEGACY_TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
-        "importer": get_mamf_version(),
+        "importer": describe_mamf_version(),
         **scrub_record({name: getattr(run, name) for name in HEADER_FIELDS}),
     }
     yield from ({"record": "reported", **_make_reported_record(row)} for row in run.rows)

@@ -22,8 +22,8 @@ from msgspec import UnsetType as Missing
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, FieldValues, ToolRecord, Whole, get_utc_time
-from mamf.machine.environment import describe_environment, get_mamf_version
-from mamf.measurement import MAX_SHIFT_SECONDS, Measurement
+from mamf.machine.environment import describe_environment, describe_mamf_version
+from mamf.measurement import MAX_OVERHEAD_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
 from mamf.operations.unknown import AnyOperation, UnknownOperation, get_operation
 from mamf.plans import (
@@ -208,7 +208,7 @@ def make_header(
     """
     sensors = backend.telemetry
     return {
-        "tool": get_mamf_version(),
+        "tool": describe_mamf_version(),
         "command": command,
         "started": get_utc_time(),
         "device": asdict(backend.info),
@@ -279,7 +279,7 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     """
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
-    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= MAX_SHIFT_SECONDS:
+    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= MAX_OVERHEAD_SHIFT_SECONDS:
         return ""
     before = timed[-1].timer_overhead
     share = abs(after - before) / min(row.seconds for row in timed)

@@ -18,8 +18,8 @@ from msgspec import UNSET, Meta, Struct
 from msgspec import UnsetType as Missing
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.errors import require_known
-from mamf.measurement import MAX_OVERHEAD_SECONDS, Conditions, Measurement, Rate, Status
+from mamf.errors import require_known_names
+from mamf.measurement import MAX_PLAUSIBLE_OVERHEAD_SECONDS, Conditions, Measurement, MeasurementStatus, Rate
 from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, REGIME_NAMES
 from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize
@@ -71,7 +71,7 @@ class MeasurementRecord(Struct, kw_only=True):
     problem: FieldValues
     regime: str
     best_by: Annotated[str, Meta(pattern=f"^({'|'.join(_RATE_STATISTICS)})$")]
-    status: Status
+    status: MeasurementStatus
     reason: str
     tflops: LoggedRates | Missing = UNSET
     rate: LoggedRates | Missing = UNSET
@@ -79,7 +79,7 @@ class MeasurementRecord(Struct, kw_only=True):
     seconds: dict[str, float] | Missing = UNSET
     launches: Whole
     timer_overhead_seconds: Annotated[float, Meta(ge=0, lt=1e9)]
-    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MAX_OVERHEAD_SECONDS)]
+    timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MAX_PLAUSIBLE_OVERHEAD_SECONDS)]
     samples_seconds: list[SampleSeconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
@@ -296,7 +296,7 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
     Raises KeyError or ValueError if the values are not a measurement.
     """
     read = read_record(record, MeasurementRecord)
-    require_known(("regime", read.regime, REGIME_NAMES))
+    require_known_names(("regime", read.regime, REGIME_NAMES))
     of = get_operation(read.operation, record)
     problem, samples = of.read_problem_record(read.problem), tuple(read.samples_seconds)
     return Measurement(

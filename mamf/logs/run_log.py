@@ -22,7 +22,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LONG, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -32,7 +32,7 @@ from mamf.logs.records import (
     read_measurement_record,
     read_record,
 )
-from mamf.measurement import Measurement, Rate, Tabular, group_pairs
+from mamf.measurement import Measurement, NotebookTable, Rate, group_pairs
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
@@ -52,7 +52,7 @@ def read_lines(path: Path, on_read: OnRead | None = None) -> Iterator[bytes]:
         if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
             raise RunLogError(f"{path} is not a regular file: save the log to a file first")
         if state.st_size > MAX_LOG_BYTES:
-            raise RunLogError(f"{path} {LOG_TOO_LONG}")
+            raise RunLogError(f"{path} {LOG_TOO_LARGE_MESSAGE}")
         with path.open("rb") as file:
             for line in iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""):
                 if len(line) > MAX_LINE_BYTES:
@@ -143,7 +143,7 @@ _UNREADABLE_TIERS = {
 
 
 @dataclass
-class RunLog(Tabular):
+class RunLog(NotebookTable):
     """A run log that was read from a file, or the joined logs of several devices.
 
     - ``header``: the first record, with device, software, settings and plan.

@@ -148,7 +148,7 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
     )
     if plan.kind == SWEEP:
         own = [row for row in rows if not row.is_reference and not row.phase]
-        left = max(0, len(plan.steps()) - len({row.step for row in own}))
+        left = max(0, len(plan.list_steps()) - len({row.step for row in own}))
         measured, is_complete = sum(row.ok for row in own), not left
     else:
         left, measured = 0, sum(log.summary["measured"] for log in logs if log.summary)
@@ -183,12 +183,12 @@ def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_d
         for device in remaining_devices
         for log in logs[device]
         if log.plan.is_shared
-        for shape in log.plan.own_shapes()
+        for shape in log.plan.list_assigned_shapes()
     }
     for log in every:
         plan, rows = log.plan, {row.step for row in log.lasting_rows if not row.is_reference and not row.phase}
         needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
-        owned |= {shape for shape in plan.own_shapes() if sum(step[2] == shape for step in rows) >= needed}
+        owned |= {shape for shape in plan.list_assigned_shapes() if sum(step[2] == shape for step in rows) >= needed}
     missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
     for place, device in enumerate(remaining_devices):
         if shapes := missing[place :: len(remaining_devices)]:

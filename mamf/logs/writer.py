@@ -81,10 +81,10 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             writer.close()
             if isinstance(error, OSError):
                 raise UsageError(f"cannot resume {path}: {error.strerror}") from None
-            if isinstance(error, RunLogError) and error.whole_lines:
+            if isinstance(error, RunLogError) and error.readable_line_count:
                 raise RunLogError(
                     f"{error}; to save and resume the lines before it: "
-                    f"head -n {error.whole_lines} {shlex.quote(str(path))} > NEW.jsonl"
+                    f"head -n {error.readable_line_count} {shlex.quote(str(path))} > NEW.jsonl"
                 ) from None
             raise
 

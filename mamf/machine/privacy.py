@@ -190,7 +190,7 @@ def scrub_text(text: str) -> str:
         text = _PATH_PATTERN.sub(
             lambda path: _shorten_path(path[0]), _QUOTED_PATH_PATTERN.sub(_shorten_quoted_path, text)
         )
-    for pattern, replacement in (*_ADDRESS_RULES, *_find_private_names()):
+    for pattern, replacement in (*_ADDRESS_RULES, *_compile_private_name_rules()):
         text = pattern.sub(replacement, text)
     return text
 
@@ -242,7 +242,7 @@ def _shorten_path(path: str) -> str:
 
 
 @functools.cache
-def _find_private_names() -> tuple[tuple[re.Pattern[str], str], ...]:
+def _compile_private_name_rules() -> tuple[tuple[re.Pattern[str], str], ...]:
     """Return regular expressions for the names of this host and of the user of this process, each with
     its replacement.
     """

@@ -95,7 +95,7 @@ class DeviceRun:
                 plan,
                 self.backend,
                 kernels,
-                on_phase=self.on_progress,
+                report_phase=self.on_progress,
                 path=make_log_path(self.folder, self.backend.index, part),
             )
             with closing(run.measurements()) as rows:  # closing the generator completes the log after an interrupt

@@ -22,8 +22,8 @@ class BatchedShape(BaseMatmulShape):
     A shape is written ``BxMxNxK``.
     """
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
-    written: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
 
     batch: int = field(metadata=describe("number of matmuls in the batch", parse_text=parse_size))
     m: int = field(metadata=describe("rows of each A and C", parse_text=parse_size))
@@ -36,7 +36,7 @@ class BatchedShape(BaseMatmulShape):
         return f"{self.batch}x{self.m}x{self.n}x{self.k}"
 
     @property
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         return {"a": self.batch * self.m, "b": self.batch * self.n}
 
 

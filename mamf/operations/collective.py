@@ -11,7 +11,7 @@ from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, describe
+from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -30,7 +30,7 @@ class CollectiveShape(BandwidthShape):
 
 
 @dataclass(frozen=True)
-class CollectiveProblem(DeclaredProblem):
+class CollectiveProblem(CheckedProblem):
     """All parameters of a collective except its size.
 
     ``ranks``: the number of ranks. ``blocks``: the number of thread blocks (CTAs, or channels) that a rank's device
@@ -55,11 +55,11 @@ class CollectiveProblem(DeclaredProblem):
         ),
     )
 
-    def elements(self, shape: CollectiveShape) -> tuple[int, int]:
+    def count_buffer_elements(self, shape: CollectiveShape) -> tuple[int, int]:
         """Return how many elements a rank sends and how many it receives, rounded down to equal parts for all ranks."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
-        whole = part * self.ranks
-        return {"all_gather": (part, whole), "reduce_scatter": (whole, part)}.get(self.collective, (whole, whole))
+        total = part * self.ranks
+        return {"all_gather": (part, total), "reduce_scatter": (total, part)}.get(self.collective, (total, total))
 
     def count_part_elements(self, shape: CollectiveShape) -> int:
         """Return the number of elements in each part of a rank's buffers.
@@ -67,13 +67,13 @@ class CollectiveProblem(DeclaredProblem):
         A buffer that contains the data of all ranks, or data for all ranks, has one part per rank. Other buffers are a
         single part.
         """
-        return min(self.elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
+        return min(self.count_buffer_elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 
     def compute_work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
         factor = "2(n-1)/n" if passes == 2 else "(n-1)/n"
         convention = f"bus bandwidth as nccl-tests defines it: size / time x {factor}, n = {self.ranks}"
-        size = max(self.elements(shape)) * DTYPES[self.dtype].itemsize
+        size = max(self.count_buffer_elements(shape)) * DTYPES[self.dtype].itemsize
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def list_buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
@@ -81,7 +81,7 @@ class CollectiveProblem(DeclaredProblem):
 
         More sets would change nothing, because a rank reads the data that it sends from memory.
         """
-        sent, received = self.elements(shape)
+        sent, received = self.count_buffer_elements(shape)
         return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
 
     def count_bytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:

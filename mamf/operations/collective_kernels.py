@@ -61,8 +61,8 @@ class TorchDistributed(CollectiveKernel):
                 f"sent by {torch.distributed.get_rank()}", *needed["sent"]
             )  # different data on each rank
             buffers = sent, pool.take_buffer("received", *needed["received"])
-        except Exception as failed:  # Tell the other ranks, because they would wait for this rank forever.
-            error = failed
+        except Exception as exception:  # Tell the other ranks, because they would wait for this rank forever.
+            error = exception
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
             raise error or MemoryError(f"out of memory: another rank could not allocate its buffers ({failures[0]})")
@@ -70,19 +70,19 @@ class TorchDistributed(CollectiveKernel):
             problem,
             problem.count_part_elements(shape),
             *buffers,
-            make_block_group(problem.blocks, buffers[0].device.type),
+            make_group_with_block_count(problem.blocks, buffers[0].device.type),
         )
         return Prepared(
             launches=[collective.launch] * sets,
             verify=lambda index, result: collective.verify(),
             poison_outputs=lambda returned: collective.poison_outputs(),
-            list_changed_operands=collective.changed_operands,
+            list_changed_operands=collective.list_changed_operands,
             rewrite_output=collective.poison_outputs if rewrite else None,
         )
 
 
 @cache
-def make_block_group(blocks: int, device_type: str) -> Any:
+def make_group_with_block_count(blocks: int, device_type: str) -> Any:
     """Make a process group of all ranks that uses ``blocks`` thread blocks per rank to communicate.
 
     If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function with the same
@@ -131,17 +131,17 @@ class CheckedCollective:
         chooser = random.Random(problem.seed)
         indices = sorted({0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLE_COUNT))})
         self._sampled_indices = torch.tensor(indices, device=sent.device)
-        self._launches = 0
-        call: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
-        self._run_collective = call if group is None else partial(call, group=group)
-        self._expected = self._compute_expected(torch.stack(gather_objects(self._copy_samples(sent))))
+        self._launch_count = 0
+        run_collective: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
+        self._run_collective = run_collective if group is None else partial(run_collective, group=group)
+        self._expected_samples = self._compute_expected_data(torch.stack(gather_objects(self._copy_samples(sent))))
         self._expected_sums = (
-            None if self._tolerance else self._compute_expected(torch.stack(gather_objects(self._sum_bits(sent))))
+            None if self._tolerance else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits(sent))))
         )
-        self._unchanged = ChangeDetector({"sent": sent})
+        self._find_changed_operands = ChangeDetector({"sent": sent})
 
     def launch(self) -> None:
-        self._launches += 1
+        self._launch_count += 1
         self._run_collective()
 
     def poison_outputs(self) -> None:
@@ -149,7 +149,7 @@ class CheckedCollective:
 
         An all_reduce works in place, so its receive buffer gets the data to send instead.
         """
-        self._launches = 0
+        self._launch_count = 0
         if self._collective == "all_reduce":
             self._received.copy_(self._sent)
         else:
@@ -158,13 +158,13 @@ class CheckedCollective:
     def verify(self) -> Verdict:
         """Return the worst verdict of all ranks on every rank, because all ranks must stop together."""
         worst = max(error if math.isfinite(error) else math.inf for error in gather_objects(self._measure_error()))
-        return Verdict(worst, self._tolerance * max(self._launches, 1))
+        return Verdict(worst, self._tolerance * max(self._launch_count, 1))
 
-    def changed_operands(self) -> Sequence[str]:
+    def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that have changed on at least one rank."""
-        return sorted({name for names in gather_objects(self._unchanged()) for name in names})
+        return sorted({name for names in gather_objects(self._find_changed_operands()) for name in names})
 
-    def _compute_expected(self, data_by_rank: torch.Tensor) -> torch.Tensor:
+    def _compute_expected_data(self, data_by_rank: torch.Tensor) -> torch.Tensor:
         """Return the data that this rank should receive, [parts, ...].
 
         ``data_by_rank``: the data that each rank sends, [ranks, parts, ...].
@@ -192,10 +192,10 @@ class CheckedCollective:
     def _measure_error(self) -> float:
         if self._expected_sums is not None and not torch.equal(self._sum_bits(self._received), self._expected_sums):
             return math.inf
-        samples, expected = self._copy_samples(self._received), self._expected
+        samples, expected = self._copy_samples(self._received), self._expected_samples
         if self._collective == "all_reduce":
             # Each launch after the first reduces the sums again, which multiplies them by the number of ranks.
-            exponent = min(self._launches - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
+            exponent = min(self._launch_count - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
             expected = (expected * float(self._ranks) ** exponent).to(self._received.dtype).double()
             is_finite = expected.isfinite()
             if not torch.equal(samples[~is_finite], expected[~is_finite]):
@@ -206,13 +206,13 @@ class CheckedCollective:
 
 
 def make_collective_calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
-    group: Any = torch.distributed
+    distributed: Any = torch.distributed
     # torch 2.13 renamed these functions, and warns if a program uses the older names.
-    all_gather = getattr(group, "all_gather_single", None) or group.all_gather_into_tensor
-    reduce_scatter = getattr(group, "reduce_scatter_single", None) or group.reduce_scatter_tensor
+    all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     return {
-        "all_reduce": partial(group.all_reduce, received),
+        "all_reduce": partial(distributed.all_reduce, received),
         "all_gather": partial(all_gather, received, sent),
         "reduce_scatter": partial(reduce_scatter, received, sent),
-        "all_to_all": partial(group.all_to_all_single, received, sent),
+        "all_to_all": partial(distributed.all_to_all_single, received, sent),
     }

@@ -39,7 +39,7 @@ def keep_backward_buffers() -> AbstractContextManager[object]:
     return torch._functorch.config.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
-def get_architecture_major(backend: Backend) -> int:
+def get_architecture_major_version(backend: Backend) -> int:
     """Return the major version of the NVIDIA architecture of a backend's device, such as 9 for sm_90; 0 if unknown."""
     match = re.fullmatch(r"sm_(\d+)\d", backend.info.architecture or "", re.ASCII)
     return int(match[1]) if match else 0

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mamf.backend import MIB, Backend
 from mamf.kernel import Buffer, Kernel, Work
-from mamf.operation import DeclaredProblem, describe
+from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
 
 _PATH_BY_DIRECTION = {
@@ -27,7 +27,7 @@ class CopyShape(BandwidthShape):
 
 
 @dataclass(frozen=True)
-class CopyProblem(DeclaredProblem):
+class CopyProblem(CheckedProblem):
     """All parameters of a copy except its size.
 
     ``direction``: ``to_device`` (from pinned host memory to the device), ``to_host`` (from the device to pinned host

@@ -33,11 +33,11 @@ class TorchCopies(CopyKernel):
         rewrite: bool = False,
     ) -> Prepared:
         device_buffer = pool.take_buffer("own", *problem.list_buffers(shape)["own"])
-        other_end = allocate_other_end(device_buffer, problem, backend)
+        other_buffer = allocate_buffer_at_other_end(device_buffer, problem, backend)
         source, target = (
-            (other_end.copy_(device_buffer), torch.empty_like(device_buffer))
+            (other_buffer.copy_(device_buffer), torch.empty_like(device_buffer))
             if problem.direction == "to_device"
-            else (device_buffer, other_end)
+            else (device_buffer, other_buffer)
         )
 
         def launch() -> None:
@@ -62,7 +62,7 @@ class TorchCopies(CopyKernel):
         )
 
 
-def allocate_other_end(device_buffer: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
+def allocate_buffer_at_other_end(device_buffer: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
     """Allocate a buffer like ``device_buffer`` at the other end of a copy: on the next device or in pinned host memory.
 
     Raises UnsupportedError if torch cannot pin host memory for this type of device.

@@ -28,8 +28,8 @@ class GroupedShape(BaseMatmulShape):
     token that goes to two experts counts twice.
     """
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
-    written: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
 
     experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(
@@ -48,7 +48,7 @@ class GroupedShape(BaseMatmulShape):
         return f"e{self.experts}t{self.tokens}n{self.n}k{self.k}"
 
     @property
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         return {"a": self.tokens, "b": self.experts * self.n}
 
 
@@ -88,10 +88,10 @@ class GroupedProblem(BaseMatmulProblem):
 
 def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     """Split ``total`` into whole numbers proportional to ``weights``, rounded by the largest remainder method."""
-    exact = [total * weight / sum(weights) for weight in weights]
-    parts = [int(each) for each in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact[index])
-    for index in by_remainder[: total - sum(parts)]:
+    exact_parts = [total * weight / sum(weights) for weight in weights]
+    parts = [int(each) for each in exact_parts]
+    indices_by_remainder = sorted(range(len(parts)), key=lambda index: parts[index] - exact_parts[index])
+    for index in indices_by_remainder[: total - sum(parts)]:
         parts[index] += 1
     return tuple(parts)
 
@@ -106,7 +106,7 @@ EXPERT_LAYERS = {
 }
 
 
-def _make_preset(tokens: int) -> Preset[GroupedShape]:
+def _make_expert_preset(tokens: int) -> Preset[GroupedShape]:
     """Return the shapes of the two grouped matmuls of each layer, with labels. Gate and up projections are one matmul.
 
     ``tokens``: the number of tokens on one device.
@@ -119,9 +119,9 @@ def _make_preset(tokens: int) -> Preset[GroupedShape]:
     return Preset(shapes)
 
 
-PRESETS: Mapping[str, Preset[GroupedShape]] = {
-    "moe": _make_preset(tokens=8192),
-    "moe-decode": _make_preset(tokens=64),
+EXPERT_PRESETS: Mapping[str, Preset[GroupedShape]] = {
+    "moe": _make_expert_preset(tokens=8192),
+    "moe-decode": _make_expert_preset(tokens=64),
 }
 
 
@@ -153,7 +153,7 @@ class Grouped(BaseMatmulOperation[GroupedProblem, GroupedShape]):
         ]
 
     def list_presets(self) -> Mapping[str, Preset[GroupedShape]]:
-        return PRESETS
+        return EXPERT_PRESETS
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return the columns of a matmul's row, and a column with the number of tokens of the busiest expert."""

@@ -33,7 +33,7 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
 
     @abstractmethod
     def bind_operands(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens_by_expert: Sequence[int]
     ) -> Callable[[], object]:
         """Return a function that launches the kernel on A (T,K), B (E,K,N) and C (T,N). ``tokens``: by expert."""
 
@@ -42,14 +42,22 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
     ) -> OperandSet:
         a = view_in_layout(flat["a"], shape.tokens, shape.k, problem.layout[0])
         b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
+        c, tokens_by_expert = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
 
-        def list_parts(output: torch.Tensor) -> list[MatmulPart]:
-            groups = zip(a.split(list(tokens)), b.mT, output.split(list(tokens)), strict=True)
-            return [MatmulPart(rows[None], weights[None], of[None]) for rows, weights, of in groups if len(rows)]
+        def split_into_parts(output: torch.Tensor) -> list[MatmulPart]:
+            groups = zip(a.split(list(tokens_by_expert)), b.mT, output.split(list(tokens_by_expert)), strict=True)
+            return [
+                MatmulPart(rows[None], weights[None], output_rows[None])
+                for rows, weights, output_rows in groups
+                if len(rows)
+            ]
 
         return make_matmul_operand_set(
-            problem, self.bind_operands(a, b, c, tokens), c, list_parts, choose_operand_to_change(a, b.mT)
+            problem,
+            self.bind_operands(a, b, c, tokens_by_expert),
+            c,
+            split_into_parts,
+            choose_operand_to_change(a, b.mT),
         )
 
 
@@ -77,14 +85,14 @@ class GroupedMm(TorchGrouped):
         return super().is_refusal(error) or is_known
 
     def bind_operands(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens_by_expert: Sequence[int]
     ) -> Callable[[], object]:
-        return partial(find_grouped_mm(), a, b, offs=compute_row_ends(tokens, a.device))
+        return partial(find_grouped_mm(), a, b, offs=compute_row_ends(tokens_by_expert, a.device))
 
 
-def compute_row_ends(tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+def compute_row_ends(tokens_by_expert: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return the index after the last row of each expert, as an int32 tensor on the device."""
-    return torch.tensor(tokens, device=device).cumsum(0, dtype=torch.int32)
+    return torch.tensor(tokens_by_expert, device=device).cumsum(0, dtype=torch.int32)
 
 
 def find_grouped_mm() -> Any:
@@ -101,13 +109,13 @@ class Loop(TorchGrouped):
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     def bind_operands(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens: Sequence[int]
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens_by_expert: Sequence[int]
     ) -> Callable[[], object]:
-        groups = zip(a.split(list(tokens)), b.unbind(), c.split(list(tokens)), strict=True)
-        products = [group for group in groups if group[0].shape[0]]
+        groups = zip(a.split(list(tokens_by_expert)), b.unbind(), c.split(list(tokens_by_expert)), strict=True)
+        matmuls = [group for group in groups if group[0].shape[0]]
 
         def launch() -> None:
-            for rows, weights, output in products:
+            for rows, weights, output in matmuls:
                 torch.mm(rows, weights, out=output)
 
         return launch
@@ -125,7 +133,12 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
     out_dtypes = ("bfloat16",)
 
     def bind_operands(
-        self, problem: GroupedProblem, shape: GroupedShape, a: QuantizedOperand, b: QuantizedOperand, ends: torch.Tensor
+        self,
+        problem: GroupedProblem,
+        shape: GroupedShape,
+        a: QuantizedOperand,
+        b: QuantizedOperand,
+        row_ends: torch.Tensor,
     ) -> Callable[[], object]:
         """Return a function that launches the kernel on A (T,K) and B (E*N,K). ``ends``: from compute_row_ends."""
         functional: Any = torch.nn.functional
@@ -133,24 +146,30 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)
         recipe, fast = functional.ScalingType.RowWise, problem.fast_accumulation
         return lambda: functional.scaled_grouped_mm(
-            a.elements, weights, scale_a, recipe, scale_b, recipe, offs=ends, use_fast_accum=fast
+            a.elements, weights, scale_a, recipe, scale_b, recipe, offs=row_ends, use_fast_accum=fast
         )
 
     def make_operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        c, tokens, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
-        ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens)]))]
+        c, tokens_by_expert, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
+        ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens_by_expert)]))]
         expert_ranges = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
-        def list_parts(a: MatmulOperand, b: MatmulOperand, output: torch.Tensor) -> list[MatmulPart]:
+        def split_into_parts(a: MatmulOperand, b: MatmulOperand, output: torch.Tensor) -> list[MatmulPart]:
             return [
-                MatmulPart(slice_rows(a, m, to), slice_rows(b, of, until), output[None, m:to])
-                for m, to, of, until in expert_ranges
+                MatmulPart(
+                    slice_rows(a, token_start, token_stop),
+                    slice_rows(b, weight_start, weight_stop),
+                    output[None, token_start:token_stop],
+                )
+                for token_start, token_stop, weight_start, weight_stop in expert_ranges
             ]
 
         return make_scaled_operand_set(
             *(backend, problem, shape, flat, c),
-            bind=lambda a, b: self.bind_operands(problem, shape, a, b, compute_row_ends(tokens, c.device)),
-            split=list_parts,
+            bind_operands=lambda a, b: self.bind_operands(
+                problem, shape, a, b, compute_row_ends(tokens_by_expert, c.device)
+            ),
+            split_into_parts=split_into_parts,
         )

@@ -50,9 +50,9 @@ class Channel:
     def send(self, *parts: bytes, **fields: Any) -> None:
         """Send a message of JSON fields and parts of bytes. Raises OSError if the other process has ended."""
         for part in (json.dumps({**fields, "sizes": list(map(len, parts))}).encode() + b"\n", *parts):
-            left = memoryview(part)
-            while left:
-                left = left[os.write(self.output_pipe.fileno(), left) :]
+            unsent_bytes = memoryview(part)
+            while unsent_bytes:
+                unsent_bytes = unsent_bytes[os.write(self.output_pipe.fileno(), unsent_bytes) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
         """Wait for the next message and return its JSON fields and its parts of bytes. May raise ChannelError."""
@@ -141,8 +141,8 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:
-            found = f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
-            return {"wrong": verdict.reason or found}
+            error_description = f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"
+            return {"wrong": verdict.reason or error_description}
     return _check_reported_time(channel, request["seconds"])
 
 
@@ -151,8 +151,10 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
 
     Raises UnsupportedError if no kernel does.
     """
-    own_points = (point for point in find_entry_points(operation.kernel_group) if point.value.startswith("mamf."))
-    for kernel in (make_kernel(operation, point.name) for point in own_points):
+    mamf_entry_points = (
+        point for point in find_entry_points(operation.kernel_group) if point.value.startswith("mamf.")
+    )
+    for kernel in (make_kernel(operation, point.name) for point in mamf_entry_points):
         if not (
             kernel.explain_unavailability(cpu)
             or kernel.explain_unsupported_problem(cpu, problem)

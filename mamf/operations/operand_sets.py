@@ -21,10 +21,10 @@ from typing import ClassVar, TypeVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import CELL, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.torch_backend import TorchBackend
 
-AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 #: The name of the buffer that the classic regime copies over the output of the first operand set. If a problem has no
 #: such buffer, the regime fills the output with zeros.
 _REWRITE_BUFFER = "c_rewrite"
@@ -92,15 +92,17 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         rewrite: bool = False,
     ) -> Prepared:
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
-        whole = take_pool_buffers(pool, buffers)
-        source = whole.pop(_REWRITE_BUFFER, None)
+        tensors = take_pool_buffers(pool, buffers)
+        source = tensors.pop(_REWRITE_BUFFER, None)
         # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
-        find_changed = ChangeDetector({name: whole[name] for name in whole if buffers[name].fill})
-        ready = [kernel.make_operand_set(backend, problem, shape, flat) for flat in split_into_sets(whole, sets)]
-        prepared = combine_operand_sets(ready, find_changed)
-        if not rewrite or not ready[0].outputs:
+        find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
+        operand_sets = [
+            kernel.make_operand_set(backend, problem, shape, flat) for flat in split_into_sets(tensors, sets)
+        ]
+        prepared = combine_operand_sets(operand_sets, find_changed_operands)
+        if not rewrite or not operand_sets[0].outputs:
             return prepared
-        output = ready[0].outputs[0]
+        output = operand_sets[0].outputs[0]
         return replace(
             prepared,
             rewrite_output=output.zero_ if source is None else partial(output.copy_, source.view(output.shape)),
@@ -112,10 +114,10 @@ def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[
     return {name: pool.take_buffer(name, *buffer) for name, buffer in buffers.items()}
 
 
-def split_into_sets(whole: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+def split_into_sets(tensors_by_name: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
     """Split each buffer into ``sets`` equal parts, and return for each operand set its parts by buffer name."""
-    parts = {name: tensor.chunk(sets) for name, tensor in whole.items()}
-    return [{name: parts[name][index] for name in whole} for index in range(sets)]
+    parts = {name: tensor.chunk(sets) for name, tensor in tensors_by_name.items()}
+    return [{name: parts[name][index] for name in tensors_by_name} for index in range(sets)]
 
 
 def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
@@ -125,7 +127,7 @@ def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
 
 def combine_operand_sets(
     sets: Sequence[OperandSet],
-    find_changed: Callable[[], Sequence[str]],
+    find_changed_operands: Callable[[], Sequence[str]],
     extra_bytes_per_set: int = 0,
 ) -> Prepared:
     """Combine operand sets into a ``Prepared``, which is what the engine measures.
@@ -134,7 +136,7 @@ def combine_operand_sets(
     ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
     """
 
-    def poison(returned: Sequence[object]) -> None:
+    def poison_outputs(returned: Sequence[object]) -> None:
         for each, result in zip(sets, returned, strict=True):
             for tensor in each.outputs:
                 poison_tensor(tensor)
@@ -143,19 +145,22 @@ def combine_operand_sets(
                 for memory in (tensor, torch.empty_like(tensor), torch.empty_like(tensor)):
                     poison_tensor(memory)
 
-    def changed_operands() -> Sequence[str]:
+    def list_changed_operands() -> Sequence[str]:
         for each in sets:
             each.restore_operands()
-        return [*find_changed(), *dict.fromkeys(name for each in sets for name in each.list_changed_operands())]
+        return [
+            *find_changed_operands(),
+            *dict.fromkeys(name for each in sets for name in each.list_changed_operands()),
+        ]
 
-    changes = [each.change_operands for each in sets if each.change_operands]
+    changing_functions = [each.change_operands for each in sets if each.change_operands]
     return Prepared(
         launches=[each.launch for each in sets],
         verify=lambda index, result: sets[index].verify(result),
         verify_whole=_combine_by_index([each.verify_whole for each in sets]),
-        change_operands=(lambda: [change() for change in changes]) if changes else None,
-        poison_outputs=poison,
-        list_changed_operands=changed_operands,
+        change_operands=(lambda: [change() for change in changing_functions]) if changing_functions else None,
+        poison_outputs=poison_outputs,
+        list_changed_operands=list_changed_operands,
         extra_bytes_per_set=extra_bytes_per_set,
         queue_checksum=_combine_by_index([each.queue_checksum for each in sets]),
         remember_output=lambda index, result: remember_outputs(
@@ -167,13 +172,13 @@ def combine_operand_sets(
     )
 
 
-def _combine_by_index(calls: Sequence[Callable[[object], AnswerT] | None]) -> Callable[[int, object], AnswerT] | None:
+def _combine_by_index(checks: Sequence[Callable[[object], ResultT] | None]) -> Callable[[int, object], ResultT] | None:
     """Combine one function per operand set into a function that takes the index of the set and a launch's result.
 
     Return None if the sets have no such function.
     """
-    known = [call for call in calls if call is not None]
-    return (lambda index, result: known[index](result)) if known else None
+    present_checks = [check for check in checks if check is not None]
+    return (lambda index, result: present_checks[index](result)) if present_checks else None
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -221,12 +226,12 @@ def draw_sample_indices(size: int, count: int, chooser: random.Random) -> torch.
 
 @contextmanager
 def use_float32_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    previous_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous_precision)
 
 
 @contextmanager
@@ -235,12 +240,12 @@ def use_one_torch_thread() -> Iterator[None]:
 
     Waking 64 threads takes 20 times as long as such sums, and 60 times as long if four processes do it at once.
     """
-    threads = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(thread_count)
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
@@ -255,8 +260,8 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
     if type(result) is not torch.Tensor or result.layout != torch.strided or result.is_neg():
         kind = f"{type(result).__name__} ({result.layout}{', negated on read' if result.is_neg() else ''})"
         return f"the launch returned a {kind}: it must return a plain strided torch.Tensor with computed values"
-    found, wanted = (f"{each.dtype} {tuple(each.shape)} on {each.device}" for each in (result, expected))
-    return "" if found == wanted else f"the launch returned a tensor of {found}, not {wanted}"
+    actual_type, expected_type = (f"{each.dtype} {tuple(each.shape)} on {each.device}" for each in (result, expected))
+    return "" if actual_type == expected_type else f"the launch returned a tensor of {actual_type}, not {expected_type}"
 
 
 def list_tensors(returned: object) -> list[torch.Tensor]:
@@ -266,16 +271,16 @@ def list_tensors(returned: object) -> list[torch.Tensor]:
 
 
 def verify_special_values(
-    found: torch.Tensor, expected: torch.Tensor, special_values: str, details: Mapping[str, str | float]
+    output: torch.Tensor, expected: torch.Tensor, special_values: str, details: Mapping[str, str | float]
 ) -> Verdict:
     """Verify the output of a launch with special values, such as NaN, among the operands.
 
     ``found``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
     everywhere. ``special_values``: names the special values in the reason. ``details``: details of the verdict.
     """
-    differing = int((~((found == expected) | (found.isnan() & expected.isnan()))).sum().item())
-    reason = f"{differing} output values are wrong if the operands contain {special_values}"
-    return Verdict(math.inf, 0.0, details, reason=reason) if differing else Verdict(0.0, 0.0, details)
+    wrong_count = int((~((output == expected) | (output.isnan() & expected.isnan()))).sum().item())
+    reason = f"{wrong_count} output values are wrong if the operands contain {special_values}"
+    return Verdict(math.inf, 0.0, details, reason=reason) if wrong_count else Verdict(0.0, 0.0, details)
 
 
 def get_max_error(errors: Iterable[float]) -> float:
@@ -313,10 +318,10 @@ def compute_checksums(tensor: torch.Tensor) -> torch.Tensor:
     each row, and the words that do not fill a row.
     """
     words = view_as_words(tensor.detach().reshape(-1))
-    whole = words.numel() // _CHECKSUM_COLUMNS * _CHECKSUM_COLUMNS
-    table, rest = words[:whole].view(-1, _CHECKSUM_COLUMNS), words[whole:]
+    table_word_count = words.numel() // _CHECKSUM_COLUMNS * _CHECKSUM_COLUMNS
+    table, remaining_words = words[:table_word_count].view(-1, _CHECKSUM_COLUMNS), words[table_word_count:]
     # Sum in the dtype of the words, because torch would copy the operands for a wider dtype. Overflow does no harm.
-    return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), rest))
+    return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), remaining_words))
 
 
 def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
@@ -326,8 +331,8 @@ def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
     """
     sums = compute_checksums(tensor)
     weights = torch.arange(1, sums.numel() + 1, dtype=torch.int32, device=sums.device)
-    number = (sums.to(torch.int32) * weights).sum(dtype=torch.int64)
-    return lambda: int(number.item())
+    checksum = (sums.to(torch.int32) * weights).sum(dtype=torch.int64)
+    return lambda: int(checksum.item())
 
 
 def view_as_words(flat: torch.Tensor) -> torch.Tensor:
@@ -345,9 +350,9 @@ def view_as_words(flat: torch.Tensor) -> torch.Tensor:
 
 
 # The sign bit of an 8-bit float, or of the upper one of two e2m1 values in a byte; and the sign bit of the lower value.
-_SIGN_BIT, _SIGN_BIT_OF_LOWER = 0x80, 0x08
+_SIGN_BIT, _SIGN_BIT_OF_LOWER_E2M1 = 0x80, 0x08
 # The number of sign patterns that SignFlipper uses per operand, and the maximum number of rows that join_rows joins.
-_PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
+_SIGN_PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
 
 
 def draw_integers(
@@ -399,15 +404,15 @@ class SignFlipper:
         self._applied_indices: set[int] = set()
         self._last_index: int | None = None
 
-    def change(self) -> None:
+    def flip_random_signs(self) -> None:
         """Queue flips of random signs of the operand, in a pattern that differs from the last call's pattern."""
         index = self._last_index = secrets.choice(
-            [index for index in range(_PATTERN_COUNT) if index != self._last_index]
+            [index for index in range(_SIGN_PATTERN_COUNT) if index != self._last_index]
         )
         self._applied_indices ^= {index}
         self._queue_flips(self._patterns[index])
 
-    def restore(self) -> None:
+    def restore_signs(self) -> None:
         """Queue flips that undo all changes, so that the operand has its original values."""
         for index in self._applied_indices:
             self._queue_flips(self._patterns[index])
@@ -420,14 +425,14 @@ class SignFlipper:
         Its elements are factors 1 and -1, or for 8-bit floats and e2m1 values the bits of a byte to flip.
         """
         operand = self._operand
-        size = (_PATTERN_COUNT, operand.shape[:-1].numel() + operand.shape[-1] - 1)
+        size = (_SIGN_PATTERN_COUNT, operand.shape[:-1].numel() + operand.shape[-1] - 1)
         flips = draw_booleans(size, operand.device)
         flips[:, secrets.randbelow(size[1])] = True
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:
             return 1 - 2 * flips.to(operand.dtype)
         bits = flips.to(torch.uint8) * _SIGN_BIT
         if operand.dtype == torch.uint8:
-            bits += draw_booleans(size, operand.device).to(torch.uint8) * _SIGN_BIT_OF_LOWER
+            bits += draw_booleans(size, operand.device).to(torch.uint8) * _SIGN_BIT_OF_LOWER_E2M1
         return bits
 
     @torch.no_grad()
@@ -457,19 +462,19 @@ def remember_outputs(
     ``get_outputs``: returns the output tensors of a launch, given its result. The comparison covers all bits. It runs
     on the outputs' device, and queuing it does not wait for the device.
     """
-    first = [_view_bits_as_matrices(each).clone() for each in get_outputs(result)]
-    values = sum(each.numel() for each in first)
+    remembered_outputs = [_view_bits_as_matrices(each).clone() for each in get_outputs(result)]
+    value_count = sum(each.numel() for each in remembered_outputs)
 
-    def queue_comparison(later: object) -> Callable[[], WrongCells]:
-        pairs = zip(get_outputs(later), first, strict=True)
-        found = [_find_wrong_cells(_view_bits_as_matrices(now) != before) for now, before in pairs]
+    def queue_comparison(later_result: object) -> Callable[[], WrongCells]:
+        pairs = zip(get_outputs(later_result), remembered_outputs, strict=True)
+        wrong_cells = [_find_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
 
         def wait_for_wrong_cells() -> WrongCells:
             """Wait for the comparison, and return the cells that differ in the first output with a difference."""
-            number = next((number for number, cells in enumerate(found) if cells.any()), 0)
-            places = frozenset((b, row, column) for b, row, column in found[number].nonzero().tolist())
-            rows, columns = first[number].shape[1:]
-            return WrongCells(places, rows, columns, values)
+            index = next((index for index, cells in enumerate(wrong_cells) if cells.any()), 0)
+            positions = frozenset((b, row, column) for b, row, column in wrong_cells[index].nonzero().tolist())
+            rows, columns = remembered_outputs[index].shape[1:]
+            return WrongCells(positions, rows, columns, value_count)
 
         return wait_for_wrong_cells
 
@@ -483,9 +488,10 @@ def _view_bits_as_matrices(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _find_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
-    """Return which cells of CELL x CELL values contain a flag: booleans (batch, rows of cells, columns of cells).
+    """Return which cells of CELL_SIZE x CELL_SIZE values contain a flag, as booleans (batch, rows of cells, columns of
+    cells).
 
     ``flags``: booleans (batch, rows, columns), True for wrong values.
     """
-    padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL, 0, -flags.shape[1] % CELL))
-    return padded.unflatten(2, (-1, CELL)).any(3).unflatten(1, (-1, CELL)).any(2)  # type: ignore[no-any-return]
+    padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL_SIZE, 0, -flags.shape[1] % CELL_SIZE))
+    return padded.unflatten(2, (-1, CELL_SIZE)).any(3).unflatten(1, (-1, CELL_SIZE)).any(2)  # type: ignore[no-any-return]

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
-from mamf.errors import Sizes, UnsupportedError, UsageError
+from mamf.errors import BaseShape, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
-from mamf.operation import DeclaredProblem, describe
+from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
@@ -30,7 +30,7 @@ COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
-class OverlapShape(Sizes):
+class OverlapShape(BaseShape):
     """The sizes of a matmul and of the work that runs at the same time. A shape is written ``MxNxK+SIZE``."""
 
     m: int = field(metadata=describe("rows of A and C"))
@@ -41,22 +41,22 @@ class OverlapShape(Sizes):
     )
 
     def __str__(self) -> str:
-        return f"{self.product}+{BandwidthShape(self.nbytes)}"
+        return f"{self.matmul_text}+{BandwidthShape(self.nbytes)}"
 
     @property
-    def product(self) -> str:
+    def matmul_text(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
 
     @classmethod
     def parse(cls, text: str) -> OverlapShape:
         """Return the shape that a text such as ``8192x8192x8192+1GiB`` describes. Raises UsageError for other texts."""
-        product, plus, size = text.partition("+")
+        matmul_text, plus, size = text.partition("+")
         if not plus:
             raise UsageError(
                 f"{text!r} is not a matmul and the size of other work; write MxNxK+SIZE, for example "
                 "8192x8192x8192+1GiB"
             )
-        shape = MatmulShape.parse(product)
+        shape = MatmulShape.parse(matmul_text)
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
 
@@ -64,7 +64,7 @@ MIN_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
-class OverlapProblem(DeclaredProblem):
+class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.
@@ -112,22 +112,22 @@ class OverlapProblem(DeclaredProblem):
 
     def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work whose rate a row gives, as its own operation defines them."""
-        common: dict[str, Any] = {"data": self.data, "seed": self.seed}
+        shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
-            common |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
-            return MatmulProblem(**common), MatmulShape(shape.m, shape.n, shape.k)
+            shared_fields |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
+            return MatmulProblem(**shared_fields), MatmulShape(shape.m, shape.n, shape.k)
         if self.is_collective:
-            common["dtype"] = self.dtype if self.dtype in CollectiveKernel.dtypes else "bfloat16"
-            return CollectiveProblem(self.other, self.ranks, blocks=self.blocks, **common), CollectiveShape(
+            shared_fields["dtype"] = self.dtype if self.dtype in CollectiveKernel.dtypes else "bfloat16"
+            return CollectiveProblem(self.other, self.ranks, blocks=self.blocks, **shared_fields), CollectiveShape(
                 shape.nbytes
             )
         if self.other in DIRECTIONS:
-            return CopyProblem(self.other, **common), CopyShape(shape.nbytes)
-        return BandwidthProblem(self.other, **common), BandwidthShape(shape.nbytes)
+            return CopyProblem(self.other, **shared_fields), CopyShape(shape.nbytes)
+        return BandwidthProblem(self.other, **shared_fields), BandwidthShape(shape.nbytes)
 
     def compute_work(self, shape: OverlapShape) -> Work:
-        problem, counted = self.get_counted_work(shape)
-        counted_work: Work = problem.compute_work(counted)
+        problem, counted_shape = self.get_counted_work(shape)
+        counted_work: Work = problem.compute_work(counted_shape)
         return replace(counted_work, convention=f"{self.work_names[0]}: {counted_work.convention}")
 
     @property
@@ -136,12 +136,12 @@ class OverlapProblem(DeclaredProblem):
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        problem, counted = self.get_counted_work(shape)
-        return dict(problem.list_buffers(counted, sets, rewrite))
+        problem, counted_shape = self.get_counted_work(shape)
+        return dict(problem.list_buffers(counted_shape, sets, rewrite))
 
     def count_bytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
-        problem, counted = self.get_counted_work(shape)
-        return int(problem.count_bytes(counted, sets, rewrite))
+        problem, counted_shape = self.get_counted_work(shape)
+        return int(problem.count_bytes(counted_shape, sets, rewrite))
 
 
 class Pair(Kernel[OverlapProblem, OverlapShape]):
@@ -163,10 +163,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """Return the kernel that runs the work whose rate a row gives. Raises UnavailableError if there is none."""
-        counted, _ = problem.get_counted_work(MIN_SHAPE)
+        counted_problem, _ = problem.get_counted_work(MIN_SHAPE)
         if problem.timed != OTHER_WORK:
-            return choose_matmul_kernel(backend, counted)
-        available = choose_kernels(make_operation(counted.operation), backend)
+            return choose_matmul_kernel(backend, counted_problem)
+        available = choose_kernels(make_operation(counted_problem.operation), backend)
         return next((each for _, each in available if each.is_default), available[0][1])
 
     def explain_unsupported_problem(self, backend: Backend, problem: OverlapProblem) -> str | None:
@@ -190,10 +190,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        kernel, side = self.get_counted_kernel(backend, problem), problem.get_counted_work(shape)
-        if reason := kernel.explain_unsupported_shape(*side):
+        kernel, counted_problem_and_shape = self.get_counted_kernel(backend, problem), problem.get_counted_work(shape)
+        if reason := kernel.explain_unsupported_shape(*counted_problem_and_shape):
             raise UnsupportedError(reason)
-        return kernel.prepare(backend, *side, pool, sets, rewrite)
+        return kernel.prepare(backend, *counted_problem_and_shape, pool, sets, rewrite)
 
 
 class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
@@ -217,17 +217,19 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     def find_max_possible_rate(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
-        counted, size = problem.get_counted_work(shape or MIN_SHAPE)
-        return make_operation(counted.operation).find_max_possible_rate(info, counted, size if shape else None)
+        counted_problem, counted_shape = problem.get_counted_work(shape or MIN_SHAPE)
+        return make_operation(counted_problem.operation).find_max_possible_rate(
+            info, counted_problem, counted_shape if shape else None
+        )
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
-        timed, beside = problem.work_names
-        company = (
-            f"while {beside} runs"
+        counted_work, other_work = problem.work_names
+        condition = (
+            f"while {other_work} runs"
             if not problem.alone
-            else f"alone (baseline for overlap with {beside})"
+            else f"alone (baseline for overlap with {other_work})"
             if problem.timed == MATMUL_WORK
             else "alone"
         )
         ranks = [f"{problem.ranks} ranks"] if problem.is_collective else []
-        return [f"{timed} {company}", *ranks, *([f"{problem.blocks} blocks"] if problem.blocks else [])]
+        return [f"{counted_work} {condition}", *ranks, *([f"{problem.blocks} blocks"] if problem.blocks else [])]

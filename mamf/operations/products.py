@@ -68,7 +68,7 @@ def make_matmul_operand_set(
     scale: float = 1.0,
     details: Mapping[str, float | str] | None = None,
     split_unquantized: SplitIntoParts | None = None,
-    find_changed: Callable[[], Sequence[str]] = tuple,
+    find_changed_operands: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
     """Make the operand set of one launch of matmuls, which verifies the output with sampled entries or as a whole.
 
@@ -80,7 +80,7 @@ def make_matmul_operand_set(
       given, the details also contain the relative error of C that quantization causes.
     - ``find_changed``: returns the names of operands that launches modified (``OperandSet.list_changed_operands``).
     """
-    signs, verdict_details = SignFlipper(operand_to_change), dict(details or {})
+    sign_flipper, verdict_details = SignFlipper(operand_to_change), dict(details or {})
     if split_unquantized is not None:
         blocks = draw_sampled_blocks(split_into_parts(c))
         verdict_details["quantization_error"] = compute_relative_error(
@@ -120,9 +120,9 @@ def make_matmul_operand_set(
         outputs=[c],
         verify_whole=verify_whole,
         queue_checksum=lambda result: queue_checksum(get_output(result)),
-        change_operands=signs.change,
-        restore_operands=signs.restore,
-        list_changed_operands=find_changed,
+        change_operands=sign_flipper.flip_random_signs,
+        restore_operands=sign_flipper.restore_signs,
+        list_changed_operands=find_changed_operands,
         is_deterministic=True,
         locate_wrong_cells=lambda result: find_wrong_cells(problem, split_into_parts(get_output(result)), scale),
         verify_special_values=lambda: verify_special_product(
@@ -172,7 +172,7 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
 
 def view_in_layout(
-    flat: torch.Tensor, rows: int, columns: int, layout: str, *leading: int, padding: int = 0
+    flat: torch.Tensor, rows: int, columns: int, layout: str, *leading_sizes: int, padding: int = 0
 ) -> torch.Tensor:
     """View a one-dimensional tensor as an operand (*leading, rows, columns).
 
@@ -180,8 +180,8 @@ def view_in_layout(
     other. ``padding``: the number of unused elements after each of them.
     """
     if layout == "t":
-        return view_in_layout(flat, columns, rows, "n", *leading, padding=padding).mT
-    return view_as(flat, *leading, rows, columns + padding)[..., :columns]
+        return view_in_layout(flat, columns, rows, "n", *leading_sizes, padding=padding).mT
+    return view_as(flat, *leading_sizes, rows, columns + padding)[..., :columns]
 
 
 def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
@@ -190,12 +190,15 @@ def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
     They are drawn with a random seed after the launch, so a kernel cannot predict them and compute only those.
     """
     chooser = random.Random(secrets.randbits(64))
-    every = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
-    chosen = [every[index] for index in draw_sample_indices(len(every), _SAMPLED_MATMUL_COUNT, chooser).tolist()]
+    matmul_indices = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
+    sampled_matmuls = [
+        matmul_indices[index]
+        for index in draw_sample_indices(len(matmul_indices), _SAMPLED_MATMUL_COUNT, chooser).tolist()
+    ]
     device = parts[0].c.device
     return [
         (p, i, *(draw_sample_indices(n, _SAMPLED_INDEX_COUNT, chooser).to(device) for n in parts[p].c.shape[1:]))
-        for p, i in chosen
+        for p, i in sampled_matmuls
     ]
 
 
@@ -219,11 +222,11 @@ def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
 
 
-def copy_operand_rows_to_host(operand: MatmulOperand, product: int, rows: torch.Tensor) -> torch.Tensor:
+def copy_operand_rows_to_host(operand: MatmulOperand, matmul_index: int, rows: torch.Tensor) -> torch.Tensor:
     return (
         operand.dequantize_on_host(rows)
         if isinstance(operand, QuantizedOperand)
-        else copy_selection_to_host(operand[product], 0, rows)
+        else copy_selection_to_host(operand[matmul_index], 0, rows)
     )
 
 
@@ -239,13 +242,13 @@ def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float
 
 
 def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> torch.Tensor:
-    chosen = select_along_dim(tensor, dim, indices).cpu()
+    selection = select_along_dim(tensor, dim, indices).cpu()
     with use_one_torch_thread():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize > 1:
-            return chosen.to(torch.float64)
+            return selection.to(torch.float64)
         # Look up the values in a table, because it is 20 times as fast as torch's conversion of 8-bit floats.
-        places = chosen.view(torch.uint8).flatten().to(torch.int32)
-        return _list_float8_values(tensor.dtype).index_select(0, places).view(chosen.shape)
+        codes = selection.view(torch.uint8).flatten().to(torch.int32)
+        return _list_float8_values(tensor.dtype).index_select(0, codes).view(selection.shape)
 
 
 @functools.cache
@@ -285,7 +288,7 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
     def explain_unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:
         scaled_format = DTYPES[problem.dtype].scaled_format
-        n, k = scaled_format.multiples_of_n_and_k if scaled_format else (1, 1)
+        n, k = scaled_format.required_multiples_of_n_and_k if scaled_format else (1, 1)
         if shape.n % n or shape.k % k:
             return f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}"
         return None
@@ -301,8 +304,8 @@ def make_scaled_operand_set(
     shape: BaseMatmulShape,
     flat: Mapping[str, torch.Tensor],
     c: torch.Tensor,
-    bind: Callable[[QuantizedOperand, QuantizedOperand], Callable[[], object]],
-    split: Callable[[MatmulOperand, MatmulOperand, torch.Tensor], Sequence[MatmulPart]],
+    bind_operands: Callable[[QuantizedOperand, QuantizedOperand], Callable[[], object]],
+    split_into_parts: Callable[[MatmulOperand, MatmulOperand, torch.Tensor], Sequence[MatmulPart]],
 ) -> OperandSet:
     """Quantize A and B, and make the operand set of one launch that multiplies them.
 
@@ -313,16 +316,16 @@ def make_scaled_operand_set(
     a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
     # Create the detector before ``bind``, because a kernel may already overwrite the operands there.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
-    find_changed = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
-    unquantized = [view_as(flat[name], 1, shape.rows[name], shape.k) for name in ("a", "b")]
+    find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
+    unquantized = [view_as(flat[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]
     return make_matmul_operand_set(
         problem,
-        bind(a, b),
+        bind_operands(a, b),
         c,
-        functools.partial(split, a, b),
+        functools.partial(split_into_parts, a, b),
         choose_operand_to_change(a.elements, b.elements),
-        split_unquantized=functools.partial(split, *unquantized),
-        find_changed=find_changed,
+        split_unquantized=functools.partial(split_into_parts, *unquantized),
+        find_changed_operands=find_changed_operands,
     )
 
 
@@ -335,7 +338,7 @@ def quantize_operand(
     ``a_quantized`` or ``b_quantized``.
     """
     float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
-    nbytes = shape.elements[operand] // (scaled_format.values_per_byte if scaled_format else 1)
+    nbytes = shape.element_counts[operand] // (scaled_format.values_per_byte if scaled_format else 1)
     memory = flat[f"{operand}_quantized"][:nbytes]
-    values = view_as(flat[operand], shape.rows[operand], shape.k)
+    values = view_as(flat[operand], shape.row_counts[operand], shape.k)
     return quantize_to_format(values, problem.dtype, operand, memory, float8_dtype)

@@ -46,7 +46,7 @@ class QuantizedOperand:
     scaling: Scaling
 
     @property
-    def packed(self) -> torch.Tensor:
+    def packed_elements(self) -> torch.Tensor:
         """The elements in the dtype that torch's functions expect: float4_e2m1fn_x2 for two values per byte."""
         return self.elements.view(torch.float4_e2m1fn_x2) if self.elements.dtype == torch.uint8 else self.elements
 
@@ -67,8 +67,8 @@ class QuantizedOperand:
     def split_rows(self, elements: int) -> Iterator[QuantizedOperand]:
         """Split the operand into operands of consecutive rows, with whole blocks and about ``elements`` values each."""
         rows, k = self.shape
-        step = max(_CHUNK_ROW_MULTIPLE, elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
-        return (self.slice_rows(start, min(start + step, rows)) for start in range(0, rows, step))
+        chunk_rows = max(_CHUNK_ROW_MULTIPLE, elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
+        return (self.slice_rows(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return the values that the elements and scales represent, as a tensor (rows, K) of this dtype."""
@@ -100,14 +100,18 @@ def quantize_to_format(
     is_e2m1 = scaled_format.values_per_byte == 2
     format_max = E2M1_MAGNITUDES[-1] if is_e2m1 else torch.finfo(float8_dtype).max
     elements = element_memory.view(rows, -1)
-    step = max(_CHUNK_ROW_MULTIPLE, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
+    chunk_rows = max(
+        _CHUNK_ROW_MULTIPLE, _CHUNK_ELEMENTS // values.shape[1] // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE
+    )
     scales = []
-    for start in range(0, rows, step):
-        chunk = values[start : start + step].float()
+    for start in range(0, rows, chunk_rows):
+        chunk = values[start : start + chunk_rows].float()
         scale = compute_block_scales(view_as_blocks(chunk, scaling).abs().amax((1, 3)), scaling, format_max)
         scales.append(scale)
         scaled = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
-        elements[start : start + step] = pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
+        elements[start : start + chunk_rows] = (
+            pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
+        )
     return QuantizedOperand(elements if is_e2m1 else elements.view(float8_dtype), torch.cat(scales), scaling)
 
 
@@ -171,8 +175,8 @@ def _list_rounding_boundaries() -> torch.Tensor:
     """
     magnitudes = torch.tensor(E2M1_MAGNITUDES)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
-    goes_up = torch.arange(len(middles)) % 2 == 1
-    return torch.where(goes_up, torch.nextafter(middles, torch.zeros(())), middles)
+    is_rounded_up = torch.arange(len(middles)) % 2 == 1
+    return torch.where(is_rounded_up, torch.nextafter(middles, torch.zeros(())), middles)
 
 
 def decode_elements(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

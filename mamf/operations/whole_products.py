@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 
 from mamf.dtypes import compute_slope_tolerance
-from mamf.kernel import CELL, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, Verdict, WrongCells
 from mamf.operations.matmul.shapes import BaseMatmulProblem
 from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
 from mamf.operations.quantization import QuantizedOperand
@@ -95,37 +95,40 @@ def _verify_entries_in_chunks(
         return _verify_rounded_entries(parts, scale, chunk_elements)
     sum_dtype = _choose_sum_dtype(problem.dtype, parts[0].c.device)
     # Test the transpose of a C with long rows, because fewer rounding errors add up in the sum over a short row.
-    oriented = [
+    tall_parts = [
         MatmulPart(part.right, part.left, part.c.mT) if part.c.shape[2] > part.c.shape[1] else part for part in parts
     ]
-    statistics = [_compute_residual_statistics(part, scale, sum_dtype, chunk_elements) for part in oriented]
-    squares, of_c, of_worst, along, of_expected = torch.stack(statistics).T.tolist()
-    error = divide_or_return_inf(math.sqrt(sum(squares)), math.sqrt(sum(of_c)))
+    statistics = [_compute_residual_statistics(part, scale, sum_dtype, chunk_elements) for part in tall_parts]
+    residual_squares, c_squares, worst_ratios, projections, expected_squares = torch.stack(statistics).T.tolist()
+    error = divide_or_return_inf(math.sqrt(sum(residual_squares)), math.sqrt(sum(c_squares)))
     if not problem.tolerance or not math.isfinite(error):
         return Verdict(error, problem.tolerance, reference=_REFERENCE_DESCRIPTION)
-    sums = sum(part.c.shape[0] * part.c.shape[1] for part in oriented) * VECTORS_PER_TEST
-    worst = max(of_worst)
-    rounding = max(problem.max_rounding_error, error)
-    most = math.sqrt(2 * (math.log(2 * sums) + _FALSE_ALARM_EXPONENT)) * rounding
+    sum_count = sum(part.c.shape[0] * part.c.shape[1] for part in tall_parts) * VECTORS_PER_TEST
+    worst_ratio = max(worst_ratios)
+    rounding_error = max(problem.max_rounding_error, error)
+    max_ratio = math.sqrt(2 * (math.log(2 * sum_count) + _FALSE_ALARM_EXPONENT)) * rounding_error
     # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, which it equals on average, if
     # the norm of C is larger.
-    slope = divide_or_return_inf(sum(along), max(sum(of_expected), VECTORS_PER_TEST * sum(of_c)))
+    slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
-        part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in oriented
+        part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in tall_parts
     )
-    share = _FALSE_ALARM_EXPONENT / degrees_of_freedom
-    steepest = compute_slope_tolerance(problem.dtype, problem.fast_accumulation) + math.sqrt(2 * share) * rounding
+    chance_share = _FALSE_ALARM_EXPONENT / degrees_of_freedom
+    max_slope = (
+        compute_slope_tolerance(problem.dtype, problem.fast_accumulation) + math.sqrt(2 * chance_share) * rounding_error
+    )
     reason = ""
-    if worst > most:
+    if worst_ratio > max_ratio:
         reason = (
-            f"part of the output is wrong: row sums are off by {worst:.2g}, but rounding explains at most {most:.2g}"
+            f"part of the output is wrong: row sums are off by {worst_ratio:.2g}, but rounding explains at most "
+            f"{max_ratio:.2g}"
         )
-    elif abs(slope) > steepest:
-        reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {steepest:.1g}"
+    elif abs(slope) > max_slope:
+        reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {max_slope:.1g}"
     # By chance, the root of a mean of squares of normal random numbers may exceed its expected value by this factor
     # (Laurent and Massart, 2000).
-    chance_factor = math.sqrt(1 + 2 * math.sqrt(share) + 2 * share)
+    chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
     return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
 
@@ -138,7 +141,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
 
     The error of the verdict is ||C - expected|| / ||expected|| and must be 0. ``expected`` is computed exactly.
     """
-    distance = size = 0.0
+    squared_error = squared_norm = 0.0
     for part in parts:
         step = max(1, chunk_elements // (part.c.shape[0] * part.c.shape[2]))
         for start in range(0, part.c.shape[1], step):
@@ -151,9 +154,11 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
                 return Verdict(math.inf, 0.0, reason="the exact matmul that mamf compares C with is itself wrong")
             found = block.c.float()
             expected = round_like_result(found, exact.float() * scale)
-            distance += (found - expected).square().sum().item()
-            size += expected.square().sum().item()
-    return Verdict(divide_or_return_inf(math.sqrt(distance), math.sqrt(size)), 0.0, reference=_REFERENCE_DESCRIPTION)
+            squared_error += (found - expected).square().sum().item()
+            squared_norm += expected.square().sum().item()
+    return Verdict(
+        divide_or_return_inf(math.sqrt(squared_error), math.sqrt(squared_norm)), 0.0, reference=_REFERENCE_DESCRIPTION
+    )
 
 
 def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
@@ -170,28 +175,32 @@ def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
 
     Where the output ``found`` is one of two nearest integers, it is the expected output, whichever a kernel chooses.
     """
-    limited = exact.clamp(-128, 127)
-    return torch.where((found - limited).abs() <= _MAX_ROUNDING_DISTANCE, found, limited.round())
+    clamped = exact.clamp(-128, 127)
+    return torch.where((found - clamped).abs() <= _MAX_ROUNDING_DISTANCE, found, clamped.round())
 
 
 def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
-    """Find the cells of C, of CELL x CELL entries each, that have a wrong entry.
+    """Find the cells of C, of CELL_SIZE x CELL_SIZE entries each, that have a wrong entry.
 
-    Apply Freivalds' test to CELL columns of C at a time, or to all columns that share a scale of B. The test finds the
-    wrong rows of these columns. ``scale``: the factor from A @ B to C.
+    Apply Freivalds' test to CELL_SIZE columns of C at a time, or to all columns that share a scale of B. The test finds
+    the wrong rows of these columns. ``scale``: the factor from A @ B to C.
     """
-    found, products = set[tuple[int, int, int]](), 0
+    wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
     for part in parts:
         right, n = part.right, part.c.shape[2]
-        step = max(CELL, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL
+        step = max(CELL_SIZE, right.scaling.block_rows) if isinstance(right, QuantizedOperand) else CELL_SIZE
         for start in range(0, n, step):
             stop = min(start + step, n)
             columns_of_c = MatmulPart(part.left, slice_rows(right, start, stop), part.c[:, :, start:stop])
             flags = _find_wrong_rows(problem, columns_of_c, scale)
-            columns = range(start // CELL, -(-stop // CELL))
-            found |= {(products + b, row // CELL, column) for b, row in flags.nonzero().tolist() for column in columns}
-        products += len(part.c)
-    return WrongCells(frozenset(found), *parts[0].c.shape[1:])
+            columns = range(start // CELL_SIZE, -(-stop // CELL_SIZE))
+            wrong_cells |= {
+                (matmul_count + b, row // CELL_SIZE, column)
+                for b, row in flags.nonzero().tolist()
+                for column in columns
+            }
+        matmul_count += len(part.c)
+    return WrongCells(frozenset(wrong_cells), *parts[0].c.shape[1:])
 
 
 def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float) -> torch.Tensor:
@@ -201,13 +210,15 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
         return (found != round_like_result(found, _compute_exact_int32(part).float() * scale)).any(2)
     sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _CHUNK_ELEMENTS[1]
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
-    products = _multiply_by_vectors(
+    expected_products = _multiply_by_vectors(
         part.left, _multiply_transpose_by_vectors(part.right, x, sum_dtype, chunk_elements), sum_dtype, chunk_elements
     )
-    off = (_multiply_by_vectors(c, x, sum_dtype, chunk_elements) - products * (1 if scale == 1 else scale)).abs()
+    residuals = (
+        _multiply_by_vectors(c, x, sum_dtype, chunk_elements) - expected_products * (1 if scale == 1 else scale)
+    ).abs()
     squares = c.to(torch.float32 if sum_dtype == torch.int32 else sum_dtype).square().sum(-1).nan_to_num()
-    most = math.sqrt(2 * (math.log(2 * off.numel()) + _FALSE_ALARM_EXPONENT)) * problem.max_rounding_error
-    return (~(off <= most * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
+    max_ratio = math.sqrt(2 * (math.log(2 * residuals.numel()) + _FALSE_ALARM_EXPONENT)) * problem.max_rounding_error
+    return (~(residuals <= max_ratio * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
 def divide_or_return_inf(part: float, whole: float) -> float:
@@ -231,20 +242,22 @@ def _compute_residual_statistics(
     expected = expected if scale == 1 else expected * scale
     found = _multiply_by_vectors(c, x, sum_dtype, chunk_elements)
     if sum_dtype == torch.int32:
-        wrong = (found != expected).sum().float()
-        return torch.stack([wrong, wrong * 0, wrong, wrong, wrong])
+        wrong_count = (found != expected).sum().float()
+        return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
     # torch converts values while it reads them, except for 8-bit floats. So convert only those in advance: converting
     # all of C in advance would move five times the bytes.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
-    squares = torch.cat(norms_by_chunk, dim=1).square()
+    row_squares = torch.cat(norms_by_chunk, dim=1).square()
     r = found - expected
     # If the norm of a row is below average, use the average instead, because rounding errors in the row may be as large
     # as in other rows.
-    norms = torch.maximum(squares, squares.mean()).sqrt()[..., None]
+    norms = torch.maximum(row_squares, row_squares.mean()).sqrt()[..., None]
     worst = torch.where(r == 0, r, r.abs() / norms).max()
-    along = (r * expected).sum()
-    return torch.stack([r.square().sum() / VECTORS_PER_TEST, squares.sum(), worst, along, expected.square().sum()])
+    projection = (r * expected).sum()
+    return torch.stack(
+        [r.square().sum() / VECTORS_PER_TEST, row_squares.sum(), worst, projection, expected.square().sum()]
+    )
 
 
 def _choose_sum_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -274,19 +287,22 @@ def _multiply_by_vectors(
     # Multiply by signs in the operand's dtype, because this is exact and moves fewer bytes than in a wider dtype. But
     # widen 8-bit floats, which torch cannot multiply elementwise, and operands on a host, which is slow with 16 bits.
     is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
-    own = sum_dtype if is_widened else operand.dtype
-    factors = vectors.to(own) if vectors.dtype == torch.int8 else vectors
+    factor_dtype = sum_dtype if is_widened else operand.dtype
+    factors = vectors.to(factor_dtype) if vectors.dtype == torch.int8 else vectors
     is_stored_by_rows = operand.stride(-1) <= operand.stride(-2)
     chunks = _split_into_chunks(operand if is_stored_by_rows else operand.mT, chunk_elements // VECTORS_PER_TEST)
     if is_stored_by_rows:
-        along = factors.mT[:, None]
-        return torch.cat([(chunk.to(own)[:, :, None] * along).sum(-1, dtype=sum_dtype) for chunk in chunks], dim=1)
-    found, start = torch.zeros(batch, VECTORS_PER_TEST, operand.shape[1], dtype=sum_dtype, device=operand.device), 0
+        signs = factors.mT[:, None]
+        return torch.cat(
+            [(chunk.to(factor_dtype)[:, :, None] * signs).sum(-1, dtype=sum_dtype) for chunk in chunks],
+            dim=1,
+        )
+    sums, start = torch.zeros(batch, VECTORS_PER_TEST, operand.shape[1], dtype=sum_dtype, device=operand.device), 0
     for chunk in chunks:
-        along = factors[:, start : start + chunk.shape[1], :, None]
-        found += (chunk.to(own)[:, :, None] * along).sum(1, dtype=sum_dtype)
+        signs = factors[:, start : start + chunk.shape[1], :, None]
+        sums += (chunk.to(factor_dtype)[:, :, None] * signs).sum(1, dtype=sum_dtype)
         start += chunk.shape[1]
-    return found.mT
+    return sums.mT
 
 
 def _multiply_transpose_by_vectors(
@@ -298,14 +314,14 @@ def _multiply_transpose_by_vectors(
     """
     if not isinstance(operand, QuantizedOperand):
         return _multiply_by_vectors(operand.mT, vectors, sum_dtype, chunk_elements)
-    found, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=sum_dtype, device=vectors.device), 0
+    sums, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=sum_dtype, device=vectors.device), 0
     for part in operand.split_rows(chunk_elements):
         values = part.dequantize()
-        found += _multiply_by_vectors(
+        sums += _multiply_by_vectors(
             values.mT[None], vectors[:, start : start + len(values)], sum_dtype, chunk_elements
         )
         start += len(values)
-    return found
+    return sums
 
 
 def _split_into_chunks(tensor: torch.Tensor, chunk_elements: int) -> Iterator[torch.Tensor]:
@@ -329,35 +345,38 @@ def verify_special_product(
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
     the factor from A @ B to C.
     """
-    first = launch().clone()
-    product = secrets.randbelow(len(split_into_parts(first)))
-    left, right = split_into_parts(first)[product].left, split_into_parts(first)[product].right
-    if isinstance(left, QuantizedOperand) or isinstance(right, QuantizedOperand) or left.dtype.itemsize == 1:
+    output_before = launch().clone()
+    matmul_index = secrets.randbelow(len(split_into_parts(output_before)))
+    part = split_into_parts(output_before)[matmul_index]
+    if any(isinstance(each, QuantizedOperand) or each.dtype.itemsize == 1 for each in (part.left, part.right)):
         return Verdict(0.0, 0.0)
-    a, b = left[-1], right[-1]
+    a, b = part.left[-1], part.right[-1]  # type: ignore[index]
     (m, k), n = a.shape, len(b)
-    at, column, row = secrets.randbelow(k), secrets.randbelow(n), secrets.randbelow(m)
-    small, tiny = (row + 1) % m, torch.finfo(a.dtype).tiny / 4
-    factors, expected = b[:, at].clone(), first.clone()
-    c = split_into_parts(expected)[product].c[-1]
+    k_index, column, row = secrets.randbelow(k), secrets.randbelow(n), secrets.randbelow(m)
+    subnormal_row, subnormal = (row + 1) % m, torch.finfo(a.dtype).tiny / 4
+    factors, expected = b[:, k_index].clone(), output_before.clone()
+    c = split_into_parts(expected)[matmul_index].c[-1]
     c[row] = (torch.where(factors == 0, math.nan, factors.sign()) * math.inf).to(c.dtype)
-    saved = [(each, each.clone()) for each in (a[small], a[row], b[column])]
+    saved_rows = [(each, each.clone()) for each in (a[subnormal_row], a[row], b[column])]
     try:
-        a[small] = 0.0
-        a[small, at] = tiny
-        a[row, at] = math.inf
+        a[subnormal_row] = 0.0
+        a[subnormal_row, k_index] = subnormal
+        a[row, k_index] = math.inf
         b[column, secrets.randbelow(k)] = math.nan
-        found = launch()
+        output = launch()
     finally:
-        for memory, values in reversed(saved):
+        for memory, values in reversed(saved_rows):
             memory.copy_(values)
     details: dict[str, str | float] = {}
-    if small != row:
-        own, exact = split_into_parts(found)[product].c[-1][small], factors.cpu().double() * (tiny * scale)
-        spacing = torch.finfo(own.dtype).tiny * torch.finfo(own.dtype).eps
-        near = ((own.cpu().double() - exact).abs() <= problem.tolerance * exact.abs() + spacing).to(c.device)
+    if subnormal_row != row:
+        c_row, exact = (
+            split_into_parts(output)[matmul_index].c[-1][subnormal_row],
+            factors.cpu().double() * (subnormal * scale),
+        )
+        spacing = torch.finfo(c_row.dtype).tiny * torch.finfo(c_row.dtype).eps
+        is_close = ((c_row.cpu().double() - exact).abs() <= problem.tolerance * exact.abs() + spacing).to(c.device)
         # A kernel may treat subnormal numbers as zero, but must not compute any other wrong value.
-        c[small] = torch.where(near | (own == 0), own, math.nan)
-        details["subnormal operands"] = "kept" if (own[own == own] != 0).any() else "flushed to zero"
+        c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, math.nan)
+        details["subnormal operands"] = "kept" if (c_row[c_row == c_row] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
-    return verify_special_values(found, expected, "an infinity, a NaN and a subnormal number", details)
+    return verify_special_values(output, expected, "an infinity, a NaN and a subnormal number", details)

@@ -17,7 +17,7 @@ from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_run
-from mamf.measurement import IDLE, Measurement
+from mamf.measurement import IDLE_LABEL, Measurement
 from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
 from mamf.node.report import make_node_chart, make_node_document
 from mamf.node.verdict import judge_devices
@@ -355,7 +355,7 @@ def _list_profile_facts(profile: Profile) -> list[Fact]:
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
     figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
-    costs = [row for row in profile.classes if row.name in (IDLE, COMMUNICATION)]
+    costs = [row for row in profile.classes if row.name in (IDLE_LABEL, COMMUNICATION)]
     return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
 
 

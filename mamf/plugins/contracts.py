@@ -3,8 +3,8 @@ error names the plugin.
 
 A contract is an abstract class: Backend, Kernel or Operation. Its type annotations define the types of attributes and
 return values; ``_REQUIREMENTS`` adds conditions that types cannot express. The methods in ``_UNCHECKED_METHODS`` are
-not checked: some run while a launch is timed, and errors of the others become the status of a measured row
-(mamf.engine.measure).
+not checked: some run while a launch is timed, so a check would distort the time. If one of the others fails, mamf
+records the error as the status of the measurement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ErrorTypes = tuple[type[BaseException], ...]
 Requirement = tuple[str, Callable[[Any], object]]
 
 # Name of the attribute that marks a plugin whose methods are already checked.
-_GUARD_FLAG_NAME = "_is_guarded_by_mamf"
+_CHECKED_FLAG_NAME = "_is_guarded_by_mamf"
 # Names of the methods that are not checked. The docstring of this file gives the reasons.
 _UNCHECKED_METHODS = (
     "record_mark",
@@ -50,9 +50,9 @@ _UNCHECKED_METHODS = (
     "now",
     "take_buffer",
 )
-# Types of errors that a method may raise without being broken, by method. An error of ``prepare`` becomes the status of
-# a row, an error of ``find_axis_position`` means that there is no axis, and an error of ``read_shape_record`` or
-# ``read_problem_record`` means that the record in the log is malformed.
+# Types of errors that a plugin may raise without violating its contract, by method. An error of ``prepare`` is recorded
+# as the status of the measurement. An error of ``find_axis_position`` means that there is no axis. An error of
+# ``read_shape_record`` or ``read_problem_record`` means that the record in the log is malformed.
 _MALFORMED_RECORD_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
     "prepare": (BaseException,),
@@ -60,13 +60,13 @@ _ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
     "read_shape_record": _MALFORMED_RECORD_ERRORS,
     "read_problem_record": _MALFORMED_RECORD_ERRORS,
 }
-# Types of errors by which a method rejects what the user asked for, by method. These errors become a UsageError.
-_REFUSAL_ERRORS: Mapping[str, ErrorTypes] = dict.fromkeys(("make_problem", "parse_shape"), (TypeError, ValueError))
-# Dataclasses whose fields are checked too if a plugin returns an object of them.
+# Types of errors that a method raises for invalid input of the user, by method. mamf raises a UsageError instead.
+_USER_MISTAKE_ERRORS: Mapping[str, ErrorTypes] = dict.fromkeys(("make_problem", "parse_shape"), (TypeError, ValueError))
+# If a plugin returns an object of one of these dataclasses, its fields are checked too.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
-# Types that also have a contract. If a plugin returns an object of such a type, its methods are checked too.
-_GUARDED_TYPES = (OperandPool, Telemetry)
-# For each type variable in a contract, the name of the attribute of an operation or kernel that has the actual type.
+# If a plugin returns an object of one of these abstract classes, its methods are checked too.
+_TYPES_WITH_CONTRACT = (OperandPool, Telemetry)
+# For each type variable in a contract, the attribute of an operation or kernel that says which type it stands for.
 _ATTRIBUTE_BY_TYPE_VARIABLE = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 
 # -- valid values ------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def _make_requirements(names: str, description: str, is_met: Callable[[Any], obj
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-# Conditions that values must meet in addition to having the right type, by the name of the attribute, field or method.
+# Conditions for values that already have the right type, by the name of the attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements(
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
@@ -106,7 +106,7 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements(
         "make_columns",
         "a mapping of names to texts and finite numbers",
-        lambda values: _have_type(values.values(), str | bool | int | float | None),
+        lambda values: _all_have_type(values.values(), str | bool | int | float | None),
     ),
     **_make_requirements(
         "make_shape_record make_problem_record", "a dictionary that can be written as JSON", _is_json_value
@@ -114,19 +114,19 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 }
 
 
-# Types whose values have no parts to check.
-_SIMPLE_TYPES = (str, int, bool)
+# Types for which comparing the type is enough, because their values contain no other values.
+_TYPES_WITHOUT_PARTS = (str, int, bool)
 
 
 def describe_type_violation(value: object, annotation: Any) -> str:
-    """Check a value against a type annotation. Returns "" if the value has this type, else the annotation as text."""
-    if type(value) is annotation and annotation in _SIMPLE_TYPES:  # a quick check that suffices for almost all values
+    """Return the text of a type annotation if a value does not have this type; return "" if it does."""
+    if type(value) is annotation and annotation in _TYPES_WITHOUT_PARTS:  # This is enough for almost all values.
         return ""
-    origin, parameters = _split_annotation(annotation)
+    origin, type_arguments = _split_annotation(annotation)
     if origin is ClassVar:
-        return describe_type_violation(value, parameters[0])
+        return describe_type_violation(value, type_arguments[0])
     if origin in (Union, UnionType):
-        is_valid = any(not describe_type_violation(value, each) for each in parameters)
+        is_valid = any(not describe_type_violation(value, each) for each in type_arguments)
     elif origin in (int, float):
         is_valid = isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
         is_valid = is_valid and math.isfinite(value)  # type: ignore[arg-type]
@@ -135,16 +135,19 @@ def describe_type_violation(value: object, annotation: Any) -> str:
         violations = ((name, _describe_contract_violation(getattr(value, name), each, name)) for name, each in fields)
         return next((f"one whose {name} is {valid_values}" for name, valid_values in violations if valid_values), "")
     elif _is_subclass(origin, Mapping):
-        is_valid = isinstance(value, Mapping) and _have_type(value.keys(), parameters[0])
-        is_valid = is_valid and _have_type(value.values(), parameters[1])  # type: ignore[attr-defined]
-    elif origin is tuple and Ellipsis not in parameters:  # such as tuple[int, str]
-        is_valid = isinstance(value, tuple) and len(value) == len(parameters)
-        is_valid = is_valid and not any(describe_type_violation(*each) for each in zip(value, parameters, strict=True))  # type: ignore[call-overload]
+        is_valid = isinstance(value, Mapping) and _all_have_type(value.keys(), type_arguments[0])
+        is_valid = is_valid and _all_have_type(value.values(), type_arguments[1])  # type: ignore[attr-defined]
+    elif origin is tuple and Ellipsis not in type_arguments:  # The tuple has a fixed length, as in tuple[int, str].
+        is_valid = isinstance(value, tuple) and len(value) == len(type_arguments)
+        is_valid = is_valid and not any(
+            describe_type_violation(*each)
+            for each in zip(value, type_arguments, strict=True)  # type: ignore[call-overload]
+        )
     elif _is_subclass(origin, Sequence) and origin is not str:
-        is_valid = isinstance(value, Sequence) and _have_type(value, parameters[0])
+        is_valid = isinstance(value, Sequence) and _all_have_type(value, type_arguments[0])
     else:
         is_valid = origin is Any or isinstance(value, origin)
-    # Say "finite float", because NaN and infinity are not allowed.
+    # Ask for a "finite float", because NaN and infinity are not allowed.
     return "" if is_valid else inspect.formatannotation(annotation).replace("float", "finite float")
 
 
@@ -154,8 +157,9 @@ def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _describe_contract_violation(value: object, annotation: Any, name: str) -> str:
-    """Check the value of an attribute, field or method named ``name`` against its type annotation and its entry in
-    ``_REQUIREMENTS``. Returns "" if the value is valid, else a description of valid values.
+    """Return a description of valid values if ``value`` has the wrong type or does not meet its requirement, else "".
+
+    ``annotation``: the type that the contract demands. ``name``: the attribute, field or method that gave the value.
     """
     valid_description = describe_type_violation(value, annotation)
     if valid_description or value is None or name not in _REQUIREMENTS:
@@ -164,7 +168,7 @@ def _describe_contract_violation(value: object, annotation: Any, name: str) -> s
     return "" if is_met(value) else description
 
 
-def _have_type(values: Iterable[object], annotation: Any) -> bool:
+def _all_have_type(values: Iterable[object], annotation: Any) -> bool:
     return annotation is Any or not any(describe_type_violation(each, annotation) for each in values)
 
 
@@ -172,7 +176,7 @@ def _is_subclass(origin: Any, kind: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, kind)
 
 
-#: Returns the type annotations of the attributes of a contract, or of the fields of a dataclass, by name.
+#: Return the type annotations of the attributes of a contract, or of the fields of a dataclass, by name.
 _get_attribute_annotations = functools.cache(get_type_hints)
 
 
@@ -184,7 +188,7 @@ def _get_return_annotations(contract: type) -> Mapping[str, Any]:
 
 
 def _resolve_type_variables(annotation: Any, plugin: object) -> Any:
-    """Return an annotation in which the type variables of the contract are replaced by the actual types of a plugin."""
+    """Return an annotation with its type variables replaced by the types that a plugin uses."""
     type_variables = (annotation,) if isinstance(annotation, TypeVar) else getattr(annotation, "__parameters__", ())
     types = tuple(getattr(plugin, _ATTRIBUTE_BY_TYPE_VARIABLE[each.__name__], Any) for each in type_variables)
     return types[0] if isinstance(annotation, TypeVar) else annotation[types] if types else annotation
@@ -194,24 +198,24 @@ def _resolve_type_variables(annotation: Any, plugin: object) -> Any:
 
 
 class convert_plugin_errors(AbstractContextManager[object]):
-    """A context manager that converts errors of a plugin, even SystemExit, into a PluginError with the name of the
-    plugin.
+    """A context manager that converts errors of a plugin, even SystemExit, into a PluginError that names the plugin.
 
     - ``label``: the name of the plugin in messages.
     - ``activity``: what the plugin does within the ``with`` block, such as the name of its method.
-    - ``unconverted_errors``: errors that are not converted. Errors of mamf never are.
-    - ``refusal_errors``: errors that become a UsageError, because the plugin rejects what the user asked for.
+    - ``unconverted_errors``: errors that are not converted. Errors of mamf are never converted.
+    - ``user_mistake_errors``: errors that become a UsageError, because they mean that a user gave invalid input.
 
-    This is a class because a generator-based context manager would take longer than most of the methods that it guards.
+    This is a class because a generator with @contextmanager would take longer than most methods that are called within
+    the ``with`` block.
     """
 
     def __init__(
-        self, label: str, activity: str, unconverted_errors: ErrorTypes = (), refusal_errors: ErrorTypes = ()
+        self, label: str, activity: str, unconverted_errors: ErrorTypes = (), user_mistake_errors: ErrorTypes = ()
     ) -> None:
-        self._label, self._activity, self._refusal_errors, self._unconverted_errors = (
+        self._label, self._activity, self._user_mistake_errors, self._unconverted_errors = (
             label,
             activity,
-            refusal_errors,
+            user_mistake_errors,
             unconverted_errors,
         )
 
@@ -222,24 +226,23 @@ class convert_plugin_errors(AbstractContextManager[object]):
             or isinstance(error, (MamfError, *self._unconverted_errors))
         ):
             return
-        if isinstance(error, self._refusal_errors):
+        if isinstance(error, self._user_mistake_errors):
             raise UsageError(f"{self._label}: {get_first_message_line(error)}") from error
         raise PluginError(f"{self._label} is broken: {self._activity} raised {describe_error(error)}") from error
 
 
 def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
-    """Check the attributes of a plugin, replace its methods by methods that check what they return, and return the
-    plugin.
+    """Check the attributes of a plugin, wrap its methods so that they check what they return, and return the plugin.
 
     ``label``: the name of the plugin in messages. Raises PluginError for an invalid attribute.
     """
-    if _GUARD_FLAG_NAME in vars(plugin):
+    if _CHECKED_FLAG_NAME in vars(plugin):
         return plugin
     for name in _get_attribute_annotations(contract):
         check_attribute(plugin, contract, name, label)
     for name in _get_return_annotations(contract).keys() - _UNCHECKED_METHODS:
-        object.__setattr__(plugin, name, guard_method(plugin, contract, name, label))
-    object.__setattr__(plugin, _GUARD_FLAG_NAME, True)
+        object.__setattr__(plugin, name, wrap_method_with_checks(plugin, contract, name, label))
+    object.__setattr__(plugin, _CHECKED_FLAG_NAME, True)
     return plugin
 
 
@@ -253,47 +256,47 @@ def check_attribute(plugin: object, contract: type, name: str, label: str) -> An
     return value
 
 
-def guard_method(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
+def wrap_method_with_checks(plugin: object, contract: type, name: str, label: str) -> Callable[..., Any]:
     """Return the method ``name`` of a plugin, wrapped so that it raises PluginError if it fails or returns an invalid
     value.
     """
     method, annotation = getattr(plugin, name), _resolve_type_variables(_get_return_annotations(contract)[name], plugin)
-    errors = convert_plugin_errors(label, name, _ALLOWED_ERRORS.get(name, ()), _REFUSAL_ERRORS.get(name, ()))
+    errors = convert_plugin_errors(label, name, _ALLOWED_ERRORS.get(name, ()), _USER_MISTAKE_ERRORS.get(name, ()))
 
     @functools.wraps(method)
-    def guard(*arguments: Any, **keywords: Any) -> Any:
+    def call_and_check_result(*arguments: Any, **keywords: Any) -> Any:
         with errors:
             value = method(*arguments, **keywords)
         if annotation is not NoneType:
             _require_valid_value(value, annotation, label, name, "returned")
         return value
 
-    return guard
+    return call_and_check_result
 
 
 def _require_valid_value(value: object, annotation: Any, label: str, name: str, verb: str) -> None:
-    """Raise PluginError if a value that a plugin gave violates the contract. If the value has a contract itself, also
-    make its methods check what they return. ``verb``: "is" for an attribute, "returned" for a method.
+    """Raise PluginError if a value from a plugin violates the contract. If the value has a contract itself, wrap its
+    methods so that they check what they return too.
+
+    ``verb``: "is" for an attribute, "returned" for a method.
     """
     if valid_description := _describe_contract_violation(value, annotation, name):
         actual = str(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"
         raise PluginError(f"{label} is broken: {name} {verb} {actual}, not {valid_description}")
-    for guarded_type in filter((annotation, *_split_annotation(annotation)[1]).__contains__, _GUARDED_TYPES):
-        if isinstance(value, guarded_type):
-            enforce_contract(value, guarded_type, f"{label}'s {name}")
+    for contract_type in filter((annotation, *_split_annotation(annotation)[1]).__contains__, _TYPES_WITH_CONTRACT):
+        if isinstance(value, contract_type):
+            enforce_contract(value, contract_type, f"{label}'s {name}")
 
 
 class CheckedClock:
-    """A replacement for the clock ``now`` of a backend that checks that the time is finite and never goes back."""
+    """A wrapper of a backend's method ``now`` that checks that the time is finite and never goes back."""
 
     def __init__(self, now: Callable[[], float], label: str) -> None:
         self._now, self._label, self._last_seconds = now, label, -math.inf
         self._errors = convert_plugin_errors(label, "now")
 
     def __call__(self) -> float:
-        """Return the time of the host in seconds. Raises PluginError if it is not finite or is earlier than the last
-        time.
-        """
+        """Return the host's time in seconds. Raises PluginError if it is not finite or before that of the last call."""
         with self._errors:
             now = self._now()
         if not self._last_seconds <= now < math.inf:

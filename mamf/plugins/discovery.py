@@ -1,10 +1,10 @@
 """Find plugins (backends, operations and kernels, of mamf or of third parties) by entry point, load them on request and
 check that they keep their contracts.
 
-A third party adds a plugin by declaring an entry point in its distribution, in the group ``mamf.backends``,
+A third party adds a plugin by declaring an entry point in its Python package, in the group ``mamf.backends``,
 ``mamf.operations``, ``mamf.kernels`` or the kernel group of another operation. Users can write ``package.module:Class``
-instead of a name to use a class without an entry point. An error while a plugin is loaded or created becomes a
-PluginError with its name.
+instead of a name to use a class without an entry point. If a plugin cannot be loaded or created, mamf raises a
+PluginError that names the plugin.
 """
 
 from __future__ import annotations
@@ -30,26 +30,32 @@ from mamf.errors import (
     UsageError,
     describe_error,
     get_catchable_plugin_errors,
-    require_known,
-    require_values,
+    require_known_names,
+    require_nonempty_list,
 )
 from mamf.kernel import AnyKernel, Kernel
 from mamf.operation import Operation
-from mamf.plugins.contracts import CheckedClock, check_attribute, convert_plugin_errors, enforce_contract, guard_method
+from mamf.plugins.contracts import (
+    CheckedClock,
+    check_attribute,
+    convert_plugin_errors,
+    enforce_contract,
+    wrap_method_with_checks,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-#: Names of the entry point groups in which plugins are declared. KERNEL_GROUP is for kernels of matmul.
+#: Names of the entry point groups in which packages declare plugins.
 BACKEND_GROUP = "mamf.backends"
 OPERATION_GROUP = "mamf.operations"
-KERNEL_GROUP = "mamf.kernels"
+MATMUL_KERNEL_GROUP = "mamf.kernels"
 ATTENTION_KERNEL_GROUP = "mamf.attention_kernels"
-# The name of a kernel with an argument in brackets, such as ``torch[sdpa-flash]``.
+# Pattern of the name of a kernel with an argument in brackets, such as ``torch[sdpa-flash]``.
 _NAME_WITH_ARGUMENT = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
-# The name of a kernel with the number of one of its algorithms, such as ``cublaslt[3]``.
+# Pattern of the name of a kernel with the number of one of its algorithms, such as ``cublaslt[3]``.
 _NAME_WITH_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
-# A class path: ``package.module:Class``.
+# Pattern of the path of a class: ``package.module:Class``.
 _CLASS_PATH_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
 ContractT = TypeVar("ContractT")
@@ -59,53 +65,53 @@ _KERNEL_TYPES_LOADED_BY_PATH = weakref.WeakSet[type[AnyKernel]]()
 
 @dataclass(frozen=True)
 class BackendStatus:
-    """The status of a backend, as ``mamf backends`` lists it.
+    """The status of a backend, which ``mamf backends`` shows.
 
-    - ``device_names``: the names of its devices, by index.
-    - ``unavailable``: why the backend cannot be used, or None if it can.
-    - ``is_accelerator``: whether its devices are accelerators, not CPUs.
-    - ``is_generic``: whether it serves any vendor, so that ``auto`` prefers a backend for one vendor.
-    - ``load_error``: the error if the backend is broken.
+    - ``device_names``: the names of the backend's devices, by index.
+    - ``unavailability``: why the backend cannot be used; None if it can be used.
+    - ``is_accelerator``: whether the devices are accelerators, not CPUs.
+    - ``is_generic``: whether the backend supports devices of any vendor. ``auto`` prefers a backend for one vendor.
+    - ``load_error``: the error that loading the backend raised; None if it can be loaded.
     """
 
     name: str
     device_names: tuple[str, ...] = ()
-    unavailable: Unavailable | None = None
+    unavailability: Unavailable | None = None
     is_accelerator: bool = True
     is_generic: bool = False
     load_error: PluginError | None = None
 
 
 def find_entry_points(group: str) -> Sequence[EntryPoint]:
-    """Return the entry points that installed distributions declare in a group."""
+    """Return the entry points that installed packages declare in a group."""
     return _read_entry_points(group, tuple(sys.path))
 
 
-@functools.lru_cache  # a call reads a file per installed distribution, and a command makes many calls
+@functools.lru_cache  # Each call reads a file of every installed package, and a command calls this many times.
 def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # imported here, because --help does not need it
+    from importlib.metadata import entry_points  # Do not import this for --help.
 
     return tuple(entry_points(group=group))
 
 
 def find_entry_points_by_name(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points that installed distributions declare in a group, by name. Raises UsageError if the group
-    is empty, or if two different entry points have one name.
+    """Return the entry points that installed packages declare in a group, by name. Raises UsageError if the group is
+    empty, or if two different entry points have the same name.
     """
-    points_by_name: dict[str, EntryPoint] = {}
+    entry_points_by_name: dict[str, EntryPoint] = {}
     for entry_point in find_entry_points(group=group):
-        known = points_by_name.setdefault(entry_point.name, entry_point)
-        if known.value != entry_point.value:
-            claims = " and by ".join(
-                f"{point.dist.name if point.dist else 'an unknown distribution'} ({point.value})"
-                for point in (known, entry_point)
+        first_entry_point = entry_points_by_name.setdefault(entry_point.name, entry_point)
+        if first_entry_point.value != entry_point.value:
+            definitions = " and by ".join(
+                f"{point.dist.name if point.dist else 'an unknown package'} ({point.value})"
+                for point in (first_entry_point, entry_point)
             )
             raise UsageError(
-                f"entry point {entry_point.name!r} of {group} is defined by {claims}: uninstall one of them"
+                f"entry point {entry_point.name!r} of {group} is defined by {definitions}: uninstall one of them"
             )
-    if not points_by_name:
+    if not entry_points_by_name:
         raise UsageError(f"no {group.removeprefix('mamf.')} found, because mamf is not installed: {_INSTALL_ADVICE}")
-    return points_by_name
+    return entry_points_by_name
 
 
 def is_loaded_by_path(kernel: AnyKernel) -> bool:
@@ -114,50 +120,48 @@ def is_loaded_by_path(kernel: AnyKernel) -> bool:
 
 
 def is_class_path(name: str) -> bool:
-    """Return whether the name of a plugin is the path of a class (``package.module:Class``), not the name of an entry
-    point.
-    """
+    """Return whether a plugin's name is the path of a class (``package.module:Class``), not of an entry point."""
     return ":" in name
 
 
 @contextmanager
 def _refuse_exit_of_imported_code() -> Iterator[None]:
-    """Raise SystemExit if code that is imported within the ``with`` block calls os._exit, which would end mamf."""
-    process, end = os.getpid(), os._exit
+    """Within the ``with`` block, raise SystemExit if imported code calls os._exit, which would end mamf at once."""
+    mamf_process_id, original_exit = os.getpid(), os._exit
 
     def refuse_exit(code: int) -> None:
-        # Forked processes and calls by mamf itself still end the process.
-        if os.getpid() != process or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
-            end(code)
-        raise SystemExit(f"os._exit({code}) while it is imported")
+        # Let forked processes and mamf itself still exit.
+        if os.getpid() != mamf_process_id or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
+            original_exit(code)
+        raise SystemExit(f"the import called os._exit({code})")
 
     os._exit = refuse_exit  # type: ignore[assignment]
     try:
         yield
     finally:
-        os._exit = end
+        os._exit = original_exit
 
 
 def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[ContractT]) -> type[ContractT]:
     try:
         with _refuse_exit_of_imported_code():
-            loaded = entry_point.load()
+            plugin_class = entry_point.load()
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
-        path = is_class_path(entry_point.name)
-        shown = repr(entry_point.name) if path else f"{entry_point.name}: {entry_point.value}"
+        has_class_path = is_class_path(entry_point.name)
+        displayed_name = repr(entry_point.name) if has_class_path else f"{entry_point.name}: {entry_point.value}"
         package = entry_point.value.partition(":")[0].partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != package:
             hint = f"; install {error.name}"
         else:
-            hint = "" if path else f"; if files were moved, {_INSTALL_ADVICE} again"
-        raise PluginError(f"{plugin_kind} {shown} cannot be loaded: {describe_error(error)}{hint}") from error
-    if not (isinstance(loaded, type) and issubclass(loaded, contract)):
+            hint = "" if has_class_path else f"; if files were moved, {_INSTALL_ADVICE} again"
+        raise PluginError(f"{plugin_kind} {displayed_name} cannot be loaded: {describe_error(error)}{hint}") from error
+    if not (isinstance(plugin_class, type) and issubclass(plugin_class, contract)):
         raise PluginError(f"{entry_point.value} is not a subclass of mamf's {contract.__name__}")
-    if missing := getattr(loaded, "__abstractmethods__", ()):
+    if missing := getattr(plugin_class, "__abstractmethods__", ()):
         raise PluginError(f"{entry_point.value} is abstract: define {', '.join(sorted(missing))}")
-    return loaded
+    return plugin_class
 
 
 def _import_class(plugin_kind: str, path: str, contract: type[ContractT]) -> type[ContractT]:
@@ -174,9 +178,9 @@ def _import_class(plugin_kind: str, path: str, contract: type[ContractT]) -> typ
 def _load_registered_class(group: str, plugin_kind: str, name: str, contract: type[ContractT]) -> type[ContractT]:
     if is_class_path(name):
         return _import_class(plugin_kind, name, contract)
-    points_by_name = find_entry_points_by_name(group)
-    require_known((plugin_kind, name, points_by_name))
-    return _load_class(plugin_kind, points_by_name[name], contract)
+    entry_points_by_name = find_entry_points_by_name(group)
+    require_known_names((plugin_kind, name, entry_points_by_name))
+    return _load_class(plugin_kind, entry_points_by_name[name], contract)
 
 
 def load_backend_class(name: str) -> type[Backend]:
@@ -190,23 +194,21 @@ def make_operation(name: str) -> Operation[Any, Any]:
     """Make an operation, such as attention, by its registered name. Raises UnknownNameError for an unknown name, and
     PluginError if the operation is broken.
     """
-    points_by_name = find_entry_points_by_name(OPERATION_GROUP)
-    require_known(("operation", name, points_by_name))
-    plugin_class: Any = _load_class("operation", points_by_name[name], Operation)  # type: ignore[type-abstract]
+    entry_points_by_name = find_entry_points_by_name(OPERATION_GROUP)
+    require_known_names(("operation", name, entry_points_by_name))
+    plugin_class: Any = _load_class("operation", entry_points_by_name[name], Operation)  # type: ignore[type-abstract]
     label = f"operation {name}"
     with convert_plugin_errors(label, "creating it"):
         operation: Operation[Any, Any] = plugin_class()
-    if operation.name != name:  # logs record the name of the class, and readers look it up as an entry point
-        raise PluginError(f"{label} is broken: its class is named {operation.name!r}, but its entry point {name!r}")
-    # Contract tests check the operations of mamf, so they are not checked here: that would slow down reading logs,
-    # which calls methods of the operation for each row.
+    if operation.name != name:  # Logs record the class's name, by which readers find the entry point.
+        raise PluginError(f"{label} is broken: its class has the name {operation.name!r}, but its entry point {name!r}")
+    # Do not check mamf's own operations: contract tests check them already, and checks here would slow down reading
+    # logs, which calls methods of the operation for each row.
     return operation if name in list_builtin_names(OPERATION_GROUP) else enforce_contract(operation, Operation, label)
 
 
 def list_builtin_names(group: str) -> set[str]:
-    """Return the names of the plugins in an entry point group that are part of mamf, not of third parties, without
-    importing any of them.
-    """
+    """Return the names of mamf's own plugins in an entry point group, without those of third parties. Import none."""
     return {point.name for point in find_entry_points(group) if point.module.partition(".")[0] == "mamf"}
 
 
@@ -215,10 +217,10 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
 
     Brackets after the name contain an argument of the kernel (``torch[sdpa-flash]``) or the number of one of its
     algorithms (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in
-    brackets, and PluginError if it is broken.
+    brackets, and PluginError if the kernel is broken.
     """
     group = operation.kernel_group
-    plugin_kind = "kernel" if group == KERNEL_GROUP else f"{operation.name} kernel"
+    plugin_kind = "kernel" if group == MATMUL_KERNEL_GROUP else f"{operation.name} kernel"
     algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_ARGUMENT.fullmatch(name)
     parts = algorithm or bracketed
     base_name, argument = parts.groups() if parts else (name, None)
@@ -226,29 +228,27 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     label = f"{plugin_kind} {name}"
     if argument is None or plugin_class.argument_description:
         with convert_plugin_errors(label, "creating it"):
-            made = plugin_class() if argument is None else plugin_class(argument)
+            plugin = plugin_class() if argument is None else plugin_class(argument)
     elif algorithm is None:
         raise UsageError(f"{plugin_kind} {base_name} takes no argument in brackets: remove [{argument}]")
     else:
         try:
             with convert_plugin_errors(label, "creating it", unconverted_errors=(TypeError,)):
-                made = plugin_class(int(argument))
+                plugin = plugin_class(int(argument))
         except TypeError:
             raise UsageError(f"kernel {base_name} has no algorithms to choose from: remove [{argument}]") from None
-    kernel: AnyKernel = enforce_contract(made, Kernel, label)
-    points_by_name = {entry_point.name: entry_point.value for entry_point in find_entry_points(group)}
+    kernel: AnyKernel = enforce_contract(plugin, Kernel, label)
+    class_paths_by_name = {entry_point.name: entry_point.value for entry_point in find_entry_points(group)}
     kernel_name = kernel.name.partition("[")[0]
-    if is_class_path(base_name) and points_by_name.get(kernel_name, base_name) != base_name:
+    if is_class_path(base_name) and class_paths_by_name.get(kernel_name, base_name) != base_name:
         raise UsageError(f"{label} has the name of a registered kernel, {kernel_name}: give its class another name")
-    if is_class_path(base_name) and base_name not in points_by_name.values():
+    if is_class_path(base_name) and base_name not in class_paths_by_name.values():
         _KERNEL_TYPES_LOADED_BY_PATH.add(type(kernel))
     return kernel
 
 
 def list_kernel_names(operation: Operation[Any, Any]) -> list[str]:
-    """Return the sorted names of the registered kernels of an operation. Raises UsageError if no kernel
-    is registered.
-    """
+    """Return the sorted names of the registered kernels of an operation. Raises UsageError if none is registered."""
     if not find_entry_points(group=operation.kernel_group):
         raise UsageError(
             f"no installed package has a kernel for {operation.name}: "
@@ -258,7 +258,7 @@ def list_kernel_names(operation: Operation[Any, Any]) -> list[str]:
 
 
 def list_backend_statuses() -> list[BackendStatus]:
-    """Return the status of all registered backends, those of accelerators first."""
+    """Return the status of each registered backend, with backends for accelerators before those for CPUs."""
     statuses = map(_read_backend_status, sorted(find_entry_points_by_name(BACKEND_GROUP)))
     return sorted(statuses, key=lambda status: (not status.is_accelerator, status.is_generic))
 
@@ -266,25 +266,25 @@ def list_backend_statuses() -> list[BackendStatus]:
 def _read_backend_status(name: str) -> BackendStatus:
     try:
         plugin_class = load_backend_class(name)
-        get_guarded_method = functools.partial(guard_method, plugin_class, Backend, label=f"backend {name}")
-        reason, is_accelerator = get_guarded_method("explain_unavailability")(), bool(plugin_class.is_accelerator)
+        get_checked_method = functools.partial(wrap_method_with_checks, plugin_class, Backend, label=f"backend {name}")
+        reason, is_accelerator = get_checked_method("explain_unavailability")(), bool(plugin_class.is_accelerator)
         if reason is not None:
-            return BackendStatus(name, unavailable=reason, is_accelerator=is_accelerator)
-        device_names = tuple(map(get_guarded_method("read_device_name"), range(get_guarded_method("count_devices")())))
+            return BackendStatus(name, unavailability=reason, is_accelerator=is_accelerator)
+        device_names = tuple(map(get_checked_method("read_device_name"), range(get_checked_method("count_devices")())))
         return BackendStatus(name, device_names, is_accelerator=is_accelerator, is_generic=plugin_class.is_generic)
     except PluginError as error:
-        return BackendStatus(name, unavailable=Unavailable("the backend is broken", str(error)), load_error=error)
+        return BackendStatus(name, unavailability=Unavailable("the backend is broken", str(error)), load_error=error)
     except MamfError as error:
-        return BackendStatus(name, unavailable=Unavailable("the backend cannot be opened", str(error)))
+        return BackendStatus(name, unavailability=Unavailable("the backend cannot be opened", str(error)))
 
 
 def find_first_backend() -> str:
-    """Return the name of the backend that ``--backend auto`` chooses: the first one that can be used. Raises
-    UnavailableError if mamf can use no backend.
+    """Return the name of the first backend that can be used, which ``--backend auto`` chooses. Raises UnavailableError
+    if no backend can be used.
     """
-    name = next((status.name for status in list_backend_statuses() if status.unavailable is None), None)
+    name = next((status.name for status in list_backend_statuses() if status.unavailability is None), None)
     if name is None:
-        raise UnavailableError("no backend is available; 'mamf backends' says why")
+        raise UnavailableError("no backend is available: run 'mamf backends' to see why")
     return name
 
 
@@ -308,15 +308,13 @@ def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
         with warn_if_plugin_broken():
             if status.load_error is not None:
                 raise status.load_error
-            if status.unavailable is None:
+            if status.unavailability is None:
                 return _open_device(status.name, index)
-    raise UnavailableError("no backend is available; 'mamf backends' says why")
+    raise UnavailableError("no backend is available: run 'mamf backends' to see why")
 
 
 def _find_missing_module(load_error: PluginError | None) -> str | None:
-    """Return the name of the module that a plugin could not import, or None if it could not be loaded for another
-    reason.
-    """
+    """Return the name of the module that a plugin failed to import; None if loading failed for another reason."""
     cause = load_error and load_error.__cause__
     return cause.name if isinstance(cause, ModuleNotFoundError) else None
 
@@ -325,21 +323,22 @@ def _open_device(name: str, index: int | None) -> Backend:
     plugin_class, label = load_backend_class(name), f"backend {name}"
     with convert_plugin_errors(label, "opening it"):
         if index is None:
-            # If the backend is unavailable, opening device 0 raises the reason. Until then, do not call its library.
+            # Do not ask an unavailable backend for its current device. Opening its device 0 below raises an error that
+            # says why the backend is unavailable.
             index = (
                 0
                 if plugin_class.explain_unavailability()
-                else guard_method(plugin_class, Backend, "find_current_index", label)()
+                else wrap_method_with_checks(plugin_class, Backend, "find_current_index", label)()
             )
         backend = plugin_class(index)
-    guard_method(backend, Backend, "now", label)()
+    wrap_method_with_checks(backend, Backend, "now", label)()
     object.__setattr__(backend, "now", CheckedClock(backend.now, label))
     return enforce_contract(backend, Backend, label)
 
 
 @contextmanager
 def warn_if_plugin_broken() -> Iterator[None]:
-    """Turn a PluginError in the ``with`` block into a warning. For plugins that the user did not request by name."""
+    """Turn a PluginError in the ``with`` block into a warning. Use this for plugins that users did not name."""
     try:
         yield
     except PluginError as error:
@@ -352,65 +351,66 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     operation: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """Return the kernels of an operation, each with the name that was requested: those named in ``names``, or if it is
-    None, all that are available on the backend.
+    """Return the kernels named in ``names``, each with its name there. If ``names`` is None, return all kernels of the
+    operation that are available on the backend, and warn about broken kernels.
 
-    A broken kernel raises PluginError if it was named. Otherwise it is skipped with a warning. A kernel that has two
-    names is returned once. Raises UnavailableError if a named kernel is unavailable, or if no kernel is available.
+    If ``names`` contains two names of the same kernel, the kernel is returned once, with the first name. Raises
+    PluginError if a named kernel is broken, and UnavailableError if a named kernel or all kernels are unavailable.
     """
     if names is None:
         return _list_available_kernels(operation, backend)
-    require_values("kernels", names, str)
-    chosen: dict[str, tuple[str, AnyKernel]] = {}
+    require_nonempty_list("kernels", names, str)
+    kernels_by_name: dict[str, tuple[str, AnyKernel]] = {}
     for name in names:
         kernel = make_kernel(operation, name)
         if reason := kernel.explain_unavailability(backend):
             raise UnavailableError(f"kernel {name} is not available on {backend.name}: {reason}")
-        chosen.setdefault(kernel.name, (name, kernel))
-    return list(chosen.values())
+        kernels_by_name.setdefault(kernel.name, (name, kernel))
+    return list(kernels_by_name.values())
 
 
 def _list_available_kernels(operation: AnyOperation, backend: Backend) -> list[tuple[str, AnyKernel]]:
     available, reasons = [], []
     for name, kernel in load_registered_kernels(operation):
         with warn_if_plugin_broken():
-            unavailable = kernel.explain_unavailability(backend)
-            if unavailable is None:
+            unavailability = kernel.explain_unavailability(backend)
+            if unavailability is None:
                 available.append((name, kernel))
             else:
-                reasons.append(f": {name}: {unavailable}")
+                reasons.append(f": {name}: {unavailability}")
     if not available:
         raise UnavailableError(f"no kernel of {operation.name} is available on {backend.name}{''.join(reasons[:1])}")
     return available
 
 
 def load_registered_kernels(operation: AnyOperation) -> Iterator[tuple[str, AnyKernel]]:
-    """Yield all registered kernels of an operation that can be loaded, each with its name. Warn about each other
-    kernel.
-    """
+    """Yield each registered kernel of an operation with its name. Warn about kernels that cannot be loaded."""
     for name in list_kernel_names(operation):
         with warn_if_plugin_broken():
             yield name, make_kernel(operation, name)
 
 
 def find_operation_of_kernel(name: str) -> AnyOperation:
-    """Find the operation that the kernel named ``name`` computes. Raises UnknownNameError for an unknown name,
+    """Return the operation that the kernel ``name`` computes. Raises UnknownNameError for an unknown name,
     UsageError if several operations have a kernel with this name, and PluginError if the kernel cannot be loaded.
     """
     if is_class_path(name):
         kernel_class: Any = _import_class("kernel", name, Kernel)  # type: ignore[type-abstract]
         return make_operation(check_attribute(kernel_class, Kernel, "operation", f"kernel {name}"))
-    kernels: dict[str, set[str]] = {}
+    kernel_names_by_operation: dict[str, set[str]] = {}
     for operation in find_entry_points_by_name(OPERATION_GROUP):
         with warn_if_plugin_broken():
-            kernels[operation] = {
+            kernel_names_by_operation[operation] = {
                 entry_point.name for entry_point in find_entry_points(make_operation(operation).kernel_group)
             }
-    matches = [operation for operation, names in kernels.items() if name.partition("[")[0] in names]
-    if not matches:
-        raise UnknownNameError("kernel", name, set().union(*kernels.values()))
-    if len(matches) > 1:
+    matching_operations = [
+        operation for operation, names in kernel_names_by_operation.items() if name.partition("[")[0] in names
+    ]
+    if not matching_operations:
+        raise UnknownNameError("kernel", name, set().union(*kernel_names_by_operation.values()))
+    if len(matching_operations) > 1:
         raise UsageError(
-            f"several operations have a kernel {name} ({', '.join(sorted(matches))}): choose one with --operation"
+            f"several operations have a kernel {name} ({', '.join(sorted(matching_operations))}): choose one with "
+            "--operation"
         )
-    return make_operation(matches[0])
+    return make_operation(matching_operations[0])

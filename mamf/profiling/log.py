@@ -23,8 +23,8 @@ from mamf.files import create_file_atomically
 from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
 from mamf.logs.run_log import MALFORMED_ERRORS, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
 from mamf.logs.writer import encode_record
-from mamf.machine.environment import describe_environment, get_mamf_version
-from mamf.measurement import IDLE, Rate
+from mamf.machine.environment import describe_environment, describe_mamf_version
+from mamf.measurement import IDLE_LABEL, Rate
 from mamf.profiling.classes import COMMUNICATION, UNCLASSIFIED
 from mamf.profiling.profile import PEAK_MEMORY, ClassRow, DtypeRow, KernelRow, MemoryRow, Profile
 from mamf.report.document import (
@@ -67,7 +67,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     header = {
         "schema": SCHEMA,
         "tier": PROFILE_TIER,
-        "tool": get_mamf_version(),
+        "tool": describe_mamf_version(),
         "command": command,
         "started": get_utc_time(),
         "script": script,
@@ -443,7 +443,7 @@ def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
             2,
         ),
         make_seconds_column(
-            "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE) / (profile.steps or 1), 1
+            "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE_LABEL) / (profile.steps or 1), 1
         ),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
     ]

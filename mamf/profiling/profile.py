@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from mamf.measurement import IDLE, TERA, Rate, group_pairs
+from mamf.measurement import IDLE_LABEL, TERA, Rate, group_pairs
 from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_class_seconds
 from mamf.profiling.flops import TF32_KERNEL_NAME, count_operation_flop, find_multiplied_dtype
 from mamf.profiling.traces import (
@@ -138,7 +138,7 @@ class Profile:
     def __post_init__(self) -> None:
         # Compute idle time here, because the logs of early versions of mamf have the sum of all gaps instead.
         idle = self.whole_seconds - self.busy_seconds
-        rows = tuple(replace(row, visible=idle) if row.name == IDLE else row for row in self.classes)
+        rows = tuple(replace(row, visible=idle) if row.name == IDLE_LABEL else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
 
     def get_visible_seconds(self, name: str) -> float:
@@ -148,7 +148,7 @@ class Profile:
     @property
     def busy_seconds(self) -> float:
         """Seconds of all profiled steps in which at least one event ran."""
-        return sum(row.visible for row in self.classes if row.name != IDLE)
+        return sum(row.visible for row in self.classes if row.name != IDLE_LABEL)
 
     @property
     def seconds_without_profiler(self) -> float:
@@ -209,7 +209,7 @@ def make_profile(
         steps=trace.steps,
         device=trace.device,
         is_of_device=trace.is_of_device,
-        classes=(*rows, ClassRow(IDLE, 0.0, 0.0, len(gaps))),
+        classes=(*rows, ClassRow(IDLE_LABEL, 0.0, 0.0, len(gaps))),
         kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
         notes=trace.notes,

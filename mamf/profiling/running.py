@@ -465,4 +465,4 @@ def wait_for_device() -> None:
     """Wait until the accelerator has finished its queue; return at once if torch has no accelerator."""
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator.
     if accelerator.is_available():
-        accelerator.wait_for_device()
+        accelerator.synchronize()

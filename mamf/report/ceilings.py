@@ -96,7 +96,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
         if gain and abs(gain) >= _MIN_SHOWN_GAIN_SHARE
         else "",
         _describe_default_kernel(ceiling, rows),
-        f"datasheet: {peak.tflops:g} TFLOPS, dense {peak.dtype}, of {peak.origin}" if peak else "",
+        f"datasheet: {peak.tflops:g} TFLOPS, dense {peak.dtype}, of {peak.device_label}" if peak else "",
         describe_clock(conditions) if conditions.true_clock_hz else "",
         _describe_temperature(ceiling),
         f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",

@@ -16,7 +16,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from mamf.backend import describe_sharing
+from mamf.backend import format_sharing_warning
 from mamf.kernel import Work
 from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
@@ -180,7 +180,7 @@ def describe_machine(header: Mapping[str, Any]) -> str:
     ]
     machine = f"{device['name']} ({device['backend']}:{device['index']}), {', '.join(filter(None, known))}"
     by_path = (f"kernel by path: {name}" for name in _get_requested_kernels(header) if ":" in name)
-    return "; ".join(filter(None, [machine, describe_sharing(device["name"]), *by_path]))
+    return "; ".join(filter(None, [machine, format_sharing_warning(device["name"]), *by_path]))
 
 
 def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
@@ -190,9 +190,10 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> s
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = f"; {summary['left']} left to measure: continue with --resume" if summary.get("left") else ""
-    measured = f"; {summary['measured']} measured" if has_count else ""
-    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
+    left = summary.get("left")
+    continued = f"; {format_count(left, 'measurement')} left: continue with --resume" if left else ""
+    measured = f"; {format_count(summary['measured'], 'measurement')}" if has_count else ""
+    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{continued}"
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -266,7 +266,7 @@ class ShareCalculator:
         if peak is None or row.work.unit != "TFLOPS":
             return ""
         share = format_percent(row.best_rate * TERA / peak.flops)
-        return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.origin}"
+        return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.device_label}"
 
 
 def describe_known_ceilings(known: Iterable[Rate]) -> list[str]:

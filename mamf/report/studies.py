@@ -131,7 +131,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
     else:
         clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
-        yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.origin}{clock}")
+        yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.device_label}{clock}")
     name, clock_hz = "units at the requested clock", row.conditions.clock_hz if row is not None else None
     rate = compute_max_rate(info, dtype, clock_hz)
     if rate is None or not clock_hz:
@@ -361,7 +361,7 @@ class OverlapPair:
 
     @property
     def work_names(self) -> tuple[str, str]:
-        return self.matmul_row.shape.product, self.matmul_row.problem.other
+        return self.matmul_row.shape.matmul_text, self.matmul_row.problem.other
 
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:

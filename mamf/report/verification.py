@@ -12,12 +12,12 @@ from typing import Any
 
 from mamf.logs.run_log import RunLog
 from mamf.measurement import (
-    BOUND,
-    CHECKED_LAUNCHES,
-    CHECKED_VALUES,
-    LOST_NAN,
-    OTHER_BITS,
-    WRONG_TILES,
+    CHECKED_LAUNCHES_KEY,
+    CHECKED_VALUES_KEY,
+    DIFFERENT_BITS_KEY,
+    ERROR_BOUND_KEY,
+    LOST_NAN_KEY,
+    WRONG_TILES_KEY,
     Measurement,
     group_pairs,
 )
@@ -50,8 +50,8 @@ def count_verified_totals(rows: MeasuredRows) -> dict[str, int]:
     judged = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {
         "problems": len(_collect_problem_ids(judged)),
-        "launches": sum(int(row.details.get(CHECKED_LAUNCHES, 1)) for row in judged),
-        "values": sum(int(row.details.get(CHECKED_VALUES, 0)) for row in judged),
+        "launches": sum(int(row.details.get(CHECKED_LAUNCHES_KEY, 1)) for row in judged),
+        "values": sum(int(row.details.get(CHECKED_VALUES_KEY, 0)) for row in judged),
         "wrong": len(_collect_problem_ids(row for row in judged if row.status == WRONG_STATUS)),
     }
 
@@ -188,7 +188,7 @@ def make_verification_document(log: RunLog) -> Document:
 def _describe_wrong_rows(log: RunLog) -> Iterator[str]:
     for row in (row for row in log.measurements if row.status == WRONG_STATUS):
         words = ", ".join([row.problem.dtype, *get_operation(row.operation).describe_problem(row.problem)])
-        where = f"; {row.details[WRONG_TILES]}" if WRONG_TILES in row.details else ""
+        where = f"; {row.details[WRONG_TILES_KEY]}" if WRONG_TILES_KEY in row.details else ""
         yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
         yield f"  again: {make_reproduction_command(log, row)}"
 
@@ -199,7 +199,7 @@ def _describe_throttling(rows: MeasuredRows) -> str:
 
 
 def _get_error_share(row: Measurement) -> float:
-    return (row.error or 0.0) / (float(row.details.get(BOUND, 0.0)) or 1.0)
+    return (row.error or 0.0) / (float(row.details.get(ERROR_BOUND_KEY, 0.0)) or 1.0)
 
 
 def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
@@ -225,7 +225,11 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
             "largest_error", "largest error", lambda rows: (it := _find_worst_row(rows)) and it.error, "{:.2g}".format
         ),
         Column(
-            "bound", "bound", lambda rows: (it := _find_worst_row(rows)) and it.details.get(BOUND), "{:.2g}".format, 1
+            "bound",
+            "bound",
+            lambda rows: (it := _find_worst_row(rows)) and it.details.get(ERROR_BOUND_KEY),
+            "{:.2g}".format,
+            1,
         ),
         Column(
             "share_of_bound",
@@ -234,8 +238,8 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
             "{:.0%}".format,
             4,
         ),
-        Column("other_bits", "other bits", lambda rows: sum(OTHER_BITS in row.details for row in rows) or None),
-        Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN in row.details for row in rows) or None),
+        Column("other_bits", "other bits", lambda rows: sum(DIFFERENT_BITS_KEY in row.details for row in rows) or None),
+        Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN_KEY in row.details for row in rows) or None),
         Column("wrong", "wrong", lambda rows: count_verified_totals(rows)["wrong"]),
         Column(
             *("no_verdict", "no verdict"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
@@ -22,7 +22,7 @@ from mamf.measurement import Measurement
 from mamf.operation import Operation
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulKernel, MatmulProblem, MatmulShape
-from mamf.plugins.contracts import check_attribute, guard_method
+from mamf.plugins.contracts import check_attribute, wrap_method_with_checks
 
 
 class BackendContract:
@@ -43,9 +43,9 @@ class BackendContract:
             "check_machine",
             "read_settings",
         ):
-            guard_method(backend, Backend, name, label)()
+            wrap_method_with_checks(backend, Backend, name, label)()
         if not isinstance(backend.telemetry, Unavailable):
-            guard_method(backend.telemetry, Telemetry, "read", label)(energy=True)
+            wrap_method_with_checks(backend.telemetry, Telemetry, "read", label)(energy=True)
 
     def test_reports_that_it_is_available(self, backend: Backend) -> None:
         assert backend.explain_unavailability() is None
@@ -159,7 +159,7 @@ class BackendContract:
 
 def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+    return measure_row(kernel, problem, shape, Burst(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 class AnyKernelContract:
@@ -190,7 +190,7 @@ class AnyKernelContract:
             for launch in (*checked.launches, *checked.launches):
                 launch()
             backend.synchronize()
-            checked.verify()
+            checked.verify_last_outputs()
             checked.require_unchanged_operands()
 
     def test_a_poisoned_output_is_wrong(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:

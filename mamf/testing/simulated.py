@@ -14,7 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from mamf.backend import MIB, Backend, ClockStamps, DeviceInfo, Elapsed, OperandPool, Reading, Telemetry, Unavailable
+from mamf.backend import (
+    MIB,
+    Backend,
+    ClockStamps,
+    DeviceInfo,
+    ElapsedTime,
+    OperandPool,
+    Reading,
+    Telemetry,
+    Unavailable,
+)
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
@@ -308,14 +318,14 @@ class SimulatedBackend(Backend):
     def clock_stamps(self) -> ClockStamps | Unavailable:
         return super().clock_stamps if self.world.true_clock is None else self
 
-    def record_stamp(self) -> Elapsed:
+    def record_stamp(self) -> ElapsedTime:
         self.host_time += self.world.launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time) + _STAMP_SECONDS
         self.counted_cycles += _STAMP_SECONDS * self.clock_hz
-        return Elapsed(self.counted_cycles, self.device_time)
+        return ElapsedTime(self.counted_cycles, self.device_time)
 
-    def compute_elapsed(self, start: Elapsed, end: Elapsed) -> Elapsed | None:
-        return Elapsed(end.cycles - start.cycles, end.seconds - start.seconds)
+    def compute_elapsed(self, start: ElapsedTime, end: ElapsedTime) -> ElapsedTime | None:
+        return ElapsedTime(end.cycles - start.cycles, end.seconds - start.seconds)
 
     def estimate_timer_overhead(self) -> float | None:
         return self.world.timer_overhead

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailable
-from mamf.kernel import CELL, Compare, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, ComparisonFunction, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
@@ -182,7 +182,7 @@ def make_prepared(
     def checksum(index: int, result: object) -> Callable[[], int]:
         return partial(int, is_last_output_flipped[0])
 
-    def remember(index: int, result: object) -> Compare:
+    def remember(index: int, result: object) -> ComparisonFunction:
         was_flipped = is_last_output_flipped[0]
 
         def compare(later: object) -> Callable[[], WrongCells]:
@@ -208,7 +208,7 @@ def _find_cells_of_faulty_unit(world: Physics, shape: object) -> WrongCells:
     """
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
-    down, across, wide = -(-shape.m // CELL), -(-shape.n // CELL), -(-shape.n // (4 * CELL))
+    down, across, wide = -(-shape.m // CELL_SIZE), -(-shape.n // CELL_SIZE), -(-shape.n // (4 * CELL_SIZE))
     cells = (
         (0, row, column)
         for tile in range(-(-down // 2) * wide)[world.faulty_unit :: world.compute_units]

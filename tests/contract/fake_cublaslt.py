@@ -10,7 +10,7 @@ from ctypes import CFUNCTYPE, c_char, c_double, c_float, c_int, c_int8, c_int32,
 
 import torch
 
-from mamf.operations.matmul.cublaslt_library import PARAMETER_TYPES
+from mamf.operations.matmul.cublaslt_library import PARAMETER_TYPES_BY_FUNCTION
 
 DTYPES = {
     0: torch.float32,
@@ -48,7 +48,7 @@ class FakeCublasLt:
         self.alive, self.launched, self.asked = {}, [], []
         self._addresses = itertools.count(1000)
         self.cublasLtGetVersion = CFUNCTYPE(c_size_t)(lambda: version)
-        for name, parameters in PARAMETER_TYPES.items():
+        for name, parameters in PARAMETER_TYPES_BY_FUNCTION.items():
             setattr(self, name, CFUNCTYPE(c_int, *parameters)(self._answer(name)))
 
     def _answer(self, name):

@@ -30,16 +30,16 @@ def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator,
     monkeypatch.setattr(load_backend_class("cuda"), "explain_unavailability", classmethod(lambda kind: None))
     monkeypatch.setattr(load_backend_class("cuda"), "count_devices", classmethod(lambda kind: 1))
     monkeypatch.setattr(load_backend_class("cuda"), "read_device_name", classmethod(lambda kind, index: "NVIDIA H100"))
-    names = [each.name for each in list_backend_statuses() if each.unavailable is None]
+    names = [each.name for each in list_backend_statuses() if each.unavailability is None]
     assert names == ["cuda", "accelerator", "cpu"]
 
 
 def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
     xpu = load_backend_class("xpu")
     monkeypatch.setattr(xpu, "device_type", "npu")
-    assert status().unavailable is None  # that adapter finds no device
+    assert status().unavailability is None  # that adapter finds no device
     monkeypatch.setattr(xpu, "explain_unavailability", classmethod(lambda kind: None))
-    assert str(status().unavailable) == "mamf has a backend for npu devices; use --backend xpu"
+    assert str(status().unavailability) == "mamf has a backend for npu devices; use --backend xpu"
     with pytest.raises(UnavailableError, match="mamf has a backend for npu devices"):
         accelerator.kind(0)
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from verdicts import verified
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions
@@ -107,11 +107,11 @@ def test_wrong_results_are_found(cpu, kernel, pattern):
 
 def test_arrays_of_no_whole_elements_are_unsupported(cpu):
     reason = TorchFunctions().explain_unsupported_shape(BandwidthProblem(), BandwidthShape(1001))
-    assert reason == "1001 bytes are not a whole number of float32 elements"
+    assert reason == "1001 bytes are not a whole number of float32 elements: choose another --size"
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
-    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_DEVIATIONS", 1e5)
+    monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_SUM_DEVIATIONS", 1e5)
     row = measured(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
     assert row.status == "unsupported"
     assert "float16" in row.reason
@@ -122,9 +122,9 @@ def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
 
 def measured(kernel, backend, problem, regime=Burst, shape=SHAPE):
     started = regime(backend)
-    started.start()
+    started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.0))
+    return measure_row(kernel, problem, shape, started, pool, StoppingRule(max_seconds=0.0))
 
 
 @pytest.mark.parametrize("kernel", [Lazy, Meddling, AllButOne])

@@ -10,9 +10,9 @@ from fake_cublaslt import EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, FakeCu
 from verdicts import verified
 
 from mamf.backend import Unavailable
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
 from mamf.operations.matmul import cublaslt_library
@@ -60,7 +60,7 @@ def prepared(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE, **options):
 
 def row_of(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE):
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+    return measure_row(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 class TestCublasLt(KernelContract):
@@ -204,7 +204,7 @@ def test_descriptors_are_destroyed_with_the_launch(h100, library):
 
 def test_a_sweep_ranks_the_proposals_and_measures_the_fastest_again(h100, library, monkeypatch):
     plan = Plan(SWEEP, MATMUL, (PROBLEM,), ("cublaslt",), (SHAPE,), seconds=0.01)
-    rows = list(OneKernelStrategy(Setup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
+    rows = list(OneKernelStrategy(RunSetup(plan, h100, [("cublaslt", make_matmul_kernel("cublaslt"))])).yield_results())
     tried, kept = [row for row in rows if row.phase == ALGORITHM_PHASE], [row for row in rows if not row.phase]
     assert [row.kernel for row in tried] == [f"cublaslt[{rank}]" for rank in range(8)]
     assert [row.status for row in tried] == ["ok"] * 5 + ["unsupported"] * 3
@@ -227,8 +227,11 @@ def test_what_a_search_tries(h100):
 
 
 def test_a_proposal_is_named_by_its_rank():
-    assert (make_matmul_kernel("cublaslt[3]").name, make_matmul_kernel("cublaslt[3]").rank) == ("cublaslt[3]", 3)
-    assert (make_matmul_kernel("cublaslt").name, make_matmul_kernel("cublaslt").rank) == ("cublaslt", 0)
+    assert (make_matmul_kernel("cublaslt[3]").name, make_matmul_kernel("cublaslt[3]").proposal_index) == (
+        "cublaslt[3]",
+        3,
+    )
+    assert (make_matmul_kernel("cublaslt").name, make_matmul_kernel("cublaslt").proposal_index) == ("cublaslt", 0)
     with pytest.raises(UsageError, match=r"torch.mm has no algorithms to choose from: remove \[3\]"):
         make_matmul_kernel("torch.mm[3]")
 

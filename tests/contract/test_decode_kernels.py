@@ -16,7 +16,7 @@ from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError
 from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, compute_sequence_attention
+from mamf.operations.decode.torch_decode import ReadyKernel, compute_sequence_attention
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
@@ -199,7 +199,7 @@ class Reads(SdpaKvcache):
     """Plain attention over the tokens that ``positions`` gives of each sequence, with a fault."""
 
     name = "reads"
-    has_pages = has_ragged = True
+    supports_pages = supports_ragged_lengths = True
 
     def __init__(self, fault=""):
         self.fault = fault
@@ -210,15 +210,15 @@ class Reads(SdpaKvcache):
     def bind_operands(self, backend, problem, shape, tables):
         if self.fault == "unshuffled":
             pages, start = [], 0
-            for count in tables.sequence_sizes.pages:
+            for count in tables.sequence_sizes.page_counts:
                 pages.append(range(start, start + count))
                 start += count
-            tables = replace(tables, pages=pages)
+            tables = replace(tables, pages_by_sequence=pages)
         known = []
 
         def launch(q, k, v):
             outputs = []
-            for sequence, rows in tables.locate_queries():
+            for sequence, rows in tables.yield_query_slices():
                 positions = tables.locate_tokens(sequence)
                 positions = positions[:-1] if self.fault == "last token" else positions
                 output = compute_sequence_attention(shape, q[rows], k[positions], v[positions])
@@ -234,13 +234,13 @@ class Reads(SdpaKvcache):
                 signs = (v * before).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(before[0])
                 output = output * signs.repeat_interleave(shape.heads_per_kv_head, 0)
             if self.fault == "table":
-                tables.table[0, 0] = 0
-                tables.all_pages[0] += 1
+                tables.page_table[0, 0] = 0
+                tables.concatenated_pages[0] += 1
             if self.fault == "cache":
                 k[0] = 0
             return output
 
-        return BoundKernel(launch)
+        return ReadyKernel(launch)
 
 
 def test_the_reference_is_right_on_honest_launches(cpu):

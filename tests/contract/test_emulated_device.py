@@ -29,7 +29,7 @@ from mamf.cli import main
 from mamf.engine import traits
 from mamf.engine.search.strategy import FindStrategy
 FindStrategy.max_distant_shapes = 1
-traits._WAKE_ROUNDS, traits._LOAD_SECONDS, traits._COPIED_MIB = 1, 0.2, (1, 2, 4, 8)
+traits._WAKE_UP_ROUND_COUNT, traits._LOAD_SECONDS, traits._COPIED_TOTAL_MIB = 1, 0.2, (1, 2, 4, 8)
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -65,7 +65,7 @@ class FaultyOperation(Bandwidth):
 
 POINTS = {
     discovery.BACKEND_GROUP: {"faulty": "FaultyBackend"},
-    discovery.KERNEL_GROUP: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
+    discovery.MATMUL_KERNEL_GROUP: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
     discovery.ATTENTION_KERNEL_GROUP: {"faulty": "FaultyAttention"},
     discovery.OPERATION_GROUP: {"faulty": "FaultyOperation"},
     "faulty.kernels": {"right": "FaultyKernel"},
@@ -323,7 +323,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
             OPERATION,
             "returned a dict, not a mapping of names to texts and finite numbers",
         ),
-        (FaultyOperation, "name", "other", OPERATION, "its class is named 'other', but its entry point 'faulty'"),
+        (FaultyOperation, "name", "other", OPERATION, "its class has the name 'other', but its entry point 'faulty'"),
         (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not str"),
     ],
 )
@@ -458,7 +458,7 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
         ("raise KeyboardInterrupt('it')", "KeyboardInterrupt"),
         ("raise GeneratorExit()", "GeneratorExit"),
         ("raise BaseException('it')", "BaseException"),
-        ("import os; os._exit(0)", r"SystemExit: os._exit(0) while it is imported"),
+        ("import os; os._exit(0)", r"SystemExit: the import called os._exit(0)"),
     ],
 )
 def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, code, said):
@@ -531,7 +531,7 @@ def broken(request, tmp_path, monkeypatch):
     (folder / "mamf_broken.py").write_text(BROKEN_MODULES[request.param])
     monkeypatch.syspath_prepend(folder)
     for group in (
-        discovery.KERNEL_GROUP,
+        discovery.MATMUL_KERNEL_GROUP,
         discovery.ATTENTION_KERNEL_GROUP,
         discovery.BACKEND_GROUP,
         discovery.OPERATION_GROUP,

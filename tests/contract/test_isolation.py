@@ -15,7 +15,7 @@ import torch
 from mamf.engine import isolation
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
-from mamf.engine.runner import Runner, Step, get_isolation
+from mamf.engine.runner import Runner, Step, get_isolated_checker
 from mamf.kernel import Verdict
 from mamf.operations import isolated
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -105,7 +105,7 @@ def process(monkeypatch):
         started.append(thread)
         return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
 
-    monkeypatch.setattr(isolation, "_start_process", start)
+    monkeypatch.setattr(isolation, "_start_checking_process", start)
     yield started
     for stream in opened[1::2]:
         stream.close()
@@ -115,14 +115,14 @@ def process(monkeypatch):
 
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
-    get_isolation(cpu).checks_all_kernels = everything
-    regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
+    get_isolated_checker(cpu).checks_all_kernels = everything
+    regime, rule = Burst(cpu), StoppingRule(max_seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
     def steps():
         yield step
 
-    (row,) = Runner(cpu).run_steps(steps())
+    (row,) = Runner(cpu).measure_steps(steps())
     return row
 
 
@@ -243,7 +243,7 @@ def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
         row_of(by_path(Own), backend=cpu)
     process[0].join(timeout=10)
     assert not process[0].is_alive()
-    assert get_isolation(cpu)._process is None
+    assert get_isolated_checker(cpu)._checking_process is None
 
 
 @pytest.mark.emulated

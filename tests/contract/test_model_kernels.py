@@ -124,7 +124,7 @@ def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(proble
 
 
 def test_autocast_to_what_parameters_are_is_unsupported():
-    assert "leave autocast out" in TorchModel().explain_unsupported_problem(cpu(), replace(GPT2, autocast=True))
+    assert "remove --autocast" in TorchModel().explain_unsupported_problem(cpu(), replace(GPT2, autocast=True))
 
 
 class Altering(SdpaMath):

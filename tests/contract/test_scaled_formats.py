@@ -6,13 +6,13 @@ from torch.nn.functional import ScalingType, SwizzleType
 from verdicts import verified
 
 from mamf.dtypes import DTYPES, SCALED_FORMATS
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_matmul_kernel
 from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.quantization import E2M1_MAGNITUDES
-from mamf.plugins.discovery import KERNEL_GROUP, find_entry_points_by_name, open_backend
+from mamf.plugins.discovery import MATMUL_KERNEL_GROUP, find_entry_points_by_name, open_backend
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 256, 384)
@@ -37,7 +37,7 @@ def prepared(backend, name, dtype, shape=SHAPE, **options):
 
 def measured(kernel, backend, problem):
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, SHAPE, Burst(backend), pool, StoppingRule(seconds=0.0))
+    return measure_row(kernel, problem, SHAPE, Burst(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
@@ -63,7 +63,7 @@ def test_every_format_has_its_kernels(backend):
     for dtype in SCALED_FORMATS:
         able = {
             name
-            for name in find_entry_points_by_name(KERNEL_GROUP)
+            for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
             if make_matmul_kernel(name).explain_unsupported_problem(backend, MatmulProblem(dtype)) is None
         }
         # Those that run on NVIDIA only lack mxfp4, which cuBLASLt does not have.

@@ -37,7 +37,7 @@ def test_the_reason_names_what_is_installed(installed, versions, expected):
 def test_it_is_listed_and_cannot_be_opened(installed):
     installed(torch_tpu="0.2.0")
     (status,) = [status for status in list_backend_statuses() if status.name == "tpu"]
-    assert "cannot time a launch" in status.unavailable.reason
+    assert "cannot time a launch" in status.unavailability.reason
     assert status.load_error is None
     for opens in (open_backend, lambda name: open_backend(name, None)):
         with pytest.raises(UnavailableError, match=r"backend tpu is not available: torch_tpu 0\.2\.0"):

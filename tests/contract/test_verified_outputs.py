@@ -46,7 +46,7 @@ def test_one_flipped_bit_is_found_and_located():
     flips = iter([False, True])
     _, wrong = checked(lambda c: c.view(torch.int32)[130, 70].bitwise_xor_(1) if next(flips) else None)
     found = wrong.prepared.remember_output(0, wrong.launches[0]())(wrong.launches[0]())()
-    assert (found.cells, found.values) == ({(0, 2, 1)}, 200 * 330)
+    assert (found.cells, found.value_count) == ({(0, 2, 1)}, 200 * 330)
 
 
 @pytest.mark.parametrize("spoil", [torch.Tensor.zero_, lambda tile: tile.mul_(2), lambda tile: tile.fill_(torch.nan)])

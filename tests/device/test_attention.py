@@ -7,7 +7,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.api.measuring import find
 from mamf.ceilings.ceiling import compute_mamfu
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import Attention, AttentionProblem, AttentionShape
 from mamf.operations.matmul.operation import make_matmul_kernel
@@ -27,7 +27,7 @@ SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 def rows_of(name, shape=SHAPE, **fields):
     problem = AttentionProblem(ACCELERATOR.default_dtype, **fields)
     plan = Plan(SWEEP, "attention", (problem,), (name,), (shape,), seconds=0.2)
-    return list(RowsStrategy(Setup(plan, ACCELERATOR, [(name, attention_kernel(name))])).yield_results())
+    return list(RowsStrategy(RunSetup(plan, ACCELERATOR, [(name, attention_kernel(name))])).yield_results())
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -75,7 +75,7 @@ def flash_rows(name):
         Plan(SWEEP, "attention", problems, (name,), shapes, seconds=0.1),
         Plan(SWEEP, "attention", (AttentionProblem("float16"),), (name,), shapes[:1], seconds=0.1),
     )
-    setups = [Setup(plan, ACCELERATOR, [(name, attention_kernel(name))]) for plan in plans]
+    setups = [RunSetup(plan, ACCELERATOR, [(name, attention_kernel(name))]) for plan in plans]
     rows = [row for setup in setups for row in RowsStrategy(setup).yield_results()]
     return {(str(row.shape), row.problem.direction, row.problem.dtype): row for row in rows}
 
@@ -120,7 +120,7 @@ def test_a_ceiling_is_found_and_no_kernel_is_above_it():
     problem = AttentionProblem(ceiling.problem.dtype)
     plan = Plan(SWEEP, "attention", (problem,), ("sdpa",), (AttentionShape(4, 16, 16, 4096, 4096, 128, 128),))
     references = {ceiling.kernel: make_matmul_kernel(ceiling.kernel)}
-    setup = Setup(plan, ACCELERATOR, [("sdpa", attention_kernel("sdpa"))])
+    setup = RunSetup(plan, ACCELERATOR, [("sdpa", attention_kernel("sdpa"))])
     rows = list(RowsStrategy(setup, ceilings, references).yield_results())
     (row,) = (row for row in rows if not row.is_reference)
     assert 0.1 < compute_mamfu(row, ceilings) < 1.0

@@ -20,7 +20,7 @@ class Unclaimed(load_backend_class("accelerator")):
 
 @pytest.fixture(scope="module")
 def generic():
-    if reason := Unclaimed.unavailable():
+    if reason := Unclaimed.explain_unavailability():
         pytest.skip(str(reason))
     return Unclaimed(ACCELERATOR.index)
 

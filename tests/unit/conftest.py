@@ -21,11 +21,11 @@ def few_shapes():
 @pytest.fixture
 def registered(monkeypatch):
     """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
-    point = EntryPoint("simulated.mm", "mamf.testing:SimulatedMatmul", discovery.KERNEL_GROUP)
+    point = EntryPoint("simulated.mm", "mamf.testing:SimulatedMatmul", discovery.MATMUL_KERNEL_GROUP)
     others = discovery.find_entry_points
 
     def points(group):
-        return [*others(group=group), *([point] if group == discovery.KERNEL_GROUP else [])]
+        return [*others(group=group), *([point] if group == discovery.MATMUL_KERNEL_GROUP else [])]
 
     monkeypatch.setattr(discovery, "find_entry_points", points)
 

@@ -29,4 +29,4 @@ class Inline:
 
 def install(patch, gone=()):
     patch.setattr("mamf.node.children.start_child", type("Inline", (Inline,), {"gone": gone}))
-    patch.setattr("mamf.cli.devices._end_with_parent", lambda: None)
+    patch.setattr("mamf.cli.devices._end_run_when_parent_ends", lambda: None)

@@ -18,7 +18,7 @@ from mamf.testing import SimulatedMatmul
 
 POINTS = {
     discovery.BACKEND_GROUP: {"simulated": "mamf.testing:SimulatedBackend"},
-    discovery.KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
+    discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
     discovery.ATTENTION_KERNEL_GROUP: {"simulated-attention": "mamf.testing:SimulatedAttention"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
 }

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.operations.matmul.shapes import SearchOptions
 from mamf.plans import FIND, MATMUL, SHUFFLED_ORDER, SWEEP, Plan, SweepOptions
 
@@ -12,7 +12,7 @@ _SEARCH = {field.name for field in fields(SearchOptions)}
 
 def setup_of(plan, kernels, backend, rows=()):
     """A plan on an opened device, for a strategy."""
-    return Setup(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(rows))
+    return RunSetup(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(rows))
 
 
 def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):

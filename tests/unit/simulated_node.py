@@ -19,7 +19,7 @@ from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 FAULTS, DEVICES = "SIMULATED_FAULTS", "SIMULATED_DEVICES"
 POINTS = {
     discovery.BACKEND_GROUP: {"simulated": "simulated_node:Node"},
-    discovery.KERNEL_GROUP: {"simulated.mm": "simulated_node:Matmul"},
+    discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "simulated_node:Matmul"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
     "mamf.copy_kernels": {"simulated-copies": "mamf.testing:SimulatedCopies"},
 }
@@ -70,7 +70,11 @@ def install(patch):
     patch.setattr(discovery, "find_entry_points", points)
     patch.setattr(FindStrategy, "max_distant_shapes", 1)
     patch.setattr("mamf.node.device.plan_search", short_plan)
-    patch.setattr(grid, "QUICK", replace(grid.QUICK, sustained_rounds=RoundCounts(choosing=0, confirming=3)))
+    patch.setattr(
+        grid,
+        "QUICK_SCHEDULE",
+        replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing=0, confirming=3)),
+    )
     patch.setattr(FindStrategy, "sustained_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

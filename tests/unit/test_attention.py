@@ -48,21 +48,21 @@ def test_masked_pairs_are_counted_one_by_one(queries, keys, causal, window):
         after = j <= i + offset if causal else window is None or j <= i + offset + window
         return before and after
 
-    assert shape.pairs == sum(sees(i, j) for i in range(queries) for j in range(keys))
+    assert shape.unmasked_pairs_per_head == sum(sees(i, j) for i in range(queries) for j in range(keys))
 
 
 def test_flop_follow_the_convention_that_is_named():
-    assert AttentionProblem().flop(LONG) == 4 * 2 * 16 * 8192 * 8192 * 128
-    assert AttentionProblem(direction="bwd").flop(LONG) == 2.5 * LONG.flop
-    assert AttentionProblem(direction="bwd", backward_count="model").flop(LONG) == 2 * LONG.flop
-    assert AttentionProblem(direction="fwd+bwd").flop(LONG) == 3.5 * LONG.flop
+    assert AttentionProblem().compute_flop(LONG) == 4 * 2 * 16 * 8192 * 8192 * 128
+    assert AttentionProblem(direction="bwd").compute_flop(LONG) == 2.5 * LONG.flop
+    assert AttentionProblem(direction="bwd", backward_count="model").compute_flop(LONG) == 2 * LONG.flop
+    assert AttentionProblem(direction="fwd+bwd").compute_flop(LONG) == 3.5 * LONG.flop
     half = dataclasses.replace(LONG, causal=True).flop / LONG.flop
     assert half == pytest.approx(0.5, rel=2e-4)
 
 
 def test_bytes_are_each_operand_once():
     shape = AttentionShape(1, 8, 2, 128, 256, 64, 64)
-    assert AttentionProblem().traffic(shape) == 2 * 64 * (2 * 8 * 128 + 2 * 2 * 256)
+    assert AttentionProblem().compute_traffic_bytes(shape) == 2 * 64 * (2 * 8 * 128 + 2 * 2 * 256)
 
 
 # -- the sweep -------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     # The more there are, the less each takes of a short budget.
     monkeypatch.setattr(SearchOptions, "scouts", 96)
     monkeypatch.setattr(SearchOptions, "refinements", 132)
-    monkeypatch.setattr(FindStrategy, "max_steps_from_leader", 4)
+    monkeypatch.setattr(FindStrategy, "max_refinement_reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0
     assert f"--budget leaves only {budget / 2:g} of the usual 12 s for the bfloat16 ceiling" in err
@@ -115,7 +115,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
     code, out, err = resume("--budget", "20s")
     assert code == 0
-    assert "complete; 4 measured" in out
+    assert "complete; 4 measurements" in out
     assert "no shares" not in err
     after = read(tmp_path)
     assert set(after.all_ceilings) == {("bfloat16", "burst")}
@@ -154,7 +154,8 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     on_launch(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == launches else None)
     code, out, _ = attention()
     assert code == 130
-    assert "interrupted: by the user; 0 measured in " in out and "4 left to measure: continue with --resume" in out
+    assert "interrupted: by the user; 0 measurements in " in out
+    assert "4 measurements left: continue with --resume" in out
     before = read(tmp_path)
     assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}
     assert before.all_ceilings == {}

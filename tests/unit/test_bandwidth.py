@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import make_operation
@@ -26,9 +26,9 @@ def bandwidth():
 
 def measured(backend, problem, shape, regime=Burst, **options):
     started = regime(backend)
-    started.start()
+    started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(SimulatedBandwidth(), problem, shape, started, pool, StoppingRule(seconds=0.1), **options)
+    return measure_row(SimulatedBandwidth(), problem, shape, started, pool, StoppingRule(max_seconds=0.1), **options)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

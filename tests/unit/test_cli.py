@@ -203,7 +203,7 @@ def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):
     before = (tmp_path / "run.jsonl").read_bytes()
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
-    assert "complete; 1 measured" in out
+    assert "complete; 1 measurement in" in out
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
@@ -255,7 +255,7 @@ def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
     code, out, _ = sweep(*shapes, "--budget", "1.3s", "--output", "run.jsonl")
     assert code == 0
     assert "the budget ended" in out
-    assert "left to measure: continue with --resume" in out
+    assert "measurements left: continue with --resume" in out
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31

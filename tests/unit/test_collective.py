@@ -31,7 +31,7 @@ def test_bus_bandwidth_is_by_the_formulas_of_nccl_tests(collective, ranks, facto
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_rank_has_an_equal_part_whatever_their_number(collective):
     kernel, problem, shape = SimulatedCollective(), CollectiveProblem(collective, 3), CollectiveShape(MIB)
-    most = max(problem.elements(shape))
+    most = max(problem.count_buffer_elements(shape))
     assert (most, most % 3) == (MIB // 2 - 2, 0)
     assert problem.compute_work(shape).nbytes == (4 if collective == "all_reduce" else 2) * most // 3 * 2
     assert "3 equal parts" in kernel.explain_unsupported_shape(problem, CollectiveShape(5))

@@ -13,7 +13,7 @@ from mamf.profiling.counters.ncu import (
     ELAPSED_CYCLES,
     L2_HIT_PERCENT,
     NCU_METRICS,
-    TENSOR_PERCENT,
+    TENSOR_PIPE_PERCENT,
     DeviceKernel,
     LaunchCounts,
     find_kernel_bound,
@@ -48,7 +48,7 @@ def test_figures_are_read_from_among_messages():
         "(2, 66, 1)",
         "(384, 1, 1)",
     )
-    assert (MM.cycles, MM.seconds, MM.metrics[TENSOR_PERCENT]) == (285342.0, pytest.approx(175.168e-6), 90.30)
+    assert (MM.cycles, MM.seconds, MM.metrics[TENSOR_PIPE_PERCENT]) == (285342.0, pytest.approx(175.168e-6), 90.30)
     assert MM.dram_bytes == 149_646_080 + 28_192_512
     assert MM.occupancy_limiters == ("registers", "shared memory")
     assert not [name for each in KERNELS for name in NCU_METRICS if each.metrics[name] is None]
@@ -85,28 +85,30 @@ def launched(kernels, count):
 
 def test_launches_of_the_same_kernels_are_told_apart_and_their_median_taken():
     found = launched([SMALL, SMALL_AGAIN, SMALL_ONCE_MORE], 3)
-    assert found.cycles == (6680, 6460, 6740)
-    assert (found.total.cycles, found.total.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
-    assert [each.name for each in launched([*BACKWARD, *BACKWARD], 2).kernels] == [each.name for each in BACKWARD]
+    assert found.cycles_by_launch == (6680, 6460, 6740)
+    assert (found.device_kernel_sum.cycles, found.device_kernel_sum.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
+    assert [each.name for each in launched([*BACKWARD, *BACKWARD], 2).device_kernels] == [
+        each.name for each in BACKWARD
+    ]
 
 
 @pytest.mark.parametrize(("kernels", "count"), [([MM, FLASH], 2), ([MM, MM, MM], 2), ([], 1), ([MM], 2)])
 def test_launches_that_ran_other_kernels_have_no_counts(kernels, count):
     found = launched(kernels, count)
-    assert not found.ok
-    assert "did not all run the same kernels" in found.reason
+    assert not found.has_counters
+    assert "did not all run the same kernels" in found.missing_reason
 
 
 def test_a_launch_of_several_kernels_is_their_sum():
-    total = counts(*BACKWARD).total
+    total = counts(*BACKWARD).device_kernel_sum
     assert total.name == "5 kernels"
     assert total.cycles == sum(each.cycles for each in BACKWARD) == 1_442_759
     assert total.seconds == pytest.approx(794.784e-6)
     assert total.dram_bytes == 202_002_432 + 61_282_048
-    assert TENSOR_PERCENT not in total.metrics
-    assert counts(MM).total is MM
+    assert TENSOR_PIPE_PERCENT not in total.metrics
+    assert counts(MM).device_kernel_sum is MM
     lacking = replace(MM, metrics={**MM.metrics, DRAM_BYTES_READ: None})
-    assert counts(MM, lacking).total.dram_bytes is None
+    assert counts(MM, lacking).device_kernel_sum.dram_bytes is None
 
 
 # -- what bounds it --------------------------------------------------------------------------------------------------
@@ -133,18 +135,18 @@ def test_a_launch_of_several_kernels_is_their_sum():
 )
 def test_what_bounds_kernels_of_an_h200(kernel, by, why):
     found = find_kernel_bound(kernel)
-    assert found.by == by
-    assert why in found.why
+    assert found.limiter == by
+    assert why in found.evidence
 
 
 def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     backward = counts(*BACKWARD)
     found = find_launch_bound(backward, burst_seconds=800e-6)
-    assert found.by == "latency"
-    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.why
+    assert found.limiter == "latency"
+    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.evidence
     waiting = find_launch_bound(backward, burst_seconds=2e-3)
-    assert (waiting.by, waiting.why) == (
+    assert (waiting.limiter, waiting.evidence) == (
         "launch",
         "its 5 kernels run for only 40% of the 2000 us from one launch to the next",
     )
-    assert find_launch_bound(counts(MM)).why == "90.3 % of its peak"
+    assert find_launch_bound(counts(MM)).evidence == "90.3 % of its peak"

@@ -100,7 +100,7 @@ def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operat
     """Every field of a problem, of every operation."""
     of = discovery.make_operation(operation)
     problem, shape = of.make_problem(backend, {}), of.choose_default_shapes(backend)[0]
-    command = Ncu("ncu", DEVICE[1], 0, launches=2).make_command(kernel, problem, shape)
+    command = Ncu("ncu", DEVICE[1], 0, launch_count=2).make_command(kernel, problem, shape)
     launched = []
 
     def launch(kernel, *asked):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mamf.api.measuring import sweep
-from mamf.backend import DeviceInfo, Elapsed, Unavailable
+from mamf.backend import DeviceInfo, ElapsedTime, Unavailable
 from mamf.files import read_packaged_csv_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import compute_flop_per_cycle, find_peak
@@ -105,7 +105,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
-@pytest.mark.parametrize("answer", [None, Elapsed(0.0, 0.0), Elapsed(1e6, 0.0)])
+@pytest.mark.parametrize("answer", [None, ElapsedTime(0.0, 0.0), ElapsedTime(1e6, 0.0)])
 def test_stamps_that_show_nothing_cost_no_figure(monkeypatch, regime, answer):
     monkeypatch.setattr(SimulatedBackend, "clock_stamps", Broken(answer))
     assert [(row.status, row.conditions.true_clock_hz) for row in measured(regime=regime, clock="all")] == [

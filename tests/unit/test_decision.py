@@ -9,7 +9,7 @@ import pytest
 import rates
 from test_compare import SHAPES, failed, log, row
 
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import RowPair, compare
@@ -80,7 +80,7 @@ def test_equal_runs_in_classic_are_no_regression(apart):
 
 
 def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
-    known = find_calibration("cuda", "burst", MatmulProblem())
+    known = look_up_repeatability("cuda", "burst", MatmulProblem())
 
     def at(celsius, factor, minute):
         conditions = Conditions(celsius=celsius)

@@ -81,11 +81,13 @@ def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
 def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
     shape = parse(f"b400h8q16c10000{letter}d64p16")
     sequence_sizes = draw_sequence_sizes(shape, 0)
-    assert sequence_sizes.lengths[0] == max(sequence_sizes.lengths) == 10000
-    assert sum(sequence_sizes.lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
+    assert sequence_sizes.sequence_lengths[0] == max(sequence_sizes.sequence_lengths) == 10000
+    assert sum(sequence_sizes.sequence_lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
     assert sequence_sizes == draw_sequence_sizes(parse(str(shape)), 0) != draw_sequence_sizes(shape, 1)
-    assert all(q == min(16, n) for q, n in zip(sequence_sizes.queries, sequence_sizes.lengths, strict=True))
-    assert sequence_sizes.pages == tuple(-(-n // 16) for n in sequence_sizes.lengths)
+    assert all(
+        q == min(16, n) for q, n in zip(sequence_sizes.query_counts, sequence_sizes.sequence_lengths, strict=True)
+    )
+    assert sequence_sizes.page_counts == tuple(-(-n // 16) for n in sequence_sizes.sequence_lengths)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
             "--latent needs 1 kv head, and a smaller head dimension for values than for keys: "
             "use --kv-heads 1 --head-dims 576/512",
         ),
-        ("b1h4q1c8d64p0", "page size 0: it must be at least 1"),
+        ("b1h4q1c8d64p0", "page size must be at least 1, not 0"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):

@@ -47,7 +47,7 @@ def test_auto_prefers_an_accelerator(distribution):
     distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
     statuses = list_backend_statuses()
     assert statuses[-1].name == "cpu"
-    first = next(status for status in statuses if status.unavailable is None)
+    first = next(status for status in statuses if status.unavailability is None)
     assert open_backend("auto").name == first.name != "cpu"
 
 
@@ -61,7 +61,7 @@ def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
     distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
     with pytest.raises(PluginError, match=r"pip install -e \."):
         load_backend_class("stale")
-    assert any(status.name == "stale" and status.unavailable for status in list_backend_statuses())
+    assert any(status.name == "stale" and status.unavailability for status in list_backend_statuses())
 
 
 def test_an_uninstalled_checkout_says_which_command_installs_it(monkeypatch):

@@ -20,7 +20,7 @@ from refusals import assert_refused
 
 import mamf
 from mamf.ceilings.ceiling import MIN_ROUNDS, Ceiling, confirm_ceiling
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.strategy import FindStrategy
 from mamf.errors import DeviceError, IncomparableError, UnsupportedError, UsageError
@@ -120,10 +120,10 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(p
     kernel.times = before
     find = find_of(kernels=[kernel])
 
-    def on_phase(text):
+    def report_phase(text):
         kernel.times = after if text == phase else kernel.times
 
-    find.on_phase = on_phase
+    find.report_phase = report_phase
     rows = found(find)
     ceiling = find.ceilings["burst"]
     assert ceiling.interval.is_known == is_known
@@ -168,7 +168,7 @@ def test_a_ceiling_survives_the_log(regime):
 # -- finding ---------------------------------------------------------------------------------------------------------
 
 
-class Find(Setup):
+class Find(RunSetup):
     """A find in virtual time, with the rows that it yields."""
 
     def yield_results(self):
@@ -271,7 +271,7 @@ class Late:
 
     def __init__(self, find, phase, share, left):
         self.find, self.phase, self.share, self.left = find, phase, share, left
-        find.on_phase = self
+        find.report_phase = self
 
     def __call__(self, text):
         backend = self.find.backend
@@ -670,7 +670,7 @@ def quick():
     backend = SimulatedBackend()
     with pytest.MonkeyPatch.context() as patch:  # a grid as real ones are: a coarse one has few small shapes
         patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 20)
-        patch.setattr("mamf.engine.search.grid._MAX_STEP", 1024)
+        patch.setattr("mamf.engine.search.grid._MAX_GRID_STEP", 1024)
         plan, kernels = plan_search(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
     find = find_with(plan, kernels, backend)
     begun = backend.now()
@@ -730,7 +730,7 @@ def test_a_quick_find_leaves_kernels_that_are_no_faster_than_the_default(few_sha
     assert ("library[0]" in after) == is_used
     # It compiles, so the least likely of its algorithms is not tried.
     assert {row.kernel for row in rows if row.phase == "algorithm"} == {"library[0]", "library[1]"}
-    assert found(find_of(kernels=find.kernel_objects, is_quick=True, held=rows)) == []
+    assert found(find_of(kernels=find.plan_kernels, is_quick=True, held=rows)) == []
 
 
 @pytest.mark.parametrize(
@@ -751,7 +751,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
         of = Library if name == "compiled" else Proposals
         made = type(name, (of,), {"is_default": False, "__init__": lambda self, name=name: setattr(self, "name", name)})
         monkeypatch.setitem(globals(), name.title(), made)
-        monkeypatch.setitem(library.POINTS[discovery.KERNEL_GROUP], name, f"{__name__}:{name.title()}")
+        monkeypatch.setitem(library.POINTS[discovery.MATMUL_KERNEL_GROUP], name, f"{__name__}:{name.title()}")
     backend = SimulatedBackend()
     info = backend.info
     rows = [
@@ -786,7 +786,7 @@ def test_the_best_is_found_at_the_edges_of_the_grid_too(name, best):
     kernel, backend = ChipKernel(chip), SimulatedBackend(physics=physics)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 20)
-        patch.setattr("mamf.engine.search.grid._MAX_STEP", 1024)
+        patch.setattr("mamf.engine.search.grid._MAX_GRID_STEP", 1024)
         patch.setattr("mamf.engine.search.grid.choose_working_kernels", lambda *given: [kernel])
         plan, kernels = plan_search(backend, MatmulProblem(), regimes=("burst",), is_quick=True)
     find = find_with(plan, kernels, backend)

@@ -17,7 +17,7 @@ from refusals import assert_refused
 import mamf
 from mamf.backend import Advice
 from mamf.cli import main
-from mamf.errors import MAX_STEPS, MamfError, UsageError, count_values, require_steps
+from mamf.errors import MAX_RUN_ROWS, MamfError, UsageError, count_values, require_rows_within_limit
 from mamf.logs.run_log import read_run_log
 from mamf.operation import parse_range
 from mamf.operations.attention.operation import AttentionProblem
@@ -48,7 +48,7 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--m-range", "0", "9" * 19, "1"], "9999999999999999998 rows"),
         ([*SWEEP, "--m-range", "0", BEYOND_PYTHON, "1"], "(5000 characters) is too large"),
         ([*SWEEP, "--m", BEYOND_PYTHON], "(5000 characters) is too large"),
-        ([*SWEEP, "--seed", str(2**63)], "seed 9223372036854775808: it must be at most 9223372036854775807"),
+        ([*SWEEP, "--seed", str(2**63)], "seed must be at most 9223372036854775807, not 9223372036854775808"),
         ([*SWEEP, "--budget", NINES], "(400 characters)' is not a duration"),
         ([*FIND, "--budget", "0.000000001s"], "is too short, because a bfloat16 matmul"),
         (
@@ -112,7 +112,7 @@ MANY = list(map(str, range(1, 101)))
             [*COUNTERS[:2], *COUNTERS[6:], "--ncu", "nowhere/ncu"],
             "nowhere/ncu is not an executable program: install NVIDIA Nsight Compute",
         ),
-        (["counters", *COUNTERS[2:6]], "no kernel is named: name at least one KERNEL ('mamf kernels' lists them)"),
+        (["counters", *COUNTERS[2:6]], "no KERNEL is given: name at least one ('mamf kernels' lists the names)"),
         ([*COUNTERS], "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100"),
         ([*COUNTERS, "--shape", "4096"], "'4096'"),
         (["run", "sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
@@ -141,9 +141,9 @@ def test_a_range_that_is_long_is_not_listed_to_be_counted():
     assert count_values(range(5, 6, 4)) == len(range(5, 6, 4))
     with pytest.raises(MamfError, match="rows, but at most"):
         matmul_grid(sizes, sizes, sizes)
-    require_steps(MAX_STEPS)
+    require_rows_within_limit(MAX_RUN_ROWS)
     with pytest.raises(MamfError, match="choose fewer sizes"):
-        require_steps(MAX_STEPS, 2)
+        require_rows_within_limit(MAX_RUN_ROWS, 2)
 
 
 # -- files and streams -------------------------------------------------------------------------------------------------
@@ -229,32 +229,41 @@ def of_attention(**options):
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"), "seconds 0: it must be a number of seconds"),
+        (
+            lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"),
+            "seconds must be a number of seconds above 0, not 0",
+        ),
         (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "flop is nan"),
-        (lambda: of_sweep(precision=0), "precision 0: it must be a share between 0 and 1"),
-        (lambda: of_sweep(budget_seconds=0), "budget_seconds 0: it must be a number of seconds above 0"),
+        (lambda: of_sweep(precision=0), r"precision must be a share between 0 and 1 \(such as 0.003\), not 0"),
+        (lambda: of_sweep(budget_seconds=0), "budget_seconds must be a number of seconds above 0, not 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),
-        (lambda: of_attention(kernel=1), "kernel 1: each must be a str"),
+        (lambda: of_attention(kernel=1), "every value of kernel must be a str, not 1"),
         (lambda: of_attention(dtype="fp16", problem=mamf.AttentionProblem()), "problem cannot be combined with dtype"),
-        (lambda: of_attention(problem="fp16"), "problem fp16: each must be a AttentionProblem"),
+        (lambda: of_attention(problem="fp16"), "every value of problem must be a AttentionProblem, not 'fp16'"),
         (lambda: mamf.find(backend=SimulatedBackend(), kernel=[]), "no kernel"),
         (
             lambda: mamf.find(["bf16", "fp16"], backend=SimulatedBackend()),
-            "dtype bf16, fp16: this call takes one value",
+            "dtype has 2 values .*, but this call takes one value",
         ),
         (
             lambda: mamf.sweep("64x64x64", kernel=["torch.mm", "triton"]),
-            "kernel torch.mm, triton: this call takes one value",
+            "kernel has 2 values .*, but this call takes one value",
         ),
-        (lambda: MatmulShape(0, 1, 1), "M 0: it must be at least 1"),
-        (lambda: MatmulShape(10**300, 1, 1), r"M 100000000000000000000000... \(301 characters\): it must be at most"),
-        (lambda: BandwidthShape("1"), "bytes of an array 1: it must be a whole number"),
-        (lambda: MatmulProblem(seed=-1), "seed -1: it must be at least 0"),
-        (lambda: AttentionProblem(sparsity=math.nan), "sparsity nan"),
-        (lambda: sweep_plan((SHAPE,), PROBLEM, seconds=math.inf), "seconds inf"),
+        (lambda: MatmulShape(0, 1, 1), "M must be at least 1, not 0"),
+        (
+            lambda: MatmulShape(10**300, 1, 1),
+            r"M must be at most 9223372036854775807, not 100000000000000000000000... \(301 characters\)",
+        ),
+        (lambda: BandwidthShape("1"), "bytes of an array must be a whole number, not 1"),
+        (lambda: MatmulProblem(seed=-1), "seed must be at least 0, not -1"),
+        (lambda: AttentionProblem(sparsity=math.nan), "sparsity must be .* not nan"),
+        (lambda: sweep_plan((SHAPE,), PROBLEM, seconds=math.inf), "seconds must be .* not inf"),
         (lambda: sweep_plan((SHAPE,), PROBLEM, ()), "no regimes"),
-        (lambda: search_plan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds -1"),
-        (lambda: kernels_plan("attention", (1,), (AttentionProblem(),), ("",)), "kernels : each must be a str"),
+        (lambda: search_plan(PROBLEM, ("torch.mm",), GRID, budget_seconds=-1), "budget_seconds must be .* not -1"),
+        (
+            lambda: kernels_plan("attention", (1,), (AttentionProblem(),), ("",)),
+            "every value of kernels must be a str, not ''",
+        ),
     ],
 )
 def test_a_call_that_makes_no_sense_is_a_value_error_of_mamf(call, told):
@@ -286,7 +295,7 @@ def test_a_null_byte_is_told_in_a_line(run, command):
 def test_shapes_of_whole_sizes_are_read_as_they_are_written(shape):
     made = shape(*range(1, len(fields(shape)) + 1))
     assert shape.parse(f" {made} ") == made
-    with pytest.raises(UsageError, match=f"'1x' is not {re.escape(shape.written)}"):
+    with pytest.raises(UsageError, match=f"'1x' is not {re.escape(shape.text_description)}"):
         shape.parse("1x")
     with pytest.raises(UsageError, match="must be at least 1"):
         shape(*([0] * len(fields(shape))))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import mamf
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import Preset, Request
@@ -21,8 +21,8 @@ SHAPE = ModelShape(8, 1024)
 
 def measured(backend, problem, shape, regime=Burst, kernel=None):
     started, pool = regime(backend), backend.make_operand_pool("normal", 0)
-    started.start()
-    return measure(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
+    started.prepare_device()
+    return measure_row(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ def test_flop_are_those_of_products_and_attention_by_hand():
     problem, d, tokens = ModelProblem(), 768, 8 * 1024
     products = 2 * tokens * (12 * (4 * d * d + 2 * d * 3072) + 50257 * d)
     attention = 12 * 8 * 12 * (1024 * 1025 // 2) * 4 * 64
-    assert problem.flop(SHAPE) == products + attention
-    assert replace(problem, phase="forward-backward").flop(SHAPE) == 3 * (products + attention)
-    assert replace(problem, phase="step", checkpointing=True).flop(SHAPE) == 3 * (products + attention)
+    assert problem.compute_flop(SHAPE) == products + attention
+    assert replace(problem, phase="forward-backward").compute_flop(SHAPE) == 3 * (products + attention)
+    assert replace(problem, phase="step", checkpointing=True).compute_flop(SHAPE) == 3 * (products + attention)
 
 
 def test_a_mixture_counts_its_active_experts_and_holds_all():
     moe = ModelProblem(**FIELDS_BY_SIZE["moe"])
     one = replace(moe, active_experts=1)
     expert = 3 * moe.d_model * moe.d_ff * moe.layers
-    assert moe.flop(SHAPE) - one.flop(SHAPE) == 2 * SHAPE.tokens * expert
+    assert moe.compute_flop(SHAPE) - one.compute_flop(SHAPE) == 2 * SHAPE.token_count * expert
     assert moe.count_parameters(SHAPE) == one.count_parameters(SHAPE)
     assert SimulatedModel().explain_unsupported_shape(moe, ModelShape(1, 12))
     assert SimulatedModel().explain_unsupported_shape(moe, SHAPE) is None
@@ -111,9 +111,9 @@ def test_a_simulated_step_has_its_columns(backend, phase):
     row = measured(backend, problem, shape, Sustained)
     assert row.ok, row.reason
     columns = make_operation("model").make_columns(row)
-    assert columns["tokens/s"] == pytest.approx(SHAPE.tokens / row.seconds, abs=1)
+    assert columns["tokens/s"] == pytest.approx(SHAPE.token_count / row.seconds, abs=1)
     assert columns["parameters"] == problem.count_parameters(shape)
-    assert row.rate("mean") == pytest.approx(problem.flop(shape) / row.seconds / 1e12)
+    assert row.rate("mean") == pytest.approx(problem.compute_flop(shape) / row.seconds / 1e12)
 
 
 def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
@@ -188,5 +188,5 @@ def test_the_formula_for_a_training_loop_counts_the_same_work(size):
         num_experts_per_tok=problem.active_experts,
     )
     shape = ModelShape(2, 4096)
-    by_formula = mamf.model_flops(config).per_token(shape.context, causal=True) * shape.tokens
-    assert problem.flop(shape) == pytest.approx(by_formula, rel=1e-3)
+    by_formula = mamf.model_flops(config).compute_flop_per_token(shape.context, causal=True) * shape.token_count
+    assert problem.compute_flop(shape) == pytest.approx(by_formula, rel=1e-3)

@@ -13,7 +13,7 @@ import mamf
 from mamf.contribution.known_ceilings import SHIPPED_FILE, find_peaks_by_name, read_published_rates
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, UnknownNameError, UsageError
-from mamf.peaks import find_devices, find_listed_peak, read_contributed_rates, read_named_devices
+from mamf.peaks import find_device_models, find_peak_of_listed_device, read_contributed_rates, read_device_models
 
 ROOT = Path(__file__).resolve().parents[2]
 H100 = "NVIDIA H100 80GB HBM3"
@@ -23,7 +23,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def test_a_name_that_two_devices_have_is_the_only_one_that_leaves_it_open():
-    several = {name for device in read_named_devices() for name in device.names if find_devices(name) != [device]}
+    several = {name for device in read_device_models() for name in device.names if find_device_models(name) != [device]}
     assert several == {"AMD Instinct MI250X / MI250"}
 
 
@@ -52,7 +52,7 @@ def test_every_contributed_device_is_found_by_its_name():
     ],
 )
 def test_common_names(name, device):
-    assert [each.name for each in find_devices(name)] == [device]
+    assert [each.name for each in find_device_models(name)] == [device]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_published_figures_come_second_with_their_address():
     known = mamf.peak(name="NVIDIA B200", dtype="bfloat16")
     assert (known.source, known.tier, known.regime) == ("published", "published, not checked", None)
     assert known.reference.startswith("https://")
-    assert known.tflops < find_listed_peak("B200 SXM", "bfloat16").flops / 1e12
+    assert known.tflops < find_peak_of_listed_device("B200 SXM", "bfloat16").flops / 1e12
     assert known.description.startswith("published, not checked, for NVIDIA B200")
 
 
@@ -134,9 +134,9 @@ def test_the_denominator_of_mfu(name, dtype, tflops):
 
 
 def test_no_figure_exceeds_the_dense_peak_by_what_sparsity_promises():
-    for device in read_named_devices():
+    for device in read_device_models():
         for dtype in DTYPES:
-            peak = find_listed_peak(device.device, dtype)
+            peak = find_peak_of_listed_device(device.listed_name, dtype)
             known = find_peaks_by_name(device.name, dtype) if peak else []
             assert all(each.flops <= 1.25 * peak.flops for each in known)
             assert not peak or known[-1].source == "contributed" or known[-1].flops == peak.flops
@@ -171,7 +171,7 @@ def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
 
 
 def test_a_published_figure_holds_no_more_than_what_needs_no_license():
-    named = {each.device for each in read_named_devices()}
+    named = {each.listed_name for each in read_device_models()}
     for (device, _), row in read_published_rates().items():
         assert device in named and row["source"].startswith("https://")
         assert not any(row[name] for name in ("m", "software", "date", "version", "license"))

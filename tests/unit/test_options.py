@@ -13,7 +13,7 @@ import pytest
 from mamf.cli import COMMAND_DESCRIPTIONS, get_module_name
 from mamf.cli.parser import Parser
 from mamf.cli.terminal import SHARED_OPTIONS
-from mamf.errors import FORMATS
+from mamf.errors import REPORT_FORMATS
 from mamf.report import formats
 
 #: Modules by what is typed.
@@ -207,4 +207,4 @@ def test_who_has_the_last_word(line, positional, option):
 
 
 def test_formats_are_those_that_can_be_rendered():
-    assert tuple(formats.FORMATTERS) == FORMATS
+    assert tuple(formats.FORMATTERS) == REPORT_FORMATS

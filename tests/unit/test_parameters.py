@@ -5,19 +5,19 @@ from typing import Literal
 
 import pytest
 
-from mamf.errors import MAX_STEPS, UsageError, parse_size
-from mamf.operation import DERIVED, DeclaredProblem, combine_values, describe, get_parameters
+from mamf.errors import MAX_RUN_ROWS, UsageError, parse_size
+from mamf.operation import DERIVED_METADATA, CheckedProblem, combine_values, describe, get_parameters
 
 
 @dataclass(frozen=True)
-class Problem(DeclaredProblem):
+class Problem(CheckedProblem):
     rows: int = field(metadata=describe("rows", keyword="row_counts", parse_text=parse_size))
     style: Literal["plain", "fancy"] = "plain"
     blocks: int = field(default=0, metadata=describe("blocks", minimum=0, maximum=8))
     is_tied: bool = True
     window: int | None = None
     extra: dict | None = None
-    sum: int = field(default=0, metadata=DERIVED)
+    sum: int = field(default=0, metadata=DERIVED_METADATA)
     dtype: str = "bfloat16"
 
 
@@ -63,8 +63,8 @@ def test_text_that_is_no_value_is_refused(name, text, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rows": 0}, "rows 0: it must be at least 1"),
-        ({"rows": 1, "blocks": 9}, "blocks 9: it must be at most 8"),
+        ({"rows": 0}, "rows must be at least 1, not 0"),
+        ({"rows": 1, "blocks": 9}, "blocks must be at most 8, not 9"),
         ({"rows": 1, "style": "odd"}, "unknown style 'odd'"),
         ({"rows": 1, "dtype": "bf17"}, "unknown dtype 'bf17'"),
     ],
@@ -78,4 +78,4 @@ def test_values_are_combined_but_not_without_bound():
     assert list(combine_values({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
     assert list(combine_values({})) == [{}]
     with pytest.raises(UsageError, match="rows, but at most"):
-        combine_values({"a": range(MAX_STEPS), "b": [1, 2]})
+        combine_values({"a": range(MAX_RUN_ROWS), "b": [1, 2]})

@@ -11,7 +11,7 @@ from mamf import peaks
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
-from mamf.peaks import compute_max_flops, find_bandwidth, find_peak, read_named_devices
+from mamf.peaks import compute_max_flops, find_bandwidth, find_peak, read_device_models
 from mamf.plugins.discovery import make_operation
 
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
@@ -31,9 +31,9 @@ BY_UNITS = {
 
 def devices():
     """Every device in peaks.csv with the name that its driver reports, which is listed first."""
-    for each in read_named_devices():
-        own = [known for start, known in BY_UNITS.items() if each.device.startswith(start)]
-        yield each.device, *(own[0] if own else (each.names[0], None))
+    for each in read_device_models():
+        own = [known for start, known in BY_UNITS.items() if each.listed_name.startswith(start)]
+        yield each.listed_name, *(own[0] if own else (each.names[0], None))
 
 
 DEVICES = list(devices())
@@ -81,21 +81,21 @@ def test_unverified_figures_are_marked_and_none_is_from_memory():
 @pytest.mark.parametrize(("device", "name", "units"), DEVICES)
 def test_an_unverified_figure_is_shown_as_such_and_bounds_nothing(device, name, units):
     info = DeviceInfo("x", 0, name, "x", compute_units=units)
-    unverified = {row.dtype for row in rows_found(name, units) if row.verified == "no"}
+    unverified = {row.dtype for row in rows_found(name, units) if row.verified_figures == "no"}
     for dtype, known in DTYPES.items():
         peak = find_peak(name, dtype, units)
         if peak is None:
             continue
         assert peak.is_verified is (known.peak_name not in unverified)
-        assert peak.is_verified is ("unverified" not in peak.origin) is ("unverified" not in peak.tier)
+        assert peak.is_verified is ("unverified" not in peak.device_label) is ("unverified" not in peak.tier)
         bound = compute_max_flops(info, dtype)
         assert (bound is not None) is (peak.is_verified or (dtype == "float64" and "fp32" not in unverified))
 
 
 def test_an_unverified_bandwidth_bounds_nothing():
     assert find_bandwidth("TPU v6 lite") == pytest.approx(1.64e12)
-    assert find_bandwidth("TPU v6 lite", is_verified_only=True) is None
-    assert find_bandwidth("NVIDIA H200", is_verified_only=True) == pytest.approx(4.8e12)
+    assert find_bandwidth("TPU v6 lite", must_be_verified=True) is None
+    assert find_bandwidth("NVIDIA H200", must_be_verified=True) == pytest.approx(4.8e12)
     tpu = DeviceInfo("x", 0, "TPU v6 lite", "x", cache_bytes=2**20)
     shape = BandwidthShape(2**30)
     assert make_operation("bandwidth").find_max_possible_rate(tpu, BandwidthProblem(), shape) is None

@@ -11,7 +11,7 @@ from mamf.contribution.rules import Evidence, has_exact_kernel
 from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.peaks import HEADROOM_OF_FALLING_CLOCK, HEADROOM_OF_READ_CLOCK, compute_max_flops, compute_max_flops_at_clock
+from mamf.peaks import FALLING_CLOCK_HEADROOM, READ_CLOCK_HEADROOM, compute_max_flops, compute_max_flops_at_clock
 from mamf.plausibility import explain_implausible, split_impossible_samples
 from mamf.statistics import summarize
 
@@ -82,7 +82,7 @@ def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(s
 
 @pytest.mark.parametrize(("above", "is_ok"), [(0.99, True), (1.01, False)])
 def test_no_figure_is_more_than_its_clock_allows(above, is_ok):
-    bound = 989 * 1320 / 1830 * HEADROOM_OF_READ_CLOCK
+    bound = 989 * 1320 / 1830 * READ_CLOCK_HEADROOM
     row = row_of([seconds_at(bound * above)] * 20, clock_hz=1320e6)
     reason = explain_implausible(row, H100, compute_max_flops(H100, "bfloat16"))
     assert (reason is None) is is_ok
@@ -106,7 +106,7 @@ def test_float64_has_a_gate_of_its_own_or_that_of_float32():
     a10g = dataclasses.replace(H100, name="NVIDIA A10G", max_clock_hz=None)  # its float64 is not listed
     assert compute_max_flops(H100, "float64") == pytest.approx(67e12, rel=0.03)
     assert compute_max_flops(a10g, "float64") == compute_max_flops(a10g, "float32")
-    assert compute_max_flops_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * HEADROOM_OF_READ_CLOCK)
+    assert compute_max_flops_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * READ_CLOCK_HEADROOM)
     row = row_of([seconds_at(70)] * 20, dtype="float64", clock_hz=1980e6)
     kept, aside = split_impossible_samples(row.samples, row.amount, compute_max_flops(H100, "float64"))
     assert (len(kept), len(aside)) == (0, 20)
@@ -120,7 +120,7 @@ def test_the_headroom_holds_for_every_row_in_results():
     ratios = {name: max(clock_ratios(RESULTS / "nvidia-h100-80gb-hbm3" / f"{name}.jsonl")) for name in names}
     assert ratios[names[0]] == pytest.approx(1.0512, abs=1e-4)
     assert ratios[names[1]] == pytest.approx(0.9954, abs=1e-4)
-    assert pytest.approx(2 * (ratios[names[0]] - 1), rel=0.05) == HEADROOM_OF_FALLING_CLOCK - 1
+    assert pytest.approx(2 * (ratios[names[0]] - 1), rel=0.05) == FALLING_CLOCK_HEADROOM - 1
 
 
 def clock_ratios(path: Path):
@@ -130,4 +130,4 @@ def clock_ratios(path: Path):
         clock = row.conditions.clock_hz
         bound = compute_max_flops_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
         if bound and has_exact_kernel(row):
-            yield row.best_rate * 1e12 / bound * HEADROOM_OF_READ_CLOCK
+            yield row.best_rate * 1e12 / bound * READ_CLOCK_HEADROOM

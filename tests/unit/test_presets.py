@@ -13,7 +13,7 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Preset as OperationPreset
 from mamf.operations.grouped import EXPERT_LAYERS, Grouped, GroupedKernel, GroupedShape
-from mamf.operations.grouped import PRESETS as GROUPED_PRESETS
+from mamf.operations.grouped import EXPERT_PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import make_prepared
 

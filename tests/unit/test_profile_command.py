@@ -10,7 +10,7 @@ import torch
 from mamf.cli import main
 from mamf.cli.commands.profile import find_known_sustained_ceiling
 from mamf.contribution import known_ceilings
-from mamf.measurement import IDLE, Rate
+from mamf.measurement import IDLE_LABEL, Rate
 from mamf.profiling.classes import UNCLASSIFIED
 from mamf.profiling.log import read_profile_or_none
 from mamf.profiling.traces import merge_intervals, sum_interval_seconds
@@ -62,7 +62,7 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert main(["profile", *arguments, script(TRAINING)]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["class"]: row for row in found["classes"]}
-    assert {"attention", "matmul", "normalization", "elementwise", "embedding", "optimizer", IDLE} <= set(rows)
+    assert {"attention", "matmul", "normalization", "elementwise", "embedding", "optimizer", IDLE_LABEL} <= set(rows)
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
     assert rows.get(UNCLASSIFIED, {"share": 0})["share"] < 0.02
     assert found["steps"] == 2
@@ -84,9 +84,11 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert "private" not in told
     assert main(["profile", "--from", str(trace), "--format", "json"]) == 0
     read = {row["class"]: row for row in json.loads(capsys.readouterr().out)["classes"]}
-    assert all(read[name]["visible_seconds"] == row["visible_seconds"] for name, row in rows.items() if name != IDLE)
+    assert all(
+        read[name]["visible_seconds"] == row["visible_seconds"] for name, row in rows.items() if name != IDLE_LABEL
+    )
     gaps = found["seconds"] - found["busy_seconds"]
-    assert read[IDLE]["visible_seconds"] == pytest.approx(gaps), "a trace has no time without the profiler"
+    assert read[IDLE_LABEL]["visible_seconds"] == pytest.approx(gaps), "a trace has no time without the profiler"
 
 
 def seconds_of_products(trace):
@@ -209,7 +211,7 @@ def test_steps_before_the_end_are_kept(script, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "there is nothing to profile: name a SCRIPT, or a trace with --from"),
+        ([], "no SCRIPT and no --from is given: name a script to profile, or a trace with --from"),
         (["nowhere.py"], "cannot run nowhere.py: there is no such file"),
         (["step.jsonl"], "step.jsonl is not a script: read it with 'mamf show step.jsonl'"),
         (["--calls", "json:nothing", "train.py"], "--calls json:nothing: module 'json' has no attribute 'nothing'"),

@@ -6,7 +6,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.errors import UsageError
-from mamf.measurement import IDLE
+from mamf.measurement import IDLE_LABEL
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.log import get_rank_log_path, make_ranks_document, read_rank_logs, write_profile
 from mamf.profiling.profile import ClassRow, Profile
@@ -19,7 +19,11 @@ def row(name, visible, hidden=0.0):
 
 def rank(matmul, exposed, idle, hidden=0.0):
     """Two steps, of these ms each."""
-    rows = [row("matmul", 2e-3 * matmul), row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden), row(IDLE, 2e-3 * idle)]
+    rows = [
+        row("matmul", 2e-3 * matmul),
+        row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden),
+        row(IDLE_LABEL, 2e-3 * idle),
+    ]
     step = 1e-3 * (matmul + exposed + idle)
     return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), unprofiled_step_seconds=step)
 

@@ -11,7 +11,7 @@ from rendering import render_profile
 
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
-from mamf.measurement import IDLE, Rate
+from mamf.measurement import IDLE_LABEL, Rate
 from mamf.profiling.classes import COMMUNICATION, WORK_CLASSES, compute_class_seconds
 from mamf.profiling.flops import count_operation_flop
 from mamf.profiling.log import read_profile_or_none, write_profile
@@ -149,7 +149,7 @@ def test_a_trace_of_a_device(tmp_path):
         "attention": 0.075,
         "matmul": 0.25,
         COMMUNICATION: 0.25,
-        IDLE: 0.425,
+        IDLE_LABEL: 0.425,
     }
     assert rows[COMMUNICATION].hidden == pytest.approx(50e-6)
     assert rows["matmul"].flop == {"float32": 210}
@@ -231,7 +231,7 @@ def test_the_cpu_counts_each_operation_without_those_it_calls():
     assert [(row.name, row.visible, row.calls) for row in profile.classes] == [
         ("attention", 10, 1),
         ("memory copies", 4, 1),
-        (IDLE, 6, 2),
+        (IDLE_LABEL, 6, 2),
     ]
 
 
@@ -253,8 +253,8 @@ ROCPROF_TRACE = """"Kind","Agent_Id","Queue_Id","Kernel_Name","Correlation_Id","
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (NSYS_TRACE, {"matmul": 0.25, "memory copies": 0.25, COMMUNICATION: 0.25, IDLE: 0.25}),
-        (ROCPROF_TRACE, {"attention": 0.25, "matmul": 0.75, IDLE: 0}),
+        (NSYS_TRACE, {"matmul": 0.25, "memory copies": 0.25, COMMUNICATION: 0.25, IDLE_LABEL: 0.25}),
+        (ROCPROF_TRACE, {"attention": 0.25, "matmul": 0.75, IDLE_LABEL: 0}),
     ],
     ids=["nsys", "rocprofv3"],
 )
@@ -310,7 +310,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     lines = list(map(str.split, text.splitlines()))
     # 100 of 320 us; 170 us of gaps in the trace less the 80 that the profiler adds.
     assert ["matmul", "31.2%", "0.1000", "-", "1", "0.2100", "2.100", "0.2%"] in lines
-    assert [IDLE, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
+    assert [IDLE_LABEL, "28.1%", "0.09000", "-", "3", "-", "-", "-"] in lines
     assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines
     told = (
         "shares are relative to the step time without the profiler (0.3200 ms); idle is "
@@ -333,7 +333,7 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
 def test_how_certain_idle_is(tmp_path, took, said):
     timed = profile_from(tmp_path, GPU_TRACE, unprofiled_step_seconds=took)
     assert said in render_profile("table", "x", timed)
-    assert timed.get_visible_seconds(IDLE) == pytest.approx(0 if took else 1.7e-4)
+    assert timed.get_visible_seconds(IDLE_LABEL) == pytest.approx(0 if took else 1.7e-4)
 
 
 def test_a_class_above_its_sustained_ceiling_says_why(tmp_path):

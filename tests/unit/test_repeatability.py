@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mamf.calibration import find_calibration
+from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import confirm_ceiling
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
@@ -36,7 +36,7 @@ SHAPE = MatmulShape(3072, 2816, 19328)
 LARGE = MatmulShape(6144, 5632, 38656)  # a soak of few launches
 KNOWN = Repeatability(run=0.0014)
 #: What the intervals of an accelerator are calibrated with.
-BOOST, CAPPED = (find_calibration("", regime, MatmulProblem()) for regime in ("burst", "sustained"))
+BOOST, CAPPED = (look_up_repeatability("", regime, MatmulProblem()) for regime in ("burst", "sustained"))
 #: Runs that lie apart as calibrated.
 RESTLESS = replace(Physics(), at_boost=Scatter(0.0, BOOST.run), capped=Scatter(0.0, CAPPED.run), rested_gain=0.0)
 
@@ -120,12 +120,12 @@ def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
     """A row from each of so many runs, on one device that is warm throughout."""
     backend = SimulatedBackend(physics=physics, seed=seed)
     regime = kind(backend, **options)
-    regime.start()
+    regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
     for _ in range(count):
         backend.begin_run()
-        rule = StoppingRule(seconds=regime.default_seconds)
-        yield measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
+        rule = StoppingRule(max_seconds=regime.default_sweep_row_seconds)
+        yield measure_row(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
 
 
 def row_of(kind, **options):

@@ -46,7 +46,7 @@ def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     assert "95 % repeat interval: " in text
     assert "of 989, the dense bf16 peak of H100 SXM" in text
     assert "simulated.mm 1024x2048x1024: wrong_result: relative error" in text
-    assert "interrupted: by the user; 2 measured in 2.0 s; 5 left to measure: continue with --resume" in text
+    assert "interrupted: by the user; 2 measurements in 2.0 s; 5 measurements left: continue with --resume" in text
     assert "--top all" in text
 
 

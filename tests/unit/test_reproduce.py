@@ -36,7 +36,7 @@ class MineToo(SimulatedAttention):
 def installed(monkeypatch):
     """Simulated kernels as installed packages declare them."""
     own = {
-        discovery.KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
+        discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
         discovery.ATTENTION_KERNEL_GROUP: {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
     }
     others = discovery.find_entry_points
@@ -237,9 +237,9 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     [
         ("simulated.mm 8x8x8", "is not a claim: write RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS"),
         ("0 TFLOPS simulated.mm 8x8x8", "is not a claim"),
-        ("1 TFLOPS simulated.mm 8x8", "no operation has a shape '8x8'"),
+        ("1 TFLOPS simulated.mm 8x8", "'8x8' is not a shape of any operation"),
         ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "unknown field of matmul 'regime'"),
-        ("1 TB/s simulated.mm 8x8x8", "rates of matmul are in TFLOPS"),
+        ("1 TB/s simulated.mm 8x8x8", "must be in TFLOPS, the unit of matmul"),
         ("1 TFLOPS os:system 8x8x8", "add --kernel os:system if you trust it"),
         (f"1 TFLOPS simulated.mm 8x8x8 {'x' * 600}", "is not a claim"),
         ("1 TFLOPS \x1b[31m 8x8x8", "unknown kernel '\\x1b[31m'"),
@@ -301,9 +301,9 @@ def test_a_log_at_an_https_address_is_read_and_its_size_is_limited(run, sweep, m
     assert read_run_log("here.jsonl").plan.options.source == "sweep.jsonl"
     monkeypatch.setattr("mamf.cli.reading.MAX_LOG_BYTES", 100)
     code, _, err = run("reproduce", "https://example.org/sweep.jsonl", *DEVICE)
-    assert (code, "no run log is that long" in err) == (2, True)
+    assert (code, "the maximum of a run log" in err) == (2, True)
     code, _, err = run("reproduce", "http://example.org/sweep.jsonl", *DEVICE)
-    assert (code, "only https:// addresses are supported" in err) == (2, True)
+    assert (code, "use an https:// address" in err) == (2, True)
 
 
 def test_an_address_that_does_not_answer_is_one_line(run, monkeypatch):

@@ -14,7 +14,7 @@ from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import SCHEMA, read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.privacy import _find_private_names, scrub_text
+from mamf.machine.privacy import _compile_private_name_rules, scrub_text
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.report.rows import make_summary_record
 from mamf.testing import SimulatedBackend, SimulatedMatmul
@@ -186,12 +186,12 @@ def names(monkeypatch, request):
     """Let this host and its user have these names."""
 
     def called(host, user):
-        _find_private_names.cache_clear()
+        _compile_private_name_rules.cache_clear()
         scrub_text.cache_clear()
         monkeypatch.setattr("socket.gethostname", lambda: host)
         monkeypatch.setattr("getpass.getuser", lambda: user)
 
-    request.addfinalizer(_find_private_names.cache_clear)
+    request.addfinalizer(_compile_private_name_rules.cache_clear)
     request.addfinalizer(scrub_text.cache_clear)
     return called
 

@@ -12,7 +12,7 @@ from bench_search import BEST_ELSEWHERE, CHIPS, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.engine.search.search import FIRST_SHAPES, Search, find_best
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, Search, find_best
 from mamf.engine.search.surrogate import Hyperparameters, estimate_compute_units
 from mamf.operations.matmul.shapes import MatmulGrid
 
@@ -98,7 +98,7 @@ def test_where_nothing_comes_in_waves_none_are_learned():
 # -- what cannot be measured -----------------------------------------------------------------------------------------
 
 MEASURABLE = {
-    "no memory": lambda shape: sum(shape.elements.values()) < 1.2e8,
+    "no memory": lambda shape: sum(shape.element_counts.values()) < 1.2e8,
     "alignment": lambda shape: shape.k % 2048 == 0,
     "here and there": lambda shape: random.Random(str(shape)).random() > 0.3,
 }
@@ -190,7 +190,7 @@ def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
         if tflops >= 0.999 * best:
             break
         search.record((shape, kernel), tflops * chooser.gauss(1.0, noise))
-        if len(kernels) == FIRST_SHAPES:
+        if len(kernels) == FIRST_SHAPE_COUNT:
             for other in others:
                 search.add_kernel(other)
     return kernels

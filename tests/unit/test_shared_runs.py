@@ -85,7 +85,7 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     for path in find_shared_logs(run.folder / "out"):
         log = read_run_log(path)
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
-        assert (len(log.plan.steps()), log.tier, log.devices) == (3, "complete", [])
+        assert (len(log.plan.list_steps()), log.tier, log.devices) == (3, "complete", [])
         assert found(path) == {"simulated"}
 
 
@@ -121,7 +121,7 @@ def test_a_budget_leaves_the_rest_for_later_and_a_lost_device_its_rows_to_anothe
 def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
     shared(*SWEEP[:-1], "0", "1", *GRID, "--budget", "2s")
     code, _, err = run("sweep", "--resume", "out", "--devices", *devices)
-    assert (code, err.count("out was measured on devices 0 1, not on")) == (2, 1)
+    assert (code, err.count("out has no log of device")) == (2, 1)
     code, _, err = run("sweep", "--resume", "out", "--device", "0")
     assert (code, err.count("for logs of devices (device0.jsonl, ...), leave out --device")) == (2, 1)
 
@@ -182,7 +182,7 @@ ON_TWO = {simulated_node.DEVICES: "2"}
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
     """A shared sweep whose device 1 is in a launch that never ends, and that device's process."""
-    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNEL_GROUP], "waiting.mm", "test_shared_runs:Waiting")
+    monkeypatch.setitem(simulated_node.POINTS[discovery.MATMUL_KERNEL_GROUP], "waiting.mm", "test_shared_runs:Waiting")
 
     def prepare():
         pytest.MonkeyPatch().setattr("mamf.node.children.start_child", Child)
@@ -246,9 +246,11 @@ class Crashing(SimulatedMatmul):
 
 
 def test_a_crash_costs_its_row_and_a_new_process_measures_the_rest_of_the_share(tmp_path, monkeypatch):
-    monkeypatch.setitem(simulated_node.POINTS[discovery.KERNEL_GROUP], "crashing.mm", "test_shared_runs:Crashing")
+    monkeypatch.setitem(
+        simulated_node.POINTS[discovery.MATMUL_KERNEL_GROUP], "crashing.mm", "test_shared_runs:Crashing"
+    )
     asked = ["sweep", "--backend", "simulated", *GRID, "--order", "given", "--kernel", "crashing.mm"]
-    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.cli.devices._end_with_parent", lambda: None)  # noqa: E731
+    prepare = lambda: pytest.MonkeyPatch().setattr("mamf.cli.devices._end_run_when_parent_ends", lambda: None)  # noqa: E731
     process = Command([*asked, "--share", "0", "2", "--output", "device0.jsonl"], tmp_path, prepare)
     _, err = process.communicate()
     assert (process.returncode, err.count("crashed the process (SIGSEGV); a new process measures the rest")) == (0, 1)
@@ -390,7 +392,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     ("arguments", "message"),
     [
         (["--devices", "0", "9"], "simulated has no device 9, because it has 4 in all; use --devices 0"),
-        (["--devices", "all", "0"], "--devices: name 'all', 'ranks' or indices, not a mix of them"),
+        (["--devices", "all", "0"], "--devices cannot mix words and indices"),
         (["--devices", "0", "1", "--device", "1"], "--device cannot be combined with --devices"),
         (["--devices", "ranks"], "--devices ranks needs --output or --resume"),
     ],

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
-from mamf.measurement import choose_overhead, find_timer
+from mamf.measurement import choose_timer_overhead, find_timer_calibration
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
-CUDA = find_timer("cuda")
+CUDA = find_timer_calibration("cuda")
 SHAPE = MatmulShape(2048, 2048, 2048)
 SWEEP = (
     *("sweep", "--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"),
@@ -23,9 +23,9 @@ SWEEP = (
     ("backend", "estimate", "seconds", "refused"),
     [
         ("cuda", 2.9034e-6, 2.903e-6, False),
-        ("cuda", 17.3e-6, CUDA.typical, True),
-        ("cuda", 0.35e-6, CUDA.typical, True),
-        ("cuda", -2e-6, CUDA.typical, True),
+        ("cuda", 17.3e-6, CUDA.typical_overhead_seconds, True),
+        ("cuda", 0.35e-6, CUDA.typical_overhead_seconds, True),
+        ("cuda", -2e-6, CUDA.typical_overhead_seconds, True),
         ("cuda", None, 0.0, False),
         ("xpu", 9e-6, 9e-6, False),
         ("xpu", 25e-6, 0.0, True),
@@ -33,7 +33,7 @@ SWEEP = (
     ],
 )
 def test_an_overhead_that_no_timer_has_is_refused(backend, estimate, seconds, refused):
-    overhead = choose_overhead(backend, estimate)
+    overhead = choose_timer_overhead(backend, estimate)
     assert overhead.seconds == pytest.approx(seconds)
     assert ("assumed" in overhead.remark) is refused
 
@@ -48,18 +48,18 @@ class Hiccup(SimulatedBackend):
 
 
 def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
-    backend = Hiccup(physics=dataclasses.replace(Physics(), timer_overhead=CUDA.typical, noise=0.0))
+    backend = Hiccup(physics=dataclasses.replace(Physics(), timer_overhead=CUDA.typical_overhead_seconds, noise=0.0))
     row = measured(backend)
-    assert row.timer_overhead == pytest.approx(CUDA.typical)
+    assert row.timer_overhead == pytest.approx(CUDA.typical_overhead_seconds)
     assert "implausible" in " ".join(row.remarks)
-    assert row.accuracy == pytest.approx(max(CUDA.accuracy / row.seconds, 0.005))
+    assert row.accuracy == pytest.approx(max(CUDA.error_seconds / row.seconds, 0.005))
 
 
 def measured(backend):
     regime = Burst(backend)
-    regime.start()
+    regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
-    return measure(SimulatedMatmul(), MatmulProblem(), SHAPE, regime, pool, StoppingRule())
+    return measure_row(SimulatedMatmul(), MatmulProblem(), SHAPE, regime, pool, StoppingRule())
 
 
 # -- after a run -----------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ import library
 import pytest
 
 from mamf.backend import MIB
-from mamf.calibration import ASSUMED_TRAITS, BurstTraits, SustainedTraits
+from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.engine import traits
 from mamf.engine.traits import measure_traits, replace_assumed_traits
 from mamf.logs.recording import apply_logged_traits, make_traits_record
 from mamf.testing import Physics, SimulatedBackend
 
-UNKNOWN = BurstTraits(remark=ASSUMED_TRAITS), SustainedTraits(remark=ASSUMED_TRAITS)
+UNKNOWN = BurstTraits(remark=ASSUMED_TRAITS_REMARK), SustainedTraits(remark=ASSUMED_TRAITS_REMARK)
 WAKING = Physics(waking_times=3.0, waking_seconds=0.004)
 
 
@@ -160,7 +160,7 @@ def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch
     monkeypatch.setattr("mamf.engine.traits.replace_assumed_traits", lambda backend, say: ())
     run(*COMMAND)
     remarks = [row["remarks"] for row in records(run) if row["record"] == "measurement"]
-    assert remarks == [[ASSUMED_TRAITS], [ASSUMED_TRAITS]]
+    assert remarks == [[ASSUMED_TRAITS_REMARK], [ASSUMED_TRAITS_REMARK]]
 
 
 def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():

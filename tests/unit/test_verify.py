@@ -12,7 +12,7 @@ from made_plans import setup_of
 
 from mamf.cli import main
 from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, make_verify_plan
-from mamf.kernel import CELL, WrongCells, describe_wrong_cells
+from mamf.kernel import CELL_SIZE, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
 from mamf.logs.shared_runs import find_shared_logs, read_run
 from mamf.node.device import DeviceRun
@@ -242,4 +242,4 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     ],
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
-    assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL, 8 * CELL))
+    assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL_SIZE, 8 * CELL_SIZE))

@@ -19,7 +19,7 @@ from mamf.cli import watching
 from mamf.cli.resuming import compute_remaining_budget
 from mamf.cli.watching import CrashedRun, Interruption
 from mamf.contribution.review import review_log
-from mamf.engine.runner import Crashes
+from mamf.engine.runner import CrashRecord
 from mamf.errors import DeviceLostError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
@@ -138,9 +138,9 @@ def test_each_of_several_logs_is_resumed(tmp_path):
 
 
 def test_what_crashed_processes_spent_is_part_of_the_budget():
-    options = Namespace(budget=60.0, restart=None)
+    options = Namespace(budget=60.0, crashed_run=None)
     assert compute_remaining_budget(options) == 60
-    options.restart = CrashedRun(Path("log.jsonl"), 45.0, [])
+    options.crashed_run = CrashedRun(Path("log.jsonl"), 45.0, [])
     assert compute_remaining_budget(options) == 15
     options.budget = 10.0
     assert 0 < compute_remaining_budget(options) < 1e-6
@@ -310,7 +310,7 @@ def test_three_ends_of_one_kernel_say_nothing_of_another():
     def row(kernel, m, reason=""):
         return Measurement(MatmulShape(m, 1, 1), kernel, MatmulProblem(), "burst", "median", "failed", reason)
 
-    crashes = Crashes([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
+    crashes = CrashRecord([row("a", m, "crashed the process (SIGBUS)") for m in (1, 2)])
     assert crashes.explain_why_not_to_launch(row("a", 1)) == "crashed the process (SIGBUS)"
     assert crashes.explain_why_not_to_launch(row("a", 3)) == crashes.explain_why_not_to_launch(row("b", 1)) == ""
     crashes.fatal_rows = [*crashes.fatal_rows, row("a", 3, "lost the device (no reason)")]
@@ -327,7 +327,7 @@ def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkey
         with pytest.raises(KeyboardInterrupt), Interruption():
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr("mamf.cli.watching._MAX_REPETITION_SECONDS", -1.0)
+        monkeypatch.setattr("mamf.cli.watching._MAX_REPEATED_SIGNAL_SECONDS", -1.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:

@@ -19,7 +19,7 @@ from mamf.cli.terminal import (
     add_shared_options,
     warn,
 )
-from mamf.errors import UnknownNameError, require_known
+from mamf.errors import UnknownNameError, require_known_names
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
 from mamf.operation import Request
@@ -29,7 +29,7 @@ from mamf.plans import Plan
 
 if TYPE_CHECKING:
     from mamf.ceilings.ceiling import Ceiling, Ceilings
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
 
 EXAMPLES = """examples:
   mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
@@ -49,7 +49,7 @@ def add_options(parser: Parser) -> None:
             find_option_value("--operation", parser.command_words), find_option_value("--preset", parser.command_words)
         ),
     )
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="attention, or decode for a --preset of decode")
     add_shared_options(group, "--kernel")
     group = add_measuring_options(parser)
@@ -85,15 +85,17 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     """Return the operation called ``name``, attention or decode. If ``name`` is None, return the operation that has
     ``preset``, or attention if ``preset`` is None too. Raises UnknownNameError for an unknown name or preset.
     """
-    operations_by_name: dict[str, AnyOperation] = {each.name: each for each in (Attention(), Decode())}
+    operations_by_name: dict[str, AnyOperation] = {operation.name: operation for operation in (Attention(), Decode())}
     if name is None:
         operation_names_by_preset = {
-            each: name for name, operation in operations_by_name.items() for each in operation.list_presets()
+            preset_name: name
+            for name, operation in operations_by_name.items()
+            for preset_name in operation.list_presets()
         }
         if preset:
-            require_known(("preset of attention", preset, operation_names_by_preset))
+            require_known_names(("preset of attention", preset, operation_names_by_preset))
         name = operation_names_by_preset.get(preset or "", next(iter(operations_by_name)))
-    require_known(("operation of attention", name, operations_by_name))
+    require_known_names(("operation of attention", name, operations_by_name))
     return operations_by_name[name]
 
 
@@ -102,15 +104,15 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class _AttentionSession(Session):
-    """A run of ``mamf attention``: it first searches for the ceilings that neither an option nor the resumed log gives,
-    then measures the attention kernels and shows each rate as a share of its ceiling.
+    """A run of ``mamf attention``: it first searches for the ceilings that are neither in the logs of --ceiling nor in
+    the resumed log, then measures the attention kernels and shows each rate as a share of its ceiling.
     """
 
-    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 
-        super().__init__(request, options, *interruption_and_log)
+        super().__init__(request, options, *session_arguments)
         logged_ceilings = (
             [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
             if self.resumed_log
@@ -141,16 +143,16 @@ class _AttentionSession(Session):
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         from mamf.ceilings.roof import get_ceiling_name
-        from mamf.cli.ceilings import limit_search_budgets, list_needed_ceilings
+        from mamf.cli.ceilings import divide_search_budget, list_needed_ceilings
 
         names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
-        return limit_search_budgets(
+        return divide_search_budget(
             self.plan.budget_seconds, [search for search in self.plan.searches if get_ceiling_name(search) in names]
         )
 
     def _open_ceiling_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """Import the matmul kernels that reached the rates in ``ceilings``, and return them by name. ``warn``: the
-        function that receives warnings as text.
+        """Import the matmul kernels that measured ``ceilings``, and return them by name. ``warn``: the function that
+        receives warnings as text.
         """
         from mamf.ceilings.roof import READ_BANDWIDTH
         from mamf.operations.matmul.operation import get_ceiling_kernels
@@ -161,7 +163,7 @@ class _AttentionSession(Session):
             warn,
         )
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.cli.ceilings import warn_of_short_budgets
         from mamf.engine.search.shares import SharesStrategy
         from mamf.logs.recording import LogRecord
@@ -172,9 +174,9 @@ class _AttentionSession(Session):
         return SharesStrategy(
             setup,
             self.ceilings,
-            [LogRecord("ceiling", make_ceiling_record(each)) for each in self.new_given_ceilings.values()],
+            [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.new_given_ceilings.values()],
             searches,
-            choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda remark: None),
+            choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
             on_failure=self.record_failure,
         )
 

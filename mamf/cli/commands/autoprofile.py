@@ -1,5 +1,5 @@
 """Implement the command ``mamf autoprofile``: run a fixed list of other mamf commands, save their logs in one folder,
-and write the page SUMMARY.md there, which summarizes their reports.
+and write the page SUMMARY.md, which summarizes their reports, into this folder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
     make_folder(folder, "; choose another folder for --output-folder")
     commands = AutoprofileCommands(options, folder, open_backend(options.backend or "auto", options.device or 0))
-    code, skip_reasons = 0, dict[str, str]()
+    exit_code, skip_reasons = 0, dict[str, str]()
     try:
         for name, command in commands.yield_commands():
             print_line(f"-- mamf {shlex.join(command)}")
@@ -86,20 +86,20 @@ def run_with_options(options: argparse.Namespace) -> int:
                 warn(str(error))
                 skip_reasons[name] = str(error)
                 # Only a missing log makes the command fail: a missing picture does not change the exit code.
-                code = FAILURE_EXIT_CODE if name in LOG_HEADINGS else code
+                exit_code = FAILURE_EXIT_CODE if name in LOG_HEADINGS else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
-        code = INTERRUPTED_EXIT_CODE
+        exit_code = INTERRUPTED_EXIT_CODE
     write_file_atomically(folder / SUMMARY_FILE, make_summary_markdown(folder, commands.skip_reasons | skip_reasons))
     print_line(f"summary: {folder / SUMMARY_FILE}")
-    return code
+    return exit_code
 
 
 class AutoprofileCommands:
-    """The list of mamf commands that one ``mamf autoprofile`` runs, with the device and the time budget they share.
+    """The list of mamf commands that one ``mamf autoprofile`` runs on one device within one time budget.
 
-    ``folder``: the folder for the logs. A command resumes its log if the folder already has an unfinished one.
-    ``skip_reasons``: for each log that cannot be measured here, its file name and the reason why not.
+    ``folder``: the folder for the logs. A command resumes its log if the folder has an unfinished log of it.
+    ``skip_reasons``: the reason why a log cannot be measured here, by the file name of the log.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
@@ -113,8 +113,9 @@ class AutoprofileCommands:
         ]
 
     def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield pairs of the log or picture that a command writes and the command's arguments. Run each command before
-        asking for the next pair, because the arguments of later commands depend on earlier logs.
+        """Yield, for each command, the file name of the log or picture that it writes, and its arguments.
+
+        The caller must run each command before it takes the next one, whose arguments may depend on the earlier logs.
         """
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []
@@ -125,12 +126,12 @@ class AutoprofileCommands:
             "bandwidth", "bandwidth", "--pattern", "copy", "--size", "4GiB" if is_accelerator else "128MiB"
         )
         attention_sizes = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
-        ceiling_options = self._make_ceiling_option(BURST) or ["--no-ceiling"]
+        ceiling_options = self._make_ceiling_options(BURST) or ["--no-ceiling"]
         attention = ["attention", *dtype_options, "--direction", "fwd", "bwd", *attention_sizes, "--time-limit", "0.3s"]
         yield self._make_resumable_command(
             "kernels", *attention, *([] if self._has_log("kernels") else ceiling_options)
         )
-        if kernels := self._choose_counters_arguments():
+        if kernels := self._make_counters_arguments():
             yield self._make_resumable_command("counters", "counters", *kernels)
         if not self._has_log("step"):
             step_count = "3" if is_accelerator else "1"
@@ -139,7 +140,7 @@ class AutoprofileCommands:
                 [
                     "profile",
                     *("--steps", step_count, "--warmup", step_count, "--output", str(self.folder / "step.jsonl")),
-                    *self._make_ceiling_option(SUSTAINED),
+                    *self._make_ceiling_options(SUSTAINED),
                     *self._device_options,
                     *self._make_model_step_command(),
                 ],
@@ -169,8 +170,8 @@ class AutoprofileCommands:
         ]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
         print_line(f"-- {shlex.join(command)}")
-        if code := subprocess.run(command, check=False).returncode:
-            warn(f"nsys failed with exit code {code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
+        if exit_code := subprocess.run(command, check=False).returncode:
+            warn(f"nsys failed with exit code {exit_code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
 
     def _has_log(self, name: str) -> bool:
         return (self.folder / f"{name}.jsonl").exists()
@@ -180,7 +181,7 @@ class AutoprofileCommands:
         log = f"{name}.jsonl"
         return log, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log)]
 
-    def _make_ceiling_option(self, regime: str) -> list[str]:
+    def _make_ceiling_options(self, regime: str) -> list[str]:
         """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
         missing or has no ceiling of ``regime`` (burst or sustained).
         """
@@ -189,7 +190,7 @@ class AutoprofileCommands:
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
-    def _choose_counters_arguments(self) -> list[str]:
+    def _make_counters_arguments(self) -> list[str]:
         """Return the arguments for ``mamf counters``: the fastest attention kernels on the measured shape with the most
         FLOP, and this shape. If the counters cannot be read here, return no arguments and add to ``skip_reasons``.
         """
@@ -204,7 +205,7 @@ class AutoprofileCommands:
             rows = [row for row in log.measurements if row.ok and row.operation == log.plan.operation and not row.phase]
             if not rows:
                 raise UnavailableError(
-                    "mamf cannot read counters of attention kernels, because it could not measure any"
+                    "mamf cannot read counters of attention kernels, because kernels.jsonl has no measured row"
                 )
         except MamfError as error:
             self.skip_reasons["counters.jsonl"] = str(error)
@@ -241,7 +242,7 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     """Return the markdown page SUMMARY.md: for each log in ``folder``, the first table and the conclusion of its
     report.
 
-    ``skip_reasons``: for each log that is missing, its file name and the reason why it was not measured.
+    ``skip_reasons``: the reason why a missing log was not measured, by the file name of the log.
     """
     from mamf.cli.commands.show import make_log_document
     from mamf.logs.run_log import read_run_log
@@ -252,8 +253,8 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
     step_log = folder / "step.jsonl"
-    profiled = read_profile_or_none(step_log) if step_log.exists() and not header else None
-    device_name = header["device"]["name"] if header else profiled[1].device if profiled else "This device"
+    step_profile = read_profile_or_none(step_log) if step_log.exists() and not header else None
+    device_name = header["device"]["name"] if header else step_profile[1].device if step_profile else "This device"
     sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
     sections += [escape_markdown(describe_machine(header))] if header else []
     for name, title in LOG_HEADINGS.items():

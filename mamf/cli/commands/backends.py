@@ -25,9 +25,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     statuses = list_backend_statuses()
     width = max(len(status.name) for status in statuses)
     for status in statuses:
-        if status.unavailable is not None:
-            print_line(f"{status.name:{width}} unavailable: {status.unavailable.reason}")
-            print_line(f"{'':{width}} to enable it: {status.unavailable.remedy}")
+        if status.unavailability is not None:
+            print_line(f"{status.name:{width}} unavailable: {status.unavailability.reason}")
+            print_line(f"{'':{width}} to enable it: {status.unavailability.remedy}")
             continue
         for index, device in enumerate(status.device_names):
             print_line(f"{status.name if index == 0 else '':{width}} device {index}: {device}")

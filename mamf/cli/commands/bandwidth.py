@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_operation_options(parser, Bandwidth(), defaults={"pattern": PATTERNS})
-    add_shared_options(parser.add_argument_group("what"), "--kernel")
+    add_shared_options(parser.add_argument_group("what to measure"), "--kernel")
     add_session_options(parser)
 
 

@@ -62,15 +62,18 @@ def run_with_options(options: argparse.Namespace) -> int:
             "A1 A2 --against B1 B2"
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
-    with ExitStack() as opened:
-        files = [[opened.enter_context(yield_local_file(path)) for path in side] for side in sides]
+    with ExitStack() as open_files:
+        files = [[open_files.enter_context(yield_local_file(path)) for path in side] for side in sides]
         finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
-        if any(finder_runs):  # Print the figures of the two logs in adjacent columns, because they cannot be paired.
+        if any(finder_runs):  # The rows of mamf-finder cannot be paired, so print both logs in adjacent columns.
             if len(finder_runs) != 2:
-                raise UsageError("one of the logs is from mamf-finder: compare it with exactly one other log")
+                raise UsageError(
+                    f"{len(finder_runs)} logs are given, and one is from mamf-finder: compare a log of mamf-finder "
+                    "with exactly one other log"
+                )
             paths_and_runs = zip((path for side in files for path in side), finder_runs, strict=True)
-            compared = (make_compared_run(path.name, run or read_log(path)) for path, run in paths_and_runs)
-            print_document(options, make_side_by_side_document(*compared))
+            documents = (make_compared_run(path.name, run or read_log(path)) for path, run in paths_and_runs)
+            print_document(options, make_side_by_side_document(*documents))
             return 0
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     comparison = compare(logs_a, logs_b, options.anyway)

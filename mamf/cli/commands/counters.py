@@ -16,9 +16,9 @@ from mamf.errors import UnavailableError, UsageError
 from mamf.operation import Request
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.logs.run_log import RunLog
-    from mamf.profiling.counters.counting import CountingStrategy
+    from mamf.profiling.counters.counting import HardwareCounterStrategy
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
@@ -37,7 +37,7 @@ def add_options(parser: Parser) -> None:
     )
     kernel.alternatives = ("--requeue", "--resume")  # type: ignore[attr-defined]
     add_launch_options(parser, "--shapes")
-    group = parser.add_argument_group("counting")
+    group = parser.add_argument_group("how to read the counters")
     add_shared_options(group, "--launches", default=5, default_text="5")
     group.add_argument(
         "--ncu",
@@ -68,7 +68,7 @@ def _choose_operation(options: argparse.Namespace) -> AnyOperation:
     if options.kernel:
         return find_operation_of_kernel(options.kernel[0])
     if options.resume is None:
-        raise UsageError("no kernel is named: name at least one KERNEL ('mamf kernels' lists them)")
+        raise UsageError("no KERNEL is given: name at least one ('mamf kernels' lists the names)")
     return make_operation(read_run_log(options.resume).plan.operation)
 
 
@@ -76,23 +76,23 @@ class CountersSession(Session):
     """A run of ``mamf counters``: it measures kernels in short bursts, then reads the hardware counters of each with
     ncu.
 
-    ``counted_steps``: the combinations of kernel, problem and shape whose counters have already been read.
+    ``counted_combinations``: the combinations of kernel, problem and shape whose counters the log already has.
     """
 
-    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.profiling.counters.ncu import Ncu, read_counts
 
-        super().__init__(request, options, *interruption_and_log)
+        super().__init__(request, options, *session_arguments)
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.counted_steps = {step for step, counts in logged_counts.items() if counts.ok}
+        self.counted_combinations = {key for key, counts in logged_counts.items() if counts.has_counters}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
-    def make_strategy(self, setup: Setup) -> CountingStrategy:
-        from mamf.profiling.counters.counting import CountingStrategy
+    def make_strategy(self, setup: RunSetup) -> HardwareCounterStrategy:
+        from mamf.profiling.counters.counting import HardwareCounterStrategy
 
-        return CountingStrategy(setup, self.counted_steps, self.ncu)
+        return HardwareCounterStrategy(setup, self.counted_combinations, self.ncu)
 
     def print_plan(self) -> None:
         super().print_plan()
@@ -100,12 +100,14 @@ class CountersSession(Session):
             print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_run_complete(self) -> bool:
-        from mamf.profiling.counters.counting import find_uncounted_rows
+        from mamf.profiling.counters.counting import find_rows_without_counters
 
-        return super().is_run_complete() and not find_uncounted_rows(self.measured_run.rows, self.counted_steps)
+        return super().is_run_complete() and not find_rows_without_counters(
+            self.measured_run.rows, self.counted_combinations
+        )
 
-    def choose_exit_code(self, code: int) -> int:
-        return code or (0 if self.counted_steps else FAILURE_EXIT_CODE)
+    def choose_exit_code(self, run_exit_code: int) -> int:
+        return run_exit_code or (0 if self.counted_combinations else FAILURE_EXIT_CODE)
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document

@@ -26,7 +26,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.errors import UsageError
-from mamf.kernel import DATA
+from mamf.kernel import DATA_CHOICES
 from mamf.measurement import find_rate
 from mamf.operation import Request, make_operation_plan
 from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
@@ -40,30 +40,30 @@ EXAMPLES = """examples:
   mamf explain                                              the best shape of the last find on this device
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
 """
-_DEFAULT_SECONDS = 30.0
+_DEFAULT_BUDGET_SECONDS = 30.0
 #: The matmul that ``mamf explain`` explains: its problem (dtype, layout and so on), its shape, and the kernel's name as
 #: the command line accepts it.
 MatmulToExplain = tuple[Any, Any, str]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    product = parser.add_argument_group("matmul to explain")
+    matmul_group = parser.add_argument_group("matmul to explain")
     add_shared_options(
-        product,
+        matmul_group,
         "--ceiling",
         nargs=None,
         help="log of 'mamf find' whose burst ceiling to explain; cannot be combined with --shape (default: the log "
         "of the last 'mamf find' on this device)",
     )
     add_shared_options(
-        product,
+        matmul_group,
         "--shape",
         help="shape of the matmul to explain, such as 4096x4096x4096 (default: the shape of the burst ceiling, see "
         "--ceiling)",
     )
-    add_shared_options(product, "--dtype", nargs=None)
+    add_shared_options(matmul_group, "--dtype", nargs=None)
     add_shared_options(
-        product,
+        matmul_group,
         "--kernel",
         nargs=1,
         default_text="the kernel of the burst ceiling; with --shape: torch.mm, scaled_mm or int_mm, depending on the "
@@ -81,19 +81,21 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.picture:
         check_image_path(options.picture, options.overwrite)
     if options.ceiling and options.shape:
-        raise UsageError("--ceiling cannot be combined with --shape, because the ceiling already gives the shape")
+        raise UsageError("--ceiling cannot be combined with --shape, because each of them gives a shape: use one")
     return run_session(options, ExplainSession, Request(make_requested_operation()))
 
 
 class ExplainSession(Session):
-    """A run of ``mamf explain``: it measures one matmul in a few conditions, and compares FLOPS with the datasheet."""
+    """A run of ``mamf explain``: it measures one matmul under several conditions, and compares its FLOPS with the
+    datasheet.
+    """
 
     kind = EXPLAIN
 
     @cached_property
     def matmul_to_explain(self) -> MatmulToExplain:
-        """The matmul to explain: the one that --shape gives; without --shape, the fastest one in the log of --ceiling;
-        without --ceiling too, the fastest one of the last ``mamf find`` on this device.
+        """The matmul to explain: the matmul of --shape. Without --shape, the fastest matmul in the log of --ceiling or,
+        without --ceiling, of the last ``mamf find`` on this device.
         """
         from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, make_problem
@@ -111,14 +113,16 @@ class ExplainSession(Session):
             else find_cached_ceiling(backend.info, problem, BURST)
         )
         if ceiling is None:
-            raise UsageError(f"no {problem.dtype} ceiling of this device is known: run 'mamf find', or give a --shape")
+            raise UsageError(
+                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run it, or give a --shape"
+            )
         if not ceiling_path:
             warn(
                 f"explaining the matmul {ceiling.shape} by {ceiling.kernel}, the best result of 'mamf find' on "
                 f"{ceiling.date[:10]}"
             )
         return (
-            replace(ceiling.problem, data=DATA[0]),
+            replace(ceiling.problem, data=DATA_CHOICES[0]),
             ceiling.shape,
             kernel_name or get_installed_kernel(ceiling.kernel).name,
         )
@@ -131,26 +135,27 @@ class ExplainSession(Session):
         return make_operation_plan(
             self.operation,
             [kernel],
-            [replace(problem, data=data) for data in DATA],
+            [replace(problem, data=data) for data in DATA_CHOICES],
             [shape],
             CEILING_REGIMES,
             EXPLAIN,
-            budget_seconds=self.options.budget or _DEFAULT_SECONDS,
+            budget_seconds=self.options.budget or _DEFAULT_BUDGET_SECONDS,
         )
 
     def print_report(self, log: RunLog) -> int:
         from mamf.kinds.registry import get_kind
         from mamf.report.charts.picture import draw_figure, save_figure
 
-        code = super().print_report(log)
+        exit_code = super().print_report(log)
         if self.options.picture and log.measurements:
             save_figure(draw_figure(get_kind(log.plan).make_chart(log)), self.options.picture, self.options.overwrite)
             print_line(f"figure: {self.options.picture}", choose_note_stream(self.options))
-        return code
+        return exit_code
 
 
 def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceiling:
-    """Return the burst ceiling of ``dtype`` from the log at ``path``; if ``dtype`` is None, its first burst ceiling.
+    """Return the burst ceiling of ``dtype`` from the log at ``path``. If ``dtype`` is None, return the first burst
+    ceiling in the log.
 
     Raises UsageError if the log has no burst ceiling, or none of this dtype.
     """

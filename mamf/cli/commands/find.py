@@ -51,14 +51,14 @@ _BUDGET_HELP = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each probl
 
 def add_options(parser: Parser) -> None:
     operation = make_requested_operation(parser.command_words)
-    parser.set_defaults(of=operation)
+    parser.set_defaults(requested_operation=operation)
     add_operation_options(
         parser,
         operation,
         has_shape_options=not operation.is_compute_roof,
         takes_several_values=not operation.is_compute_roof,
     )
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if not operation.is_compute_roof:
         add_shared_options(group, "--kernel")
@@ -66,15 +66,16 @@ def add_options(parser: Parser) -> None:
         return
     add_shared_options(group, "--dtype")
     add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
-    search = parser.add_argument_group("search")
-    add_shared_options(search, "--regime", default_text="both")
-    search.add_argument(
+    search_group = parser.add_argument_group("search")
+    add_shared_options(search_group, "--regime", default_text="both")
+    search_group.add_argument(
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="find both ceilings in 14 s: measure less often, and only the kernel that is fastest in a short trial",
+        help="find both ceilings in 14 s: measure each shape fewer times, and only with the kernel that is fastest in "
+        "a short trial",
     )
-    add_shared_options(search, "--precision")
+    add_shared_options(search_group, "--precision")
     add_device_options(parser)
     add_devices_options(parser)
     add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
@@ -82,19 +83,21 @@ def add_options(parser: Parser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    if options.of.is_compute_roof:
-        return _search_dtypes_in_turn(options)
-    return run_kernel_session(options, _OperationFindSession, options.of)
+    if options.requested_operation.is_compute_roof:
+        return _run_search_per_dtype(options)
+    return run_kernel_session(options, _OperationFindSession, options.requested_operation)
 
 
-def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
-    """Run one search for the matmul ceilings of each dtype of --dtype, and return the highest of their exit codes."""
-    if options.begins and len(set(options.dtype or ())) > 1:
+def _run_search_per_dtype(options: argparse.Namespace) -> int:
+    """Search for the matmul ceilings of each dtype of --dtype, one after the other. Return the highest exit code of the
+    searches.
+    """
+    if options.new_log_reason and len(set(options.dtype or ())) > 1:
         raise UsageError(
             "--requeue needs a single --dtype, because each dtype has its own log: name one dtype, or use --output"
         )
-    # A resumed run continues with the dtype of its log, so ignore --dtype here.
-    is_resumed = options.resume and not options.restart
+    # A resumed run has the dtype of its log, so it does not need a list of dtypes from --dtype.
+    is_resumed = options.resume and not options.crashed_run
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output_path: Path | None = options.output
     if options.budget is not None and not is_resumed:
@@ -103,24 +106,26 @@ def _search_dtypes_in_turn(options: argparse.Namespace) -> int:
     def search_remaining_dtypes(interruption: Interruption, resumed: ResumedLog | None) -> int:
         if len(dtypes) > 1:  # Report an unsupported dtype before mamf measures any dtype.
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in make_request(options.of, options).make_problems(backend):
+            for problem in make_request(options.requested_operation, options).make_problems(backend):
                 choose_search_kernels(backend, problem, options.kernel)
-        for dtype in dtypes[len(options.codes) :]:
+        for dtype in dtypes[len(options.finished_exit_codes) :]:
             options.dtype = dtype
             if output_path is not None and len(dtypes) > 1:
                 options.output = output_path.with_name(f"{output_path.stem}-{dtype}{output_path.suffix}")
             try:
-                code = _MatmulSearchSession(Request(options.of), options, interruption, resumed).run()
-            except UsageError as error:  # Go on, for example if only this dtype is too slow for a search.
+                exit_code = _MatmulSearchSession(
+                    Request(options.requested_operation), options, interruption, resumed
+                ).run()
+            except UsageError as error:  # Continue with the next dtype: only this one may be too slow for a search.
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))
-                code = error.exit_code
-            options.codes.append(code)
-            resumed = options.restart = None
-            if code == INTERRUPTED_EXIT_CODE:
+                exit_code = error.exit_code
+            options.finished_exit_codes.append(exit_code)
+            resumed = options.crashed_run = None
+            if exit_code == INTERRUPTED_EXIT_CODE:
                 break
-        return int(max(options.codes))
+        return int(max(options.finished_exit_codes))
 
     return run_interruptible(options, search_remaining_dtypes)
 
@@ -133,10 +138,10 @@ class _MatmulSearchSession(Session):
     def open_kernels(self) -> Sequence[NamedKernel]:
         from mamf.engine.search.grid import plan_search
 
-        options, before = self.options, self.resumed_plan
-        if before is None:
+        options, logged_plan = self.options, self.resumed_plan
+        if logged_plan is None:
             (problem,) = make_request(self.operation, options).make_problems(self.backend)
-            self._search_plan, opened = plan_search(
+            self._search_plan, opened_kernels = plan_search(
                 self.backend,
                 problem,
                 options.kernel,
@@ -145,29 +150,33 @@ class _MatmulSearchSession(Session):
                 precision=options.precision or Plan.precision,
                 is_quick=bool(options.quick),
             )
-            return list(zip(self._search_plan.kernels, opened, strict=True))
+            return list(zip(self._search_plan.kernels, opened_kernels, strict=True))
         if options.kernel:
             logged_names, requested_names = (
-                [choose_matmul_kernel(self.backend, before.problem, name).name for name in names]
-                for names in (before.kernels, options.kernel)
+                [choose_matmul_kernel(self.backend, logged_plan.problem, name).name for name in names]
+                for names in (logged_plan.kernels, options.kernel)
             )
             require_same_kernels(options, logged_names, requested_names)
         return list(
-            zip(before.kernels, choose_search_kernels(self.backend, before.problem, before.kernels), strict=True)
+            zip(
+                logged_plan.kernels,
+                choose_search_kernels(self.backend, logged_plan.problem, logged_plan.kernels),
+                strict=True,
+            )
         )
 
     def make_new_plan(self) -> Plan:
         return self._search_plan
 
-    def make_plan_to_compare(self, before: Plan) -> Plan:
-        """Return the plan that the options describe, but with the grid of shapes from ``before``, the plan in the log:
-        the grid depends on a measured speed, so a new grid would differ from it by chance.
+    def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
+        """Return the plan that the options describe, but with the grid of shapes from ``logged_plan``. A new grid would
+        differ by chance, because it depends on a measured speed.
         """
         options = self.options
-        if bool(options.quick) != before.options.is_quick:
-            raise make_contradiction_error(options, "quick", before.options.is_quick, bool(options.quick))
+        if bool(options.quick) != logged_plan.options.is_quick:
+            raise make_contradiction_error(options, "quick", logged_plan.options.is_quick, bool(options.quick))
         return replace(
-            before,
+            logged_plan,
             problems=make_request(self.operation, options).make_problems(self.backend),
             regimes=choose_regimes(options.regime, CEILING_REGIMES),
             precision=options.precision or Plan.precision,
@@ -179,9 +188,9 @@ class _MatmulSearchSession(Session):
             f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}"
         )
         print_line(f"kernels: {names}")
-        largest = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
+        size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         print_line(
-            f"grid: {len(grid.shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{largest}"
+            f"grid: {len(grid.shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{size_limit}"
         )
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 
@@ -189,12 +198,12 @@ class _MatmulSearchSession(Session):
         from mamf.contribution.known_ceilings import compare_with_known_ceilings
         from mamf.logs.ceiling_cache import cache_ceilings
 
-        code = super().print_report(log)
+        exit_code = super().print_report(log)
         for ceiling in log.all_ceilings.values():
-            if known := compare_with_known_ceilings(ceiling, log.header["device"]):
-                print_line(f"{ceiling.regime}, {known}", choose_note_stream(self.options))
+            if comparison := compare_with_known_ceilings(ceiling, log.header["device"]):
+                print_line(f"{ceiling.regime}, {comparison}", choose_note_stream(self.options))
         cache_ceilings(log.path, warn)
-        return code
+        return exit_code
 
 
 class _OperationFindSession(Session):
@@ -215,13 +224,14 @@ class _OperationFindSession(Session):
         )
 
     def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the shapes to measure: those of --shapes, or else the default shapes whose rate can be a ceiling.
+        """Return the shapes to measure: the shapes of the options or, without these, the default shapes whose rate can
+        be a ceiling.
 
-        The rate of arrays that fit in a cache, for example, cannot be a ceiling of memory. Raises UsageError if no
-        shape can be a ceiling.
+        The rate of arrays that fit in a cache, for example, cannot be a ceiling of memory. Raises UsageError if no rate
+        of a shape can be a ceiling.
         """
-        info, may_be = self.backend.info, self.operation.may_be_ceiling
-        shapes = [shape for shape in plan.shapes if any(may_be(info, problem, shape) for problem in plan.problems)]
+        info, is_ceiling = self.backend.info, self.operation.may_be_ceiling
+        shapes = [shape for shape in plan.shapes if any(is_ceiling(info, problem, shape) for problem in plan.problems)]
         if not shapes:
             raise UsageError(
                 "all shapes fit in a cache, so they cannot measure the memory ceiling: name larger ones with "

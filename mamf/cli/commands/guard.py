@@ -23,13 +23,20 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE
-from mamf.errors import IncomparableError, UsageError, parse_share, require_known, require_values, require_whole_number
+from mamf.errors import (
+    IncomparableError,
+    UsageError,
+    parse_share,
+    require_known_names,
+    require_nonempty_list,
+    require_whole_number,
+)
 from mamf.files import write_file_atomically
 from mamf.operation import Request
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.engine.strategies.studies import GuardStrategy
     from mamf.logs.judging import GuardResult
     from mamf.logs.run_log import RunLog
@@ -80,12 +87,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
-    """Read and check the TOML file of ``mamf guard``. Return the values of the options of ``mamf sweep --operation``
-    with which mamf measures the rows of the file, and the values of these options:
+    """Read and check the TOML file of ``mamf guard``, and return values of options by their dest.
+
+    These are the options of ``mamf sweep --operation`` that describe the rows of the file, and:
 
     ``baseline``: path of the run log to compare with. A relative path is resolved from the folder of the TOML file.
-    ``tolerance``: the slowdown against the baseline that is still accepted, as a share of the baseline's rate.
-    ``rounds``: the maximum number of measurements of a row whose result is in doubt; for a new baseline, the number of
+    ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.
+    ``rounds``: the maximum number of measurements of a row that is undecided; for a new baseline, the number of
     measurements of every row.
     ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of cycles used.
 
@@ -100,10 +108,12 @@ def read_guard_file(path: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         values_by_key = tomllib.loads(path.read_text(encoding="utf-8"))
-        require_known(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
+        require_known_names(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
         keys = read_record(values_by_key, GuardKeys)
-        require_values("shapes", keys.shapes, str)
-        require_known(*(("regime", name, COMMON_REGIMES) for name in keys.regimes), ("by", keys.by, COMPARED_FIGURES))
+        require_nonempty_list("shapes", keys.shapes, str)
+        require_known_names(
+            *(("regime", name, COMMON_REGIMES) for name in keys.regimes), ("by", keys.by, COMPARED_FIGURES)
+        )
         fields = {
             name: [str(value) for value in (values if isinstance(values, list) else [values])]
             for name, values in keys.problem.items()
@@ -126,9 +136,9 @@ def read_guard_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except RecursionError:
-        raise UsageError(f"{path}: its values are nested too deeply") from None
+        raise UsageError(f"the values in {path} are nested too deeply: write only the keys in docs/guard.md") from None
     except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path} is not a valid guard file: {error}") from None
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -136,20 +146,22 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     given_baseline = options.baseline
     vars(options).update(read_guard_file(options.file))
-    options.given.add("problem")  # Make --resume check that the log fits the guard file.
-    options.baseline = path = given_baseline or options.baseline
+    options.given_names.add("problem")  # Make --resume check that the log fits the guard file.
+    options.baseline = baseline_path = given_baseline or options.baseline
     if options.update and (options.junit or options.markdown):
-        raise UsageError("--update cannot be combined with --junit or --markdown, because it compares nothing")
+        raise UsageError(
+            "--update cannot be combined with --junit or --markdown, because --update makes no comparison to report"
+        )
     for report_path in filter(None, (options.junit, options.markdown)):
         if not report_path.parent.is_dir():
-            raise UsageError(f"cannot write {report_path}: there is no folder {report_path.parent}")
+            raise UsageError(f"cannot write {report_path}: there is no folder {report_path.parent}; create it first")
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
-    if not options.update and not path.exists():
+    if not options.update and not baseline_path.exists():
         raise UsageError(
-            f"there is no baseline {path}: measure one with 'mamf guard FILE --update', while nothing else uses the "
-            "device"
+            f"there is no baseline {baseline_path}: measure one with 'mamf guard FILE --update', while nothing else "
+            "uses the device"
         )
-    options.baseline_log = None if options.update else read_log(path)
+    options.baseline_log = None if options.update else read_log(baseline_path)
     return run_kernel_session(options, _GuardSession)
 
 
@@ -157,24 +169,24 @@ class _GuardSession(Session):
     """A run of ``mamf guard``: it compares kernels of one operation with a baseline, or measures a new baseline.
 
     ``baseline_log``: the run log to compare with, or None if mamf measures a new baseline.
-    ``result``: the outcome of the comparison, or None until mamf has compared.
-    ``update_exit_code``: not 0 if mamf refused to write the new baseline.
+    ``result``: the result of the comparison, or None before the comparison.
+    ``update_exit_code``: the exit code of --update, which is not 0 if mamf refused to write the new baseline.
     """
 
     kind = GUARD
 
-    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
         self.baseline_log: RunLog | None = options.baseline_log
         self.result: GuardResult | None = None
         self.update_exit_code = 0
-        super().__init__(request, options, *interruption_and_log)
+        super().__init__(request, options, *session_arguments)
         if self.baseline_log:
             self._require_comparable_baseline(self.baseline_log)
 
     def make_new_plan(self) -> Plan:
         return replace(super().make_new_plan(), kind=GUARD, options=GuardOptions(self.options.rounds))
 
-    def make_strategy(self, setup: Setup) -> GuardStrategy:
+    def make_strategy(self, setup: RunSetup) -> GuardStrategy:
         from mamf.engine.strategies.studies import GuardStrategy
         from mamf.logs.judging import list_guarded_rows
 
@@ -183,26 +195,26 @@ class _GuardSession(Session):
         return GuardStrategy(setup, baseline, self.options.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
-        """Raise IncomparableError if ``baseline`` is from another card or has no row that this run measures too."""
+        """Raise IncomparableError if ``baseline`` is from another card, or if this run measures none of its rows."""
         from mamf.logs.compare import find_blocking_differences
         from mamf.logs.compared_rows import make_pairing_fields
         from mamf.logs.judging import COMPARE_CYCLES, list_guarded_rows
 
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
-        obstacles = find_blocking_differences(baseline.header, header)
+        differences = find_blocking_differences(baseline.header, header)
         if self.options.compared_figure == COMPARE_CYCLES:
-            obstacles = [each for each in obstacles if not each.is_of_card]
-        if obstacles:
+            differences = [difference for difference in differences if not difference.is_of_card]
+        if differences:
             raise IncomparableError(
-                f"{baseline.path} is not comparable with this run: {', '.join(map(str, obstacles))}; measure a new "
+                f"{baseline.path} is not comparable with this run: {', '.join(map(str, differences))}; measure a new "
                 "baseline with --update"
             )
-        kernel_names = {name: each.name for name, each in self.kernels}
-        wanted_fields = [
-            make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.steps()
+        kernel_names = {name: kernel.name for name, kernel in self.kernels}
+        planned_fields = [
+            make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.list_steps()
         ]
         if not any(
-            entry.fields in wanted_fields
+            entry.fields in planned_fields
             for entry in list_guarded_rows(baseline, self.options.compared_figure)
             if entry.tflops is not None
         ):
@@ -211,13 +223,13 @@ class _GuardSession(Session):
                 "--update"
             )
 
-    def choose_exit_code(self, code: int) -> int:
-        if self.options.update or code not in (0, FAILURE_EXIT_CODE):
-            return code or self.update_exit_code
+    def choose_exit_code(self, run_exit_code: int) -> int:
+        if self.options.update or run_exit_code not in (0, FAILURE_EXIT_CODE):
+            return run_exit_code or self.update_exit_code
         if self.result is None:
             return FAILURE_EXIT_CODE
-        is_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
-        return REGRESSION_EXIT_CODE if is_failed else 0 if self.result.is_finished else FAILURE_EXIT_CODE
+        has_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
+        return REGRESSION_EXIT_CODE if has_failed else 0 if self.result.is_finished else FAILURE_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import make_guard_document
@@ -237,12 +249,12 @@ class _GuardSession(Session):
                 write_file_atomically(self.options.junit, xml)
             if self.options.markdown:
                 write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.result)))
-        code = super().print_report(log)
+        exit_code = super().print_report(log)
         if self.result and self.options.format not in TERMINAL_FORMATS:
             print_line(describe_guard_verdict(self.result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)
-        return code
+        return exit_code
 
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
@@ -257,8 +269,8 @@ class _GuardSession(Session):
         elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
             self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
             warn(
-                f"no baseline was written: {len(noisy_rows)} of {len(self.plan.steps())} rows vary by more than the "
-                f"tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
+                f"no baseline was written: {len(noisy_rows)} of {len(self.plan.list_steps())} rows vary by more than "
+                f"the tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
                 f"(+-{format_share(round(half_width, 4))}); measure while nothing else runs on the "
                 "machine, or raise tolerance"
             )

@@ -45,8 +45,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     written_paths: list[Path] = []
     with Interruption():
         # Read all files before writing any, so that an unreadable file leaves no partial set of new logs.
-        with show_reading_progress(paths) as seen:
-            runs = [(path, run) for path in paths for run in read_finder_logs(path, seen)]
+        with show_reading_progress(paths) as count_read_bytes:
+            runs = [(path, run) for path in paths for run in read_finder_logs(path, count_read_bytes)]
         target_paths = _choose_target_paths((path for path, _ in runs), options.output_folder)
         try:
             for target_path, (_, run) in zip(target_paths, runs, strict=True):
@@ -66,15 +66,15 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Return one path in ``folder`` for each run. ``paths``: for each run, the mamf-finder log that it is from.
+    """Return one path in ``folder`` for each run. ``paths``: for each run, the path of its mamf-finder log.
 
-    A path has the name of this log with the suffix .jsonl; further runs of this log get a number. Raises UsageError if
-    a file with this path exists.
+    A returned path has the name of the log with the suffix .jsonl. If a log has several runs, the names of the second
+    and later runs also have a number. Raises UsageError if a file with a returned path exists.
     """
-    target_paths, free_paths = dict[Path, None](), dict[Path, Iterator[Path]]()
+    target_paths, numbered_paths_by_first_path = dict[Path, None](), dict[Path, Iterator[Path]]()
     for path in paths:
         first_path = folder / f"{Path(path.name.removesuffix('.gz')).stem}.jsonl"
-        numbered_paths = free_paths.setdefault(first_path, yield_numbered_paths(first_path))
+        numbered_paths = numbered_paths_by_first_path.setdefault(first_path, yield_numbered_paths(first_path))
         target_path = next(each for each in numbered_paths if each not in target_paths)
         if target_path.exists():
             raise UsageError(f"{target_path} already exists: choose another folder for --output-folder")
@@ -87,9 +87,9 @@ def describe_finder_run(run: FinderRun) -> str:
     from mamf.report.document import format_count
 
     figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
-    end = "" if run.is_complete else ", interrupted: no ceilings"
+    interruption_note = "" if run.is_complete else ", interrupted: no ceilings"
     return (
         f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}, "
-        f"{run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{end}; "
+        f"{run.dtype or 'unknown dtype'}: {format_count(len(run.rows), 'row')}{interruption_note}; "
         f"{figures or 'no best figure'}"
     )

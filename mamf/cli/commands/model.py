@@ -19,7 +19,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import Model
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup
+    from mamf.engine.runner import RunSetup
     from mamf.engine.strategies.rows import RowsStrategy
 
 EXAMPLES = """examples:
@@ -39,7 +39,7 @@ _MIN_FIRST_ROW_LAUNCHES = 10
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_operation_options(parser, Model(), defaults={"context": (1024,)})
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     group.add_argument(
         "--attention",
         nargs="+",
@@ -65,7 +65,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.quick:
         quick_values = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_SECONDS}
         for name, value in quick_values.items():
-            if name not in options.given and getattr(options, name) in (None, (1024,)):
+            if name not in options.given_names and getattr(options, name) in (None, (1024,)):
                 setattr(options, name, value)
     options.kernel = make_kernel_names(options)
     if options.nvtx or options.dtypes or options.memory:
@@ -74,8 +74,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _profile_single_row(options: argparse.Namespace) -> int:
-    """Run ``mamf profile`` on launches of the one combination of kernel, problem and shape that the options describe,
-    and return its exit code. Raises UsageError if the options describe several combinations or none.
+    """Run ``mamf profile`` on launches of the single row (kernel, problem and shape) that the options describe, and
+    return its exit code. Raises UsageError if the options describe several rows or none.
     """
     from mamf.plugins.discovery import open_backend
     from mamf.profiling.counters.ncu import make_run_options
@@ -90,17 +90,17 @@ def _profile_single_row(options: argparse.Namespace) -> int:
             "name one phase and context"
         )
     ((kernel, problem, shape),) = rows
-    watch_options = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
-    watch_options += ["--memory", str(options.memory)] if options.memory else []
+    profile_options = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]
+    profile_options += ["--memory", str(options.memory)] if options.memory else []
     device_options = ["--backend", backend.name, "--device", str(backend.index)]
-    launch_command = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device_options, "--no-verify"]
+    command = ["-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device_options, "--no-verify"]
     step_options = ["--warmup", "1", "--steps", "1", "--calls", "mamf.engine.launching:launch_between_marks"]
-    return run_command(["profile", *step_options, *watch_options, *device_options, *launch_command, "--launches", "3"])
+    return run_command(["profile", *step_options, *profile_options, *device_options, *command, "--launches", "3"])
 
 
 def make_kernel_names(options: argparse.Namespace) -> list[str] | None:
-    """Return names of kernels such as ``torch[sdpa]``, a model that uses the attention kernel sdpa: one per attention
-    kernel, and with --compile also ``compiled[...]``. Return None if the kernels are those of the resumed log.
+    """Return one kernel name per attention kernel, such as ``torch[sdpa]`` for a model that uses sdpa, and with
+    --compile also names such as ``compiled[sdpa]``. Return None if the resumed log names the kernels.
     """
     if options.resume and not has_plan_options(options):
         return None
@@ -117,14 +117,14 @@ class ModelSession(Session):
     ``known_ceilings``: the ceilings to compare with, by dtype and regime (burst or sustained load).
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *session_arguments: Any) -> None:
         from mamf.ceilings.ceiling import mark_as_from_option
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.logs.records import make_known_ceiling_record
         from mamf.operations.matmul.operation import make_matmul_kernel, make_problem
 
-        super().__init__(*arguments)
+        super().__init__(*session_arguments)
         needed_keys = list_needed_ceilings(self.plan)
         self.known_ceilings = dict(self.resumed_log.known_ceilings) if self.resumed_log else {}
         for key, each in read_given_ceilings(self.options, needed_keys, self.backend).items():
@@ -136,13 +136,13 @@ class ModelSession(Session):
                 self.known_ceilings[key] = ceiling
         if self.plan.budget_seconds is None or self.backend.is_accelerator or self.resumed_log:
             return
-        # On a CPU, refuse a budget that the first row with its verification would exceed. Estimate with the rate of
-        # float32: the verification of a model of any dtype computes its reference in float32.
+        # On a CPU, refuse a budget that the first row and its verification would exceed. Estimate their time from the
+        # rate of float32, because mamf computes the reference of a verification in float32 for models of any dtype.
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
         flops = measure_matmul_flops(
             make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
         )
-        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.flop(shape) / flops
+        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.compute_flop(shape) / flops
         if row_seconds > self.plan.budget_seconds:
             raise UsageError(
                 f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
@@ -156,7 +156,7 @@ class ModelSession(Session):
         )
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
-    def make_strategy(self, setup: Setup) -> RowsStrategy:
+    def make_strategy(self, setup: RunSetup) -> RowsStrategy:
         from mamf.cli.ceilings import list_needed_ceilings
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import LogRecord
@@ -174,8 +174,8 @@ class ModelSession(Session):
 
 
 def find_known_ceilings(backend: Backend, needed_keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
-    """Return the ceiling for each pair of dtype and regime in ``needed_keys`` that was measured on this device, or that
-    users contributed for devices of this model. Warn of each pair without a ceiling.
+    """Return the known ceilings for the pairs of dtype and regime in ``needed_keys``. A ceiling is known if it was
+    measured on this device, or if users contributed it for this model of device. Warn of each pair without a ceiling.
     """
     from mamf.contribution.known_ceilings import find_measured_peak
 

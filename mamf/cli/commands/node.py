@@ -30,7 +30,7 @@ _MAX_WAIT_SECONDS = 120.0
 
 
 def add_options(parser: Parser) -> None:
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--backend")
     add_shared_options(group, "--devices", default_text="all")
     add_shared_options(group, "--dtype", nargs=None)
@@ -55,8 +55,8 @@ def add_options(parser: Parser) -> None:
         f"{VERIFY_BUDGET_SECONDS:.0f}s)",
     )
     group.add_argument("--overlap", action="store_true", help="also run 'mamf overlap' after the verdict")
-    judging = parser.add_argument_group("verdict")
-    judging.add_argument(
+    verdict_group = parser.add_argument_group("verdict")
+    verdict_group.add_argument(
         "--baseline",
         nargs="+",
         type=Path,
@@ -64,14 +64,14 @@ def add_options(parser: Parser) -> None:
         help="logs of good cards of the same model, to compare the devices with (default: the ceilings of this model "
         "in results/)",
     )
-    add_shared_options(judging, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
+    add_shared_options(verdict_group, "--patience", default=_MAX_WAIT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
     add_shared_options(group, "--output-folder", default_text="a name with the date")
     add_shared_options(group, "--from", dest="logs", nargs="+")
     add_shared_options(group, "--dry-run")
     group.add_argument("--led", nargs=2, type=parse_index, help=argparse.SUPPRESS)
     add_shared_options(parser, "--format", "--wide")
-    parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # Not argparse's 2, which means CRITICAL.
+    parser.usage_exit_code = VERDICT_EXIT_CODES[UNKNOWN]  # The exit code 2 of argparse would mean CRITICAL here.
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -93,23 +93,23 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
     # Import this module only if devices are to be measured, because it imports torch.
-    from mamf.cli import devices as processes
+    from mamf.cli import devices as device_processes
 
     if options.led:
-        return processes.run_as_child_process(
-            lambda send: processes.measure_node_device(options, send), processes.describe_node_failure
+        return device_processes.run_as_child_process(
+            lambda send: device_processes.measure_node_device(options, send), device_processes.describe_node_failure
         )
-    indices = processes.prepare_node_run(options)
+    indices = device_processes.prepare_node_run(options)
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
-    folder, run, devices = processes.measure_node_devices(options, indices)
-    code = _print_verdict(options, run.not_together_reason, devices, baseline)
+    folder, run, devices = device_processes.measure_node_devices(options, indices)
+    exit_code = _print_verdict(options, run.not_together_reason, devices, baseline)
     print_line(f"logs: {folder}", sys.stderr)
     if not run.was_watched_to_end:
         return INTERRUPTED_EXIT_CODE
     if options.overlap:
         run_command(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])
-    return code
+    return exit_code
 
 
 def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -> int:
@@ -120,9 +120,10 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
         )
         return 0
     print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
-    verify = f", and verifies results for {options.verify:.0f} s" if options.verify else ""
+    verifying = f", and verifies results for {options.verify:.0f} s" if options.verify else ""
     print_line(
-        f"each process measures ceilings, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s{verify}"
+        f"each process measures ceilings, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
+        f"{verifying}"
     )
     print_line(
         "all processes together measure "

@@ -26,7 +26,7 @@ from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
 if TYPE_CHECKING:
-    from mamf.engine.runner import Setup, Strategy
+    from mamf.engine.runner import RunSetup, Strategy
     from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import RunLog
     from mamf.node.group import RankPlace
@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   mamf overlap --beside to_host copy               on one device
   mamf overlap --resume LOG                        continue after Ctrl-C or kill
 """
-_DEFAULT_WORK_ON_SEVERAL_DEVICES, _DEFAULT_WORK_ON_ONE_DEVICE = (
+_DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES, _DEFAULT_OTHER_WORK_ON_ONE_DEVICE = (
     ("all_reduce", "all_gather", "reduce_scatter"),
     ("to_host", "to_device", "copy"),
 )
@@ -47,7 +47,9 @@ _MAX_WAIT_SECONDS = 120.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what", "If options have several values, mamf measures every combination.")
+    group = parser.add_argument_group(
+        "what to measure", "If options have several values, mamf measures every combination."
+    )
     group.add_argument(
         "--beside",
         nargs="+",
@@ -104,7 +106,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
     device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (
-        _DEFAULT_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_WORK_ON_ONE_DEVICE
+        _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
     )
     collectives = [each for each in other_work if each in COLLECTIVES]
     is_complete = options.resume and read_run_log(options.resume).tier == "complete"
@@ -115,16 +117,14 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
     if collectives and place is None and not (is_complete or options.dry_run):
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
-        return subprocess.call([sys.executable, *launcher, *options.typed], stdout=get_report_stream())
+        return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if place is not None:
-        # A launcher may show each process only its own device. Then that device has the index 0 in every process.
+        # A launcher may show each process only its own device, which then has the index 0 in every process.
         options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
     if place is not None and place.rank:
         return (
             0
-            if list(
-                yield_results_as_rank(OverlapStrategy(open_backend(backend_name, options.device), Pair(), ()), place)
-            )
+            if list(measure_as_rank(OverlapStrategy(open_backend(backend_name, options.device), Pair(), ()), place))
             else 1
         )
     options.operation = OVERLAP
@@ -136,10 +136,10 @@ def run_with_options(options: argparse.Namespace) -> int:
     return run_kernel_session(options, OverlapSession)
 
 
-def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
+def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
     """Measure what ``strategy`` plans, and yield a row per measurement. If a launcher such as torchrun started several
-    processes (ranks), all of them measure the plan of rank 0 together. ``place``: the rank of this process, or None if
-    no launcher started it.
+    processes (ranks), all ranks together measure the plan of rank 0. ``place``: the rank of this process, or None if no
+    launcher started it.
     """
     from mamf.node.group import gather_all, join_group
 
@@ -148,21 +148,20 @@ def yield_results_as_rank(strategy: OverlapStrategy, place: RankPlace | None) ->
         return
     with join_group(place, strategy.backend, _MAX_WAIT_SECONDS):
         strategy.gather_from_ranks = gather_all
-        strategy.pairs, strategy.seconds, strategy.budget_seconds = gather_all(
-            (strategy.pairs, strategy.seconds, strategy.budget_seconds)
+        strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_all(
+            (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)
         )[0]
         yield from strategy.yield_results()
 
 
 @dataclass
 class _RankStrategy:
-    """The strategy of the process that writes the log: rank 0 of the processes that a launcher started, or the only
-    process.
+    """A strategy that measures matmuls next to other work, for the process that writes the log. This is rank 0 of the
+    processes that a launcher started, or the only process.
 
-    ``strategy``: what to measure, with the collectives of all ranks.
-    ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: the steps (kernel, problem, shape and regime) that the resumed log already has rows of. The
-    strategy does not yield these rows again.
+    ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
+    ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.
+    This strategy yields no second row for them.
     """
 
     strategy: OverlapStrategy
@@ -174,7 +173,7 @@ class _RankStrategy:
         return self.strategy.skipped_count
 
     def yield_results(self) -> Iterator[Measurement]:
-        return (row for row in yield_results_as_rank(self.strategy, self.place) if row.step not in self.logged_steps)
+        return (row for row in measure_as_rank(self.strategy, self.place) if row.step not in self.logged_steps)
 
 
 class OverlapSession(Session):
@@ -183,7 +182,7 @@ class OverlapSession(Session):
     def make_new_plan(self) -> Plan:
         return replace(super().make_new_plan(), kind=OVERLAP, regimes=(SUSTAINED,), options=None)
 
-    def make_strategy(self, setup: Setup) -> Strategy:
+    def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.node.group import find_rank_place
 
         strategy: Any = super().make_strategy(setup)

@@ -71,22 +71,22 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
     )
     table = Table(columns, rates, key="known", shown_rows=rates if len(rates) > 1 else [])
     best_rate = rates[0]
-    origin = [] if best_rate.reference in best_rate.description else [f"from: {best_rate.reference}"]
+    reference_lines = [] if best_rate.reference in best_rate.description else [f"from: {best_rate.reference}"]
     return Document(
         "Peak",
-        [table, Answer([_format_rate_sentence(best_rate), best_rate.description, *origin])],
+        [table, Answer([_format_rate_sentence(best_rate), best_rate.description, *reference_lines])],
         _make_json_record(best_rate),
     )
 
 
 def _make_json_record(rate: Rate) -> dict[str, Any]:
     """Return the JSON object that --format json prints. Its ``flops`` and ``interval`` are in FLOP/s, not TFLOPS."""
-    names = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
+    copied_fields = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = rate.interval and [rate.interval.low * TERA, rate.interval.high * TERA, rate.interval.coverage]
     return {
         "flops": rate.flops,
         "interval": interval and dict(zip(("low", "high", "coverage"), interval, strict=True)),
-        **{name: getattr(rate, name) for name in names},
+        **{name: getattr(rate, name) for name in copied_fields},
     }
 
 

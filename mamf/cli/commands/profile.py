@@ -124,15 +124,15 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.machine.environment import quote_command_line
     from mamf.profiling.log import get_rank
 
-    options.command_line = quote_command_line()  # Save it now, because the script gets its own sys.argv.
+    options.command_line = quote_command_line()  # Save the command line now, because the script changes sys.argv.
     if options.source is not None:
         return _report_existing_trace(options)
     if not options.script:
-        raise UsageError("there is nothing to profile: name a SCRIPT, or a trace with --from")
+        raise UsageError("no SCRIPT and no --from is given: name a script to profile, or a trace with --from")
     from mamf.profiling.running import Program
 
     # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
-    name, *arguments = options.typed[-len(options.script) :]
+    name, *arguments = options.typed_words[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
     program.check_exists()
     if options.ranks == "all" and options.output is None:
@@ -143,7 +143,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.output, options.trace, options.memory = (
         _choose_output_path(options, name) for name in ("output", "trace", "memory")
     )
-    folder = Path(tempfile.mkdtemp())  # A forked child would remove a TemporaryDirectory at its exit.
+    folder = Path(tempfile.mkdtemp())  # Not a TemporaryDirectory: a child that the script forks would remove it.
     try:
         return _profile_script(options, program, folder)
     finally:
@@ -201,27 +201,27 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
     nvtx_ranges = ModuleRanges(lambda: resolve_backend(_make_device_name(options))) if options.nvtx else None
     module_spans = ModuleRanges(lambda: make_range_provider(memory_watch.record_module_span)) if memory_watch else None
     watches = [
-        each
-        for each in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRanges(make_range_provider))
-        if each is not None
+        watch
+        for watch in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRanges(make_range_provider))
+        if watch is not None
     ]
     profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, stop=options.stop)
-    if get_rank() and options.ranks == "first":  # Count steps, to end after as many as the profiled rank 0.
+    if get_rank() and options.ranks == "first":  # Only count the steps, to end after the same step as rank 0.
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
         _make_ceiling_lookup(options)
-    terminal, is_written = sys.stdout, False  # Keep sys.stdout, because the script may replace it.
-    process_id, printed_mark = os.getpid(), temporary_folder / "printed"
+    original_stdout, is_written = sys.stdout, False  # Keep sys.stdout, because the script may replace it.
+    process_id, printed_marker = os.getpid(), temporary_folder / "printed"
 
-    def write_profile_once(code: int = 0) -> None:
+    def write_profile_once(exit_code: int = 0) -> None:
         nonlocal is_written
         temporary_folder.mkdir(parents=True, exist_ok=True)  # The script may have removed temporary files.
         trace = profiler.read_trace(options.trace or temporary_folder / "trace.json")
-        if trace is None and printed_mark.exists():
+        if trace is None and printed_marker.exists():
             return  # A process that the script forked has already printed the profile.
         if trace is None:
-            raise NothingProfiledError(profiler.explain_missing_profile(options.calls), code)
-        with running.keep_current_device(), contextlib.redirect_stdout(terminal):
+            raise NothingProfiledError(profiler.explain_missing_profile(options.calls), exit_code)
+        with running.keep_current_device(), contextlib.redirect_stdout(original_stdout):
             profile = make_profile(
                 trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
             )
@@ -236,16 +236,16 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
             # Remove the folder now, because the script may end by os._exit.
             shutil.rmtree(temporary_folder, ignore_errors=True)
         else:
-            printed_mark.touch()
+            printed_marker.touch()
 
     profiler.on_profiled = write_profile_once
-    code = running.profile_program(program, profiler, options.calls)
+    exit_code = running.profile_program(program, profiler, options.calls)
     if not is_written:
-        write_profile_once(code)
+        write_profile_once(exit_code)
     for watch in watches:
         if watch.remark:
             warn(watch.remark)
-    return code
+    return exit_code
 
 
 def _write_and_print_profile(options: argparse.Namespace, program_name: str, profile: Profile) -> None:
@@ -265,19 +265,19 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
         get_report_stream().flush()
 
 
-def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True) -> FindCeiling:
-    """Return a function that takes the name of a dtype and returns the highest matmul rate of the device under
-    sustained load, its sustained ceiling, or None if it is unknown. Reports divide by it to show MAMFU.
+def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> FindCeiling:
+    """Return a function that takes the name of a dtype and returns its sustained ceiling, the highest matmul rate of
+    the device under sustained load, or None if the ceiling is unknown. Reports divide rates by it to show MAMFU.
 
-    The ceilings come from the logs of --ceiling. Without --ceiling, those of a script are looked up by its device, and
-    those of a trace are unknown. ``is_of_device``: whether the profiled work ran on a device other than the CPU. Raises
-    RunLogError if a log has no sustained ceiling.
+    The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the ceilings of the device
+    that ran the script; the ceilings for a trace are then unknown. ``ran_on_device``: whether the profiled work ran on
+    a device other than the CPU. Raises RunLogError if a log has no sustained ceiling.
     """
     from mamf.ceilings.ceiling import mark_as_from_option
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
-        return functools.partial(find_known_sustained_ceiling, _make_device_name(options, is_of_device))
+        return functools.partial(find_known_sustained_ceiling, _make_device_name(options, ran_on_device))
     given_ceilings: dict[tuple[str, str], Rate] = {}
     for path in options.ceiling:
         log = read_run_log(path)
@@ -290,8 +290,8 @@ def _make_ceiling_lookup(options: argparse.Namespace, is_of_device: bool = True)
 
 @functools.cache
 def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
-    """Return the sustained ceiling of a dtype on ``device``: measured on this machine, or contributed by other users
-    for this model of device. Return None if only the peak of a datasheet is known, or nothing.
+    """Return the sustained ceiling of a dtype on ``device`` that was measured on this machine, or that other users
+    contributed for this model of device. Return None if there is no such ceiling, even if a datasheet has a peak.
     """
     from mamf.contribution.known_ceilings import find_measured_peak
 
@@ -301,12 +301,12 @@ def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
         return None
 
 
-def _make_device_name(options: argparse.Namespace, is_of_device: bool = True) -> str | None:
+def _make_device_name(options: argparse.Namespace, ran_on_device: bool = True) -> str | None:
     """Return the device that --backend and --device select, in the form that :func:`mamf.peak` takes, such as "auto:0".
 
-    Without both options, return None, which means the default device, or "cpu" if ``is_of_device`` is false, because
-    then the profiled work ran on the CPU.
+    If neither option is given, return None, which means the default device. If the profiled work then ran on the CPU
+    (``ran_on_device`` is false), return "cpu".
     """
     if options.backend is None and options.device is None:
-        return None if is_of_device else "cpu"
+        return None if ran_on_device else "cpu"
     return f"{options.backend or 'auto'}:{options.device or 0}"

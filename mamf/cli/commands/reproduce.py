@@ -92,8 +92,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     has_one_source = bool(options.source) + bool(options.claim) == (options.resume is None)
-    if not (has_one_source or options.restart) or options.top == 0:
-        raise UsageError("give exactly one of LOG, --claim and --resume, and a --top of at least 1")
+    if not (has_one_source or options.crashed_run) or options.top == 0:
+        raise UsageError("give exactly one of LOG, --claim and --resume; --top, if given, must be at least 1")
     return run_session(options, ReproduceSession)
 
 
@@ -101,16 +101,19 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     """Read the claims (figures to check) from --claim or from a run log. Return the name of their operation, the claims
     with the options to measure them, and the run log, which is None for --claim.
 
-    The problem of a claim from --claim is a dict of those fields that the text names; ``open_kernels`` completes it for
-    the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
+    In a claim from --claim, the problem is a dict that has only the fields in the claim's text. ``open_kernels`` makes
+    it a whole problem for the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
     from mamf.cli.reading import read_log, yield_local_file
     from mamf.logs.judging import make_claims
 
     if options.claim:
         claims = [_parse_claim(text) for text in options.claim]
-        if len({name for name, _ in claims}) > 1:
-            raise UsageError("the claims are about several operations: give only claims about one operation")
+        if len(operations := {name for name, _ in claims}) > 1:
+            raise UsageError(
+                f"--claim has claims about several operations ({', '.join(sorted(operations))}): give claims "
+                "about one operation only"
+            )
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
     with yield_local_file(options.source) as file:
         log = read_log(file)
@@ -118,31 +121,31 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
 
 
 def _parse_claim(text: str) -> tuple[str, Claim]:
-    """Read one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation and
-    the claim. Raises UsageError if ``text`` is not a claim.
+    """Parse one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation
+    and the claim. Raises UsageError if ``text`` is not a claim.
     """
-    parts = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
-    if parts is None or not float(parts[1]):
+    match = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
+    if match is None or not float(match[1]):
         claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-        raise UsageError(f"{shorten(text)!r} is not a claim: write {claim_form}")
-    rate_text, decimals, unit, kernel, shape_text, words = parts.groups()
+        raise UsageError(f"--claim {shorten(text)!r} is not a claim: write {claim_form}")
+    rate_text, decimals, unit, kernel, shape_text, texts = match.groups()
     operation = _find_operation_of_claim(kernel, shape_text)
     if (
         unit_of_operation := operation.problem_type().compute_work(shape := operation.parse_shape(shape_text)).unit
     ) != unit:
-        raise UsageError(f"{shorten(text)!r}: rates of {operation.name} are in {unit_of_operation}")
-    fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in words.split()]
+        raise UsageError(f"--claim {shorten(text)!r} must be in {unit_of_operation}, the unit of {operation.name}")
+    fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in texts.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
     values_by_field = parse_field_texts(operation, [each for each in fields if each != f"regime={regime}"])
-    half_digit = 0.5 * 10 ** -len(decimals or "")
+    rounding_error = 0.5 * 10 ** -len(decimals or "")
     step = StepKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
     return operation.name, Claim(
-        step, float(rate_text), Interval(float(rate_text) - half_digit, float(rate_text) + half_digit, 1.0)
+        step, float(rate_text), Interval(float(rate_text) - rounding_error, float(rate_text) + rounding_error, 1.0)
     )
 
 
 def _find_field_with_value(word: str, operation: AnyOperation) -> str:
-    """Return the name of the field of the operation's problem that ``word`` is a value of, such as "direction" for
+    """Return the name of the field of the operation's problem that can have the value ``word``, such as "direction" for
     "fwd".
 
     Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
@@ -154,24 +157,24 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
     )
 
 
-def _find_operation_of_claim(kernel: str, shape: str) -> AnyOperation:
-    """Return the operation whose shapes are written like ``shape`` and that has a kernel called ``kernel``. For a
-    kernel that is given as package.module:Class, return the first operation whose shapes are written like ``shape``.
+def _find_operation_of_claim(kernel_name: str, shape_text: str) -> AnyOperation:
+    """Return the operation that can parse ``shape_text`` as a shape and that has a kernel called ``kernel_name``. For a
+    kernel that is given as package.module:Class, return the first operation that can parse ``shape_text``.
 
-    Raises UsageError if no operation has such shapes, and UnknownNameError if none of those that do has the kernel.
+    Raises UsageError if no operation can parse the shape, and UnknownNameError if no such operation has the kernel.
     """
     operations, kernel_names = list[AnyOperation](), set[str]()
     for operation in map(make_operation, find_entry_points_by_name(OPERATION_GROUP)):
         with suppress(UsageError):
-            operation.parse_shape(shape)
+            operation.parse_shape(shape_text)
             operations.append(operation)
     for operation in operations:
-        if is_class_path(kernel) or kernel.partition("[")[0] in list_kernel_names(operation):
+        if is_class_path(kernel_name) or kernel_name.partition("[")[0] in list_kernel_names(operation):
             return operation
         kernel_names |= {*list_kernel_names(operation)}
     if not operations:
-        raise UsageError(f"no operation has a shape {shorten(shape)!r}")
-    raise UnknownNameError("kernel", kernel, kernel_names)
+        raise UsageError(f"{shorten(shape_text)!r} is not a shape of any operation: write 4096x4096x4096 for matmul")
+    raise UnknownNameError("kernel", kernel_name, kernel_names)
 
 
 class ReproduceSession(Session):
@@ -184,15 +187,16 @@ class ReproduceSession(Session):
 
     def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: ResumedLog | None) -> None:
         if resumed:  # Read no claims from the options, because the resumed log contains them.
-            name = resumed.log.plan.operation
+            operation_name = resumed.log.plan.operation
         else:
-            name, self.requested_claims, self.source_log = _read_claims(options)
-        super().__init__(Request(make_operation(name)), options, interruption, resumed)
+            operation_name, self.requested_claims, self.source_log = _read_claims(options)
+        super().__init__(Request(make_operation(operation_name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
-        """Return the kernels that can run here of those that the claims name, each with its name on the command line.
+        """Return the kernels of the claims that can run here, each with its name on the command line.
 
-        Remove the claims of the other kernels from ``requested_claims``. Raises UnavailableError if no claim is left.
+        Remove the claims of kernels that cannot run here from ``requested_claims``. Raises UnavailableError if no claim
+        is left.
         """
         from mamf.logs.compare import find_blocking_differences
 
@@ -217,7 +221,10 @@ class ReproduceSession(Session):
                 step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
                 claims.append(replace(claim, step=step, cycles_used=cycles))
         if not claims:
-            raise UnavailableError(f"cannot reproduce {self.requested_claims.source}: none of its kernels can run here")
+            raise UnavailableError(
+                f"cannot reproduce {self.requested_claims.source}, because none of its kernels can run here: name "
+                "another kernel with --kernel"
+            )
         self.requested_claims = replace(self.requested_claims, claims=tuple(claims))
         return list({each[1].name: each for each in kernels_by_name.values() if each}.values())
 
@@ -258,9 +265,9 @@ class ReproduceSession(Session):
             options=replace(self.requested_claims, tolerance=options.tolerance or self.requested_claims.tolerance),
         )
 
-    def make_plan_to_compare(self, before: Plan) -> Plan:
-        tolerance = self.options.tolerance or before.options.tolerance
-        return replace(before, options=replace(before.options, tolerance=tolerance))
+    def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
+        tolerance = self.options.tolerance or logged_plan.options.tolerance
+        return replace(logged_plan, options=replace(logged_plan.options, tolerance=tolerance))
 
     def print_plan(self) -> None:
         from mamf.logs.judging import judge_claims
@@ -275,10 +282,10 @@ class ReproduceSession(Session):
             self.backend,
         )
 
-    def choose_exit_code(self, code: int) -> int:
+    def choose_exit_code(self, run_exit_code: int) -> int:
         from mamf.logs.judging import NOT_MEASURED, judge_claims
 
-        judged = judge_claims(self.plan.options, self.measured_run.rows)
-        if code not in (0, FAILURE_EXIT_CODE) or not any(each.is_slower for each in judged):
-            return code or any(each.verdict == NOT_MEASURED for each in judged)
+        judged_claims = judge_claims(self.plan.options, self.measured_run.rows)
+        if run_exit_code not in (0, FAILURE_EXIT_CODE) or not any(each.is_slower for each in judged_claims):
+            return run_exit_code or any(each.verdict == NOT_MEASURED for each in judged_claims)
         return REGRESSION_EXIT_CODE

@@ -69,8 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             metavar="FOLDER",
             help="folder with the logs of all accelerators (default: results)",
         )
-    for action, run in ((check, check_logs), (submit, submit_logs), (table, write_tables), (site, write_site)):
-        action.set_defaults(parser=action, run_action=run)
+    for action, function in ((check, check_logs), (submit, submit_logs), (table, write_tables), (site, write_site)):
+        action.set_defaults(parser=action, run_action=function)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -97,10 +97,10 @@ def _review_folder(folder: Path) -> list[Review]:
     logs = [path for path in files if path.suffix == ".jsonl"]
     if not logs:
         raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")
-    with show_reading_progress(logs) as seen:
+    with show_reading_progress(logs) as count_read_bytes:
         if not (folder / "README.md").exists():
-            return [review_log(path, seen) for path in logs]
-        return [*review_results(folder, logs, seen), *review_stray_files(folder, files)]
+            return [review_log(path, count_read_bytes) for path in logs]
+        return [*review_results(folder, logs, count_read_bytes), *review_stray_files(folder, files)]
 
 
 def _review_file(path: Path) -> Review:
@@ -111,8 +111,8 @@ def _review_file(path: Path) -> Review:
 
     if not path.is_file():
         raise UsageError(f"{path} does not exist or is not a regular file: save the log to a file first")
-    with show_reading_progress([path]) as seen:
-        return review_log(path, seen)
+    with show_reading_progress([path]) as count_read_bytes:
+        return review_log(path, count_read_bytes)
 
 
 def submit_logs(options: argparse.Namespace) -> int:
@@ -163,7 +163,7 @@ def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_results_folder(options.results)
-    logs = sorted(root.glob("*/*.jsonl"))  # Search only one level, in case root is not results/.
+    logs = sorted(root.glob("*/*.jsonl"))  # Do not search deeper, because root may be any large folder by mistake.
     if not logs:
         raise UsageError(
             f"{root} contains no folder of an accelerator's run logs: give the path of the project's folder results/"
@@ -172,7 +172,7 @@ def write_tables(options: argparse.Namespace) -> int:
         if review.is_rejected():
             for line in format_findings(review, with_warnings=False):
                 print_line(line)
-            raise UsageError(f"{review.path} breaks the rules of results/: fix or remove it")
+            raise UsageError(f"{review.path} breaks the rules of results/: fix the errors above, or remove the log")
     collection = read_collection(root, logs)
     pages = {root / path: page for path, page in make_results_pages(collection).items()}
     if (ceilings_path := _get_contributed_ceilings_path(root)).exists():
@@ -198,17 +198,17 @@ def write_site(options: argparse.Namespace) -> int:
     from mamf.report.document import format_count
 
     with disable_garbage_collection():
-        data = build_site(_require_results_folder(options.results), options.output, options.logs)
+        site = build_site(_require_results_folder(options.results), options.output, options.logs)
     print_line(
-        f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(data.logs), 'log')} "
-        f"of {format_count(len({run.device for run in data.logs}), 'device')})"
+        f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(site.logs), 'log')} "
+        f"of {format_count(len({run.device for run in site.logs}), 'device')})"
     )
     return 0
 
 
 def _get_contributed_ceilings_path(root: Path) -> Path:
-    """Return the path of the file of contributed ceilings in the clone of the project whose folder results/ is
-    ``root``.
+    """Return the path of the file of contributed ceilings in a clone of the project. ``root``: the folder results/ of
+    this clone.
     """
     return root.parent / "mamf" / CONTRIBUTED_FILE
 

@@ -39,20 +39,20 @@ EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-#: How often one launch reads its arrays to measure the cache, on an accelerator and on a CPU. Only the first pass reads
-#: memory, so memory supplies a few percent of all bytes.
+#: The number of times that one launch reads its arrays to measure the cache, on an accelerator and on a CPU. Only the
+#: first pass reads memory, so most bytes come from the cache: 97 % on an accelerator.
 _PASSES_OVER_CACHE, _CPU_PASSES_OVER_CACHE = 32, 8
-#: The time to measure the bandwidth of memory, as a share of the time for the matmul ceilings of one dtype. The
-#: bandwidth of the cache gets as much time as that of memory.
-_BANDWIDTH_BUDGET_SHARE = 0.75
-#: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because the
-#: time would end before a thorough search has found the ceiling under sustained load.
+#: The time budget of the search for the bandwidth of memory, as a share of the budget for one dtype's matmul ceilings.
+#: The search for the bandwidth of the cache gets the same budget.
+_BANDWIDTH_SHARE_OF_DTYPE_BUDGET = 0.75
+#: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because a
+#: thorough search would end before it has found the ceiling under sustained load.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: The sizes of the arrays: the cache's size divided by 4 and 2 for the bandwidth of the cache, and multiplied by 16 and
-#: 256 for that of memory. A CPU uses only the multiple 16, because 256 would take minutes.
+#: The sizes of the arrays. To measure the cache, they are the size of the cache divided by each divisor. To measure
+#: memory, they are this size times each multiple; on a CPU only times 16, because 256 would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
-#: An array takes at most the free memory divided by the first number. The second number is the size of the memory in
-#: bytes that mamf assumes for a device that does not report its own.
+#: The maximum size of an array is the free memory divided by _FREE_MEMORY_DIVISOR. For a device that does not report
+#: its memory, mamf assumes _DEFAULT_MEMORY_BYTES.
 _FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
 
 
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shared_options(parser, "--ceiling", default_text="none; mamf measures the ceilings")
     add_shared_options(parser, "--anyway")
-    group = parser.add_argument_group("measuring")
+    group = parser.add_argument_group("how to measure")
     add_shared_options(group, "--dtype")
     add_shared_options(group, "--regime", default_text="both")
     add_shared_options(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
@@ -109,23 +109,23 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
     if export_path and export_path.exists() and not options.overwrite:
         raise make_file_exists_error(export_path)
-    rows, code = list(map(read_log, options.rows)), 0
+    row_logs, exit_code = list(map(read_log, options.rows)), 0
     for option in ("output_folder", "budget", "dtype", "dry_run", "notes") if options.ceiling else ():
-        if option in options.given:
+        if option in options.given_names:
             raise UsageError(
                 f"--ceiling cannot be combined with {format_option_name(option)}, because --ceiling reads logs and "
                 "measures nothing"
             )
     if options.ceiling is None:
-        options.ceiling, code = _run_ceiling_searches(options)
+        options.ceiling, exit_code = _run_ceiling_searches(options)
         if options.dry_run:
-            return code
+            return exit_code
     logs = [read_log(path) for path in options.ceiling]
     roofs = build_log_roofs(logs, options.anyway)
     if options.regime:
         roofs = roofs.select_regimes(options.regime)
     roof_points: list[RoofPoint] = []
-    for log in rows:
+    for log in row_logs:
         if not options.anyway:
             require_card_of_roofs(log, roofs)
         points_of_log = select_roof_points(log.measurements, roofs)
@@ -141,11 +141,11 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.picture:
         save_figure(draw_figure(make_roofline_chart(roofs, roof_points, header)), options.picture, options.overwrite)
         print_line(f"figure: {options.picture}", choose_note_stream(options))
-    return code
+    return exit_code
 
 
 def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]:
-    """Run the searches for the ceilings, or continue those that were interrupted, with one log each in the output
+    """Run the searches for the ceilings, or continue interrupted searches. Each search writes a log into the output
     folder.
 
     Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
@@ -154,33 +154,38 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
-    if options.restart:
-        folder = options.restart.log_path.parent
-    backend, code, logs = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
+    if options.crashed_run:
+        folder = options.crashed_run.log_path.parent
+    backend, exit_code, paths = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)
     with redirect_reports(sys.stderr):
         for name, arguments in _yield_search_arguments(options, backend):
-            logs.append(folder / f"{name}.jsonl")
-            find_command = ["find", *arguments, *(["--dry-run"] if options.dry_run else ["--requeue", str(logs[-1])])]
+            paths.append(folder / f"{name}.jsonl")
+            find_command = [
+                "find",
+                *arguments,
+                *(["--dry-run"] if options.dry_run else ["--requeue", str(paths[-1])]),
+            ]
             print_line(f"-- mamf {shlex.join(find_command)}")
-            code = max(code, run_command(find_command))
-            if code == INTERRUPTED_EXIT_CODE:
+            exit_code = max(exit_code, run_command(find_command))
+            if exit_code == INTERRUPTED_EXIT_CODE:
                 break
-    found_logs = {path: read_log(path) for path in logs if path.exists()}
-    logs_with_ceiling = [path for path, log in found_logs.items() if log.all_ceilings or log.own_ceilings]
+    logs_by_path = {path: read_log(path) for path in paths if path.exists()}
+    logs_with_ceiling = [path for path, log in logs_by_path.items() if log.all_ceilings or log.own_ceilings]
     if not logs_with_ceiling and not options.dry_run:
         raise UsageError(
-            f"mamf could not confirm a ceiling: continue with 'mamf roofline --output-folder {folder}', if needed with "
-            "a longer --budget"
+            f"mamf could not confirm a ceiling: continue with 'mamf roofline --output-folder {folder}', and give a "
+            "longer --budget if the time is too short"
         )
-    return logs_with_ceiling, code
+    return logs_with_ceiling, exit_code
 
 
 def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
-    """Yield for each search its name and its arguments for ``mamf find``. The searches are for the matmul ceilings of
-    each dtype, the bandwidth of memory (arrays larger than the last-level cache), and the bandwidth of this cache
-    (arrays that fit in it).
+    """Yield, for each search, its name and its arguments for ``mamf find``.
+
+    There is a search for the matmul ceilings of each dtype, one for the bandwidth of memory (with arrays larger than
+    the last-level cache), and one for the bandwidth of this cache (with arrays that fit in it).
     """
     from mamf.operations.bandwidth.operation import DEFAULT_CACHE_BYTES, BandwidthShape, floor_to_power_of_two
     from mamf.operations.matmul.operation import make_problem
@@ -188,7 +193,7 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     dtypes = list(dict.fromkeys(make_problem(backend, name).dtype for name in options.dtype or [None]))
     dtype_seconds = DEFAULT_BUDGET_SECONDS
     if options.budget:
-        dtype_seconds = options.budget / (len(dtypes) + 2 * _BANDWIDTH_BUDGET_SHARE)
+        dtype_seconds = options.budget / (len(dtypes) + 2 * _BANDWIDTH_SHARE_OF_DTYPE_BUDGET)
     shared_options = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]
     shared_options += [
         "--regime",
@@ -198,8 +203,8 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
     quick_options = ["--quick"] if dtype_seconds < _MIN_THOROUGH_SEARCH_SECONDS else []
     for dtype in dtypes:
         yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds}s", *quick_options, *shared_options]
-    cache = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    max_size = (
+    cache_bytes = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
+    max_bytes = (
         backend.read_free_memory_bytes() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES
     ) // _FREE_MEMORY_DIVISOR
     multiples, cache_passes = (
@@ -208,9 +213,10 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
         else (_CPU_CACHE_SIZE_MULTIPLES, _CPU_PASSES_OVER_CACHE)
     )
     memory_sizes = [
-        min(2 * floor_to_power_of_two(multiple * cache - 1), floor_to_power_of_two(max_size)) for multiple in multiples
+        min(2 * floor_to_power_of_two(multiple * cache_bytes - 1), floor_to_power_of_two(max_bytes))
+        for multiple in multiples
     ]
-    cache_sizes = [floor_to_power_of_two(cache // divisor) for divisor in _CACHE_SIZE_DIVISORS]
+    cache_sizes = [floor_to_power_of_two(cache_bytes // divisor) for divisor in _CACHE_SIZE_DIVISORS]
     levels = [("memory", 1, list(dict.fromkeys(memory_sizes)))]
     if backend.info.cache_bytes:
         levels.append(("cache", cache_passes, cache_sizes))
@@ -222,7 +228,7 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
                 *arguments,
                 *(str(BandwidthShape(size)) for size in sizes),
                 "--budget",
-                f"{_BANDWIDTH_BUDGET_SHARE * dtype_seconds}s",
+                f"{_BANDWIDTH_SHARE_OF_DTYPE_BUDGET * dtype_seconds}s",
                 *shared_options,
             ],
         )

@@ -79,22 +79,24 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.profiling.running import list_device_kernels
 
         watch_kernels = list_device_kernels
-    repeats = _DETERMINISM_LAUNCHES if options.determinism else 0
-    launched = launch_in_profiler_window(
-        kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeats
+    repeat_count = _DETERMINISM_LAUNCHES if options.determinism else 0
+    launches = launch_in_profiler_window(
+        kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeat_count
     )
-    words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
-    print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {words}")
-    for line in _yield_launch_lines(launched, problem.compute_work(shape)):
+    problem_words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
+    print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {problem_words}")
+    for line in _yield_launch_lines(launches, problem.compute_work(shape)):
         print_line(line)
     if options.determinism:
-        print_line(_DETERMINISM_RESULTS[launched.is_deterministic])
+        print_line(_DETERMINISM_RESULTS[launches.is_deterministic])
     return 0
 
 
 def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> Any:
-    """Return the only element of ``values``. Raises UsageError if it has several elements or none. The message says
-    that ``mamf run`` takes one ``value_name``, and gives ``example``.
+    """Return the only element of ``values``. Raises UsageError if ``values`` has several elements or none.
+
+    ``value_name``: the name of the value in the message, such as ``shape``. ``example``: what the message tells the
+    user to give.
     """
     if len(values) != 1:
         raise UsageError(f"'mamf run' takes one {value_name}, not {len(values)}: give {example}")
@@ -108,32 +110,35 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))
     yield "part            ms  of the time      TFLOP  of the FLOP    TFLOPS  time / FLOP"
     for name, (flop, seconds) in parts.items():
-        time, work = seconds / total_seconds, flop / total_flop
-        cells = f"{time:12.1%} {flop / TERA:10.4g} {work:12.1%} {flop / seconds / TERA:9.4g} {time / work:12.2f}"
-        yield f"{name:8} {format_four_digits(seconds * 1e3):>9} {cells}"
+        time_share, flop_share = seconds / total_seconds, flop / total_flop
+        flop_cells = f"{flop / TERA:10.4g} {flop_share:12.1%} {flop / seconds / TERA:9.4g}"
+        yield (
+            f"{name:8} {format_four_digits(seconds * 1e3):>9} {time_share:12.1%} {flop_cells} "
+            f"{time_share / flop_share:12.2f}"
+        )
     yield "softmax: includes scale and mask, 5 FLOP per score; time / FLOP: share of time divided by share of FLOP"
 
 
-def _yield_launch_lines(launched: ProfiledLaunches, work: Work) -> Iterator[str]:
+def _yield_launch_lines(launches: ProfiledLaunches, work: Work) -> Iterator[str]:
     from mamf.report.document import format_four_digits, format_rate
 
-    if launched.verdict is None:
+    if launches.worst_verdict is None:
         yield "the result was not verified"
     else:
-        verdict = launched.verdict
+        verdict = launches.worst_verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
-    yield f"prepared in {launched.preparing_seconds:.2f} s: operands, compilation, tuning and first launch"
-    median_seconds = statistics.median(launched.seconds)
+    yield f"prepared in {launches.preparation_seconds:.2f} s: operands, compilation, tuning and first launch"
+    median_seconds = statistics.median(launches.launch_seconds)
     rate = (
         f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
-    if len(launched.seconds) == 1:
+    if len(launches.launch_seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
     else:
         yield (
-            f"launched {len(launched.seconds)} times: {rate} (median), without rests between the launches, so this is "
-            "not a measurement"
+            f"launched {len(launches.launch_seconds)} times: {rate} (median), without rests between the launches, so "
+            "this is not a measurement"
         )
-    if launched.device_kernels is not None:
-        names = ", ".join(dict.fromkeys(launched.device_kernels))
+    if launches.device_kernel_names is not None:
+        names = ", ".join(dict.fromkeys(launches.device_kernel_names))
         yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"

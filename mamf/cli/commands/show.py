@@ -70,8 +70,8 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import make_finder_document
 
-    with show_reading_progress([path]) as seen:
-        finder_run = read_legacy_or_none(path, seen)
+    with show_reading_progress([path]) as count_read_bytes:
+        finder_run = read_legacy_or_none(path, count_read_bytes)
     if finder_run:
         return make_finder_document(finder_run, options.top)
     if (profile := read_profile_or_none(path)) is not None:
@@ -90,8 +90,8 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
     if roofs is not None:
         if log.plan.kind != SWEEP or get_operation(log.plan.operation).has_shares:
             raise UsageError(
-                f"{log.path}: --ceiling works for logs of 'mamf sweep' only; for other logs, use 'mamf roofline LOG "
-                "--ceiling LOG'"
+                f"--ceiling works only for logs of 'mamf sweep', and {log.path} is another log: use 'mamf roofline "
+                "LOG --ceiling LOG'"
             )
         require_card_of_roofs(log, roofs)
     if log.counter_records:

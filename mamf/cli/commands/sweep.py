@@ -25,7 +25,7 @@ from mamf.errors import UnsupportedError, parse_size
 from mamf.kernel import AnyKernel
 from mamf.operation import Request
 from mamf.operations.matmul.operation import choose_matmul_kernel
-from mamf.plans import ORDERS, SHUFFLED_ORDER, Plan, SweepOptions
+from mamf.plans import ORDER_CHOICES, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import is_class_path
 
 EXAMPLES = """examples:
@@ -42,9 +42,9 @@ EXAMPLES = """examples:
 
 def add_options(parser: Parser) -> None:
     operation = make_requested_operation(parser.command_words)
-    parser.set_defaults(of=operation)
+    parser.set_defaults(requested_operation=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if operation.compares_kernels:
         add_shared_options(group, "--kernel")
@@ -70,7 +70,7 @@ def add_options(parser: Parser) -> None:
     )
     group.add_argument(
         "--order",
-        choices=ORDERS,
+        choices=ORDER_CHOICES,
         help="order in which shapes are measured; with shuffled, a drift of the device does not look like "
         "an effect of the shape (default: shuffled)",
     )
@@ -93,20 +93,24 @@ def add_options(parser: Parser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    return run_kernel_session(options, Session if options.of.compares_kernels else _OneKernelSession, options.of)
+    return run_kernel_session(
+        options,
+        Session if options.requested_operation.compares_kernels else _OneKernelSession,
+        options.requested_operation,
+    )
 
 
 class _OneKernelSession(Session):
-    """A run of ``mamf sweep`` with one matmul kernel. ``roofs``: the ceilings from the logs of --ceiling, of which the
-    report shows each rate as a share, or None without --ceiling.
+    """A run of ``mamf sweep`` with one matmul kernel. ``roofs``: the ceilings from the logs of --ceiling, or None
+    without --ceiling. The report shows each rate as a share of them.
     """
 
-    def __init__(self, request: Request, options: argparse.Namespace, *interruption_and_log: Any) -> None:
+    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.ceilings.roof import require_same_device
         from mamf.cli.reading import read_roofs
 
         self.roofs = read_roofs(options) if options.ceiling else None
-        super().__init__(request, options, *interruption_and_log)
+        super().__init__(request, options, *session_arguments)
         if self.roofs is not None:
             info = self.backend.info
             require_same_device((self.roofs.device, self.roofs.uuid_hash), (info.name, info.uuid_hash))
@@ -114,35 +118,35 @@ class _OneKernelSession(Session):
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         from mamf.cli.resuming import require_same_kernels
 
-        before, backend = self.resumed_plan, self.backend
-        (problem,) = before.problems if before else self.request.make_problems(backend)
-        name = self.options.kernel or (before.kernels[0] if before else "auto")
+        logged_plan, backend = self.resumed_plan, self.backend
+        (problem,) = logged_plan.problems if logged_plan else self.request.make_problems(backend)
+        name = self.options.kernel or (logged_plan.kernels[0] if logged_plan else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
-        # A log names a kernel that was loaded from package.module:Class by this path, but older logs have the kernel's
-        # own name instead.
-        planned_name = name if is_class_path(before.kernels[0] if before else name) else kernel.name
-        if before:
-            require_same_kernels(self.options, before.kernels, [planned_name])
+        # For a kernel that was given as package.module:Class, a log has this path. Older logs have the attribute
+        # ``name`` of the kernel instead.
+        planned_name = name if is_class_path(logged_plan.kernels[0] if logged_plan else name) else kernel.name
+        if logged_plan:
+            require_same_kernels(self.options, logged_plan.kernels, [planned_name])
         if reason := kernel.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
         return [(planned_name, kernel)]
 
     def make_new_plan(self) -> Plan:
-        names = ("order", "warmup_launches", "timed_launches", "reference_every")
-        values = {name: value for name in names if (value := getattr(self.options, name)) is not None}
+        option_names = ("order", "warmup_launches", "timed_launches", "reference_every")
+        given_values = {name: value for name in option_names if (value := getattr(self.options, name)) is not None}
         reference = self.operation.parse_shape(self.options.reference) if self.options.reference else None
-        sweep_options = SweepOptions(**{"order": SHUFFLED_ORDER, "reference": reference, **values})
+        sweep_options = SweepOptions(**{"order": SHUFFLED_ORDER, "reference": reference, **given_values})
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], sweep_options)
 
     def print_plan(self) -> None:
-        from mamf.engine.estimate import estimate_seconds, measure_matmul_flops
+        from mamf.engine.estimate import estimate_run_seconds, measure_matmul_flops
         from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = self.measured_run.remaining_steps
         buffers = compute_largest_buffers(plan, backend.info.cache_bytes).values()
         flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
-        seconds = estimate_seconds(plan, steps, backend, flops)
+        seconds = estimate_run_seconds(plan, steps, backend, flops)
         print_line(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         print_line(f"shapes: {len(plan.shapes)}, in {' and '.join(plan.regimes)}; rows left to measure: {len(steps)}")
         print_needed_memory(sum(buffer.nbytes for buffer in buffers), "the largest shape", backend)

@@ -36,7 +36,7 @@ docs/verify-a-card.md says which errors a clean run rules out.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what")
+    group = parser.add_argument_group("what to check")
     add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
     add_shared_options(group, "--dtype", default_text="all dtypes of the device")
     add_shared_options(
@@ -49,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--largest",
         metavar="SHAPE",
-        help="matmul shape, such as 8192x8192x8192, whose FLOP no random problem exceeds (default: depends on the "
-        "device)",
+        help="matmul shape, such as 8192x8192x8192; no random problem has more FLOP than this matmul (default: "
+        "depends on the device)",
     )
     group.add_argument("--seed", type=parse_index, metavar="N", help="seed of all random choices (default: 0)")
     group.add_argument(
@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         default=0,
         metavar="N",
-        help="check only the random problem with this number, which the report of a failure names, again and again "
+        help="check only the random problem with this number, repeatedly; the report of a failure names the number "
         "(default: one problem after another)",
     )
     group = parser.add_argument_group("device")
@@ -81,10 +81,14 @@ class _VerifySession(Session):
         from mamf.cli.resuming import require_same_kernels
         from mamf.engine.strategies.studies import choose_kernels_to_verify
 
-        requested_names, before = self.options.kernel, self.resumed_plan
-        if before and requested_names:
-            require_same_kernels(self.options, before.kernels, choose_kernels_to_verify(self.backend, requested_names))
-        return list(choose_kernels_to_verify(self.backend, before.kernels if before else requested_names).items())
+        requested_names, logged_plan = self.options.kernel, self.resumed_plan
+        if logged_plan and requested_names:
+            require_same_kernels(
+                self.options, logged_plan.kernels, choose_kernels_to_verify(self.backend, requested_names)
+            )
+        return list(
+            choose_kernels_to_verify(self.backend, logged_plan.kernels if logged_plan else requested_names).items()
+        )
 
     def make_new_plan(self) -> Plan:
         from mamf.engine.strategies.studies import make_verify_plan
@@ -111,7 +115,7 @@ class _VerifySession(Session):
     def is_run_complete(self) -> bool:
         return self.options.budget is None
 
-    def choose_exit_code(self, code: int) -> int:
+    def choose_exit_code(self, run_exit_code: int) -> int:
         from mamf.report.verification import count_verified_totals
 
-        return REGRESSION_EXIT_CODE if count_verified_totals(self.measured_run.rows)["wrong"] else code
+        return REGRESSION_EXIT_CODE if count_verified_totals(self.measured_run.rows)["wrong"] else run_exit_code

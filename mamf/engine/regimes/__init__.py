@@ -21,7 +21,7 @@ from mamf.engine.regimes.burst import Burst
 from mamf.engine.regimes.classic import Classic
 from mamf.engine.regimes.sustained import Sustained
 from mamf.engine.regimes.verifying import Loaded, Spaced
-from mamf.errors import require_known
+from mamf.errors import require_known_names
 
 __all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "get_regime_class"]
 
@@ -30,5 +30,5 @@ _REGIME_CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, 
 
 def get_regime_class(name: str) -> type[Regime]:
     """Return the class of the regime ``name``. Raise UnknownNameError if there is none."""
-    require_known(("regime", name, _REGIME_CLASSES))
+    require_known_names(("regime", name, _REGIME_CLASSES))
     return _REGIME_CLASSES[name]

@@ -40,12 +40,12 @@ _SIZES_PER_DIMENSION = 20
 #: The sizes of K that are longer than the largest M, as multiples of the largest M. If C is a single wave of tiles, a
 #: long K may be fastest.
 _LONG_K_RATIOS = (1.2, 1.6, 2.0, 2.4, 3.2)
-_MAX_STEP = 1024
+_MAX_GRID_STEP = 1024
 _MAX_MEMORY_SHARE = 0.6
-_SUSTAINED_OPERAND_SETS = 3
-_QUICK_SCOUTS, _QUICK_REFINEMENTS = 40, 48
+_SUSTAINED_OPERAND_SET_COUNT = 3
+_QUICK_SCOUT_COUNT, _QUICK_REFINEMENT_COUNT = 40, 48
 #: Seconds that a quick search adds to its budget for each kernel that must be compiled.
-_COMPILING_SECONDS = 4.0
+_SECONDS_PER_COMPILED_KERNEL = 4.0
 #: The maximum FLOP of a shape in a quick search, as a share of the maximum FLOP in a thorough search.
 _QUICK_FLOP_SHARE = 0.25
 
@@ -57,31 +57,40 @@ def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_sec
     without a rest, and so that ``scouts`` shapes can be measured within their share of the budget.
     """
     max_flop = flops * min(
-        1.2 * backend.burst_traits.train_seconds, THOROUGH.scout_end_share * budget_seconds / scouts / 4
+        1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / scouts / 4
     )
     side = 2 * (max_flop / 2) ** (1 / 3)
     free = backend.read_free_memory_bytes()
     if free is not None:
         needed = problem.list_buffers(MatmulShape(1024, 1024, 1024)).values()
         itemsize = sum(buffer.nbytes for buffer in needed) / 3 / 1024**2
-        side = min(side, (free * _MAX_MEMORY_SHARE / _SUSTAINED_OPERAND_SETS / 3 / itemsize) ** 0.5)
-    step = min(_MAX_STEP, max(64, int(side / _SIZES_PER_DIMENSION) // 64 * 64))
+        side = min(side, (free * _MAX_MEMORY_SHARE / _SUSTAINED_OPERAND_SET_COUNT / 3 / itemsize) ** 0.5)
+    step = min(_MAX_GRID_STEP, max(64, int(side / _SIZES_PER_DIMENSION) // 64 * 64))
     sizes = tuple(step * count for count in range(1, _SIZES_PER_DIMENSION + 1))
     longer = (step * round(_SIZES_PER_DIMENSION * times) for times in _LONG_K_RATIOS)
     return MatmulGrid(sizes, sizes, (*sizes, *longer), max_flop)
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The schedule of a search: when its phases end, and how much each phase measures.
+class SearchSchedule:
+    """The schedule of a search: when its phases end, as shares of the budget, and how much each phase measures.
 
-    - ``scout_end_share``, ``refine_end_share``, ``choose_end_share``, ``burst_end_share``: the shares of the budget
-      after which these phases of burst end, if the search is for burst and sustained: measuring shapes of the coarse
-      grid, measuring shapes near the fastest ones, rounds that choose, and rounds that confirm.
-    - ``visit_end_share``, ``chosen_end_share``: the shares of the budget after which two phases of sustained end: short
-      measurements of the candidates, then rounds that choose among the best of them.
-    - ``burst_rounds``, ``sustained_rounds``: the numbers of rounds in each regime. If no round chooses in sustained,
-      the search confirms there what was fastest in burst.
+    The phases of burst, if the search is for burst and sustained:
+
+    - ``scout_end_share``: the end of measuring shapes of the coarse grid.
+    - ``refine_end_share``: the end of measuring shapes near the fastest ones.
+    - ``choose_end_share``: the end of the rounds that choose the fastest candidate.
+    - ``burst_end_share``: the end of the rounds that confirm its rate.
+
+    The phases of sustained:
+
+    - ``visit_end_share``: the end of the short measurements of the candidates.
+    - ``choose_visits_end_share``: the end of the rounds that choose among the best of the candidates.
+
+    How much the phases measure:
+
+    - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If no round chooses in
+      sustained, the search confirms in sustained the candidate that was fastest in burst.
     - ``candidate_count``: the number of candidates (a shape and a kernel) in the rounds of burst.
     - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
       of burst.
@@ -91,42 +100,42 @@ class Pace:
     refine_end_share: float
     choose_end_share: float
     burst_end_share: float
-    burst_rounds: RoundCounts
+    burst_round_counts: RoundCounts
     candidate_count: int
     algorithm_shape_count: int
-    sustained_rounds: RoundCounts
+    sustained_round_counts: RoundCounts
     visit_end_share: float = 1.0
-    chosen_end_share: float = 1.0
+    choose_visits_end_share: float = 1.0
 
 
-THOROUGH = Pace(
+THOROUGH_SCHEDULE = SearchSchedule(
     scout_end_share=0.15,
     refine_end_share=0.30,
     choose_end_share=0.36,
     burst_end_share=0.40,
-    burst_rounds=RoundCounts(choosing=6, confirming=15),
+    burst_round_counts=RoundCounts(choosing=6, confirming=15),
     candidate_count=8,
     algorithm_shape_count=3,
-    sustained_rounds=RoundCounts(choosing=1, confirming=6),
+    sustained_round_counts=RoundCounts(choosing=1, confirming=6),
     visit_end_share=0.44,
-    chosen_end_share=0.51,
+    choose_visits_end_share=0.51,
 )
-QUICK = Pace(
+QUICK_SCHEDULE = SearchSchedule(
     scout_end_share=0.15,
     refine_end_share=0.20,
     choose_end_share=0.235,
     burst_end_share=0.275,
-    burst_rounds=RoundCounts(choosing=3, confirming=12),
+    burst_round_counts=RoundCounts(choosing=3, confirming=12),
     candidate_count=5,
     algorithm_shape_count=1,
     # In sustained, the candidates that were fastest in burst differ by less than 0.2 %. So do not choose among them,
     # but spend the time on longer measurements that confirm.
-    sustained_rounds=RoundCounts(choosing=0, confirming=6),
+    sustained_round_counts=RoundCounts(choosing=0, confirming=6),
 )
 
 
-def choose_pace(options: SearchOptions) -> Pace:
-    return QUICK if options.is_quick else THOROUGH
+def choose_schedule(options: SearchOptions) -> SearchSchedule:
+    return QUICK_SCHEDULE if options.is_quick else THOROUGH_SCHEDULE
 
 
 def plan_search(
@@ -155,13 +164,14 @@ def plan_search(
     kernels = choose_working_kernels(backend, problem, names, is_quick)
     if budget_seconds is None:
         budget_seconds = (
-            QUICK_BUDGET_SECONDS + _COMPILING_SECONDS * sum(not kernel.has_cheap_variants for kernel in kernels[1:])
+            QUICK_BUDGET_SECONDS
+            + _SECONDS_PER_COMPILED_KERNEL * sum(not kernel.has_cheap_variants for kernel in kernels[1:])
             if is_quick
             else DEFAULT_BUDGET_SECONDS
         )
-    scouts = scouts or (_QUICK_SCOUTS if is_quick else SearchOptions.scouts)
+    scouts = scouts or (_QUICK_SCOUT_COUNT if is_quick else SearchOptions.scouts)
     require_seconds("budget_seconds", budget_seconds)
-    refinements = _QUICK_REFINEMENTS if is_quick else SearchOptions.refinements
+    refinements = _QUICK_REFINEMENT_COUNT if is_quick else SearchOptions.refinements
     try:
         flops = measure_matmul_flops(kernels[0], problem, backend)
         grid = make_grid(backend, problem, flops, budget_seconds, scouts)

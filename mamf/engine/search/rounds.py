@@ -52,7 +52,7 @@ def list_default_candidates(
     return [(shape, default) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
 
 
-def choose_finalists(visits: Sequence[Measurement], count: int) -> list[Candidate]:
+def choose_visited_candidates(visits: Sequence[Measurement], count: int) -> list[Candidate]:
     """Choose ``count`` candidates from the rows of short visits in sustained: half of them by the lowest energy per
     FLOP, if the power is known, and the others by speed.
     """
@@ -78,7 +78,7 @@ def drop_beaten_candidates(
 
 
 #: The length of a visit in sustained, in seconds.
-VISIT_SECONDS = 1.0
+SUSTAINED_VISIT_SECONDS = 1.0
 #: A generator that yields steps to measure, receives their rows, and returns all these rows.
 StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
@@ -146,31 +146,33 @@ class ConfirmationRounds:
         regime: Regime,
         candidates: Sequence[Candidate],
         counts: RoundCounts,
-        chosen_by: float,
-        confirmed_by: float,
+        choosing_end_time: float,
+        confirming_end_time: float,
     ) -> StepsWithRows:
         """Measure rounds that choose a candidate, then separate rounds that confirm its rate. Return the rows of all
         rounds.
 
-        ``counts``: the maximum numbers of rounds. ``chosen_by``, ``confirmed_by``: the backend times (``Backend.now``)
-        by which choosing and confirming must end.
+        ``counts``: the maximum numbers of rounds. ``choosing_end_time``, ``confirming_end_time``: the backend times
+        (``Backend.now``) by which choosing and confirming must end.
         """
-        choosing, best_first = _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing, chosen_by), list(candidates)
+        choosing, best_first = _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing, choosing_end_time), list(candidates)
         if counts.choosing:
-            self.runner.on_phase(f"{regime.name}: comparing the fastest shapes and kernels")
+            self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             left = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
-        self.runner.on_phase(f"{regime.name}: measuring the fastest again")
+        self.runner.report_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != Sustained.name:
-            confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming, confirmed_by)
+            confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
         conditions = summarize_conditions(row for row in rows if [(row.shape, row.kernel)] == best_first[:1])
         # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
-            visits = yield from self._confirm_by_visits(regime, conditions, candidate, counts.confirming, confirmed_by)
+            visits = yield from self._confirm_by_visits(
+                regime, conditions, candidate, counts.confirming, confirming_end_time
+            )
             rows += visits
             if all(row.ok for row in visits):
                 break
@@ -253,7 +255,7 @@ class ConfirmationRounds:
             seconds_each = (self.runner.now() - begun) / max(len(own), 1)
             if phase.is_choosing:  # Leave time for the rounds that confirm.
                 phase.end_time = min(phase.end_time, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
-            if not self._has_next_step(phase, number + 1, is_due=number < phase.min_rounds):
+            if not self._has_next_step(phase, number + 1, is_required=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
             left = drop_beaten_candidates(
@@ -277,14 +279,14 @@ class ConfirmationRounds:
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         # In sustained, repeated rounds give the precision, not longer visits.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
-        rule = StoppingRule(self.precision, VISIT_SECONDS if regime.name == Sustained.name else seconds_left)
+        rule = StoppingRule(self.precision, SUSTAINED_VISIT_SECONDS if regime.name == Sustained.name else seconds_left)
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
         is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name
         due = list(candidates) if is_choosing_by_visits else self.chooser.sample(candidates, len(candidates))
         while due:
             can_wait = is_choosing_by_visits and phase.rows and not self.has_time_to_confirm()
-            if not self._has_next_step(phase, number, is_due=number <= phase.min_rounds and not can_wait):
+            if not self._has_next_step(phase, number, is_required=number <= phase.min_rounds and not can_wait):
                 break
             shape, kernel = due[0]
             step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.phase_name, number)
@@ -296,9 +298,9 @@ class ConfirmationRounds:
             due = [each for each in due if each != (row.shape, row.kernel)]
         return due
 
-    def _has_next_step(self, phase: _RoundsPhase, number: int, is_due: bool) -> bool:
+    def _has_next_step(self, phase: _RoundsPhase, number: int, is_required: bool) -> bool:
         return self.runner.has_next_step(
-            phase.regime, phase.phase_name, phase.end_time, number, is_due=is_due, problem=self.problem
+            phase.regime, phase.phase_name, phase.end_time, number, is_required=is_required, problem=self.problem
         )
 
     def _select_affordable(

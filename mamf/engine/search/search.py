@@ -24,7 +24,7 @@ from mamf.engine.search.surrogate import (
     compute_features,
     compute_squared_distances,
     estimate_compute_units,
-    limit_to_one_thread,
+    limit_blas_to_one_thread,
 )
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
@@ -34,21 +34,21 @@ Measure = Callable[[MatmulShape], float]
 Candidate = tuple[MatmulShape, str]
 
 #: The number of random shapes that a search begins with.
-FIRST_SHAPES = 12
+FIRST_SHAPE_COUNT = 12
 # The number of shapes on which a kernel that joins the search later is measured first.
-_FIRST_SHAPES_OF_LATER_KERNEL = 4
+_FIRST_SHAPE_COUNT_OF_LATER_KERNEL = 4
 # The minimum number of successful measurements before predictions choose the next shape.
 _MIN_MEASUREMENTS_TO_PREDICT = 4
 # The minimum number of measurements before a search ends because no shape is promising.
 _MIN_MEASUREMENTS_TO_END = 40
 # A kernel other than the first one is not tried again after this many failures without a success.
-_MAX_FAILURES_OF_LATER_KERNEL = 3
+_MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
 #: A short shape is one with a small K and a large C: these are its maximum K, its minimum number of waves (of tiles
 #: over the compute units), the elements of a common tile, and the number of compute units of a device that does not
 #: report it.
-_MAX_SHORT_K, _MIN_MANY_WAVES, _TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
+_MAX_SHORT_K, _MIN_SHORT_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # The number of shapes with a small K and a large C that a search begins with.
-_SHORT_SHAPES = 2
+_SHORT_SHAPE_COUNT = 2
 # The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
 # neighbors of the fastest shapes so far ("leaders").
 _MAX_PREDICTED_SHAPES = 8192
@@ -57,9 +57,9 @@ _MEASUREMENTS_PER_FIT = 12
 # During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 # The search ends if no shape's prediction plus this many standard deviations exceeds the best measurement.
-_DOUBT_DEVIATIONS = 6.0
+_MAX_PROMISING_DEVIATIONS = 6.0
 # The time of a measurement that does not depend on the shape, as a share of the time of the largest shape.
-_OVERHEAD_SHARE = 0.1
+_FIXED_TIME_SHARE = 0.1
 # Predicted gains below this share of the best rate do not count, because measurements do not repeat more closely.
 _MIN_LOG_GAIN = 0.001
 _LEADER_COUNT = 8
@@ -135,9 +135,9 @@ def draw_short_shapes(
     """Draw shapes with a small K and so large a C that its tiles take many waves over the compute units. The fastest
     shape may be one of these, and a random sample of the grid would miss them because they are few.
     """
-    min_size = _MIN_MANY_WAVES * _TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
+    min_size = _MIN_SHORT_SHAPE_WAVES * _COMMON_TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
     short = [shape for shape in shapes if shape.k <= _MAX_SHORT_K and shape.m * shape.n >= min_size]
-    return chooser.sample(short, min(_SHORT_SHAPES, len(short)))
+    return chooser.sample(short, min(_SHORT_SHAPE_COUNT, len(short)))
 
 
 class Search:
@@ -168,14 +168,14 @@ class Search:
         #: True if all promising shapes were measured.
         self.is_exhausted = False
         self.set_shapes([*shapes, *first])
-        order = self._random.permutation(len(shapes))[:FIRST_SHAPES]
+        order = self._random.permutation(len(shapes))[:FIRST_SHAPE_COUNT]
         self._first_candidates: list[Candidate] = [
             *((shape, kernel) for shape in first),
             *(self._candidates[row] for row in order),
         ]
         self._first_count = len(self._first_candidates)
 
-    @limit_to_one_thread()
+    @limit_blas_to_one_thread()
     def set_shapes(self, shapes: Sequence[MatmulShape]) -> None:
         """Search among these shapes and the measured ones from now on. Raise ValueError if ``shapes`` is empty."""
         if not shapes:
@@ -185,7 +185,7 @@ class Search:
         self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
         self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
         flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
-        self._log_seconds = np.log(flop / flop.max() + _OVERHEAD_SHARE)
+        self._log_seconds = np.log(flop / flop.max() + _FIXED_TIME_SHARE)
         self._hopeless = np.zeros(len(self._candidates), dtype=bool)
         self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
         if self._surrogate.is_fitted:
@@ -197,12 +197,14 @@ class Search:
         """
         self._first_candidates += [
             (shape, kernel)
-            for shape, _ in self.find_leaders(FIRST_SHAPES)[:: FIRST_SHAPES // _FIRST_SHAPES_OF_LATER_KERNEL]
+            for shape, _ in self.find_leaders(FIRST_SHAPE_COUNT)[
+                :: FIRST_SHAPE_COUNT // _FIRST_SHAPE_COUNT_OF_LATER_KERNEL
+            ]
         ]
         self.kernels = list(dict.fromkeys((*self.kernels, kernel)))
         self.set_shapes(self._shapes)
 
-    @limit_to_one_thread()
+    @limit_blas_to_one_thread()
     def propose(self) -> Candidate | None:
         """Return the next shape and kernel to measure; None if no unmeasured one may be faster than the best so far."""
         first = next(
@@ -220,7 +222,7 @@ class Search:
             ]
             self.is_exhausted = not left
             return left[int(self._random.integers(len(left)))] if left else None
-        doubtful = self._mask_tried(self._surrogate.mean + _DOUBT_DEVIATIONS * self._surrogate.deviation).max()
+        doubtful = self._mask_tried(self._surrogate.mean + _MAX_PROMISING_DEVIATIONS * self._surrogate.deviation).max()
         is_sure = (
             len(self.measured) >= _MIN_MEASUREMENTS_TO_END
             and doubtful < self._surrogate.highest_observed + _MIN_LOG_GAIN
@@ -231,7 +233,7 @@ class Search:
         gain = self._surrogate.compute_log_improvement() - self._log_seconds
         return self._candidates[int(np.argmax(self._mask_tried(gain)))]
 
-    @limit_to_one_thread()
+    @limit_blas_to_one_thread()
     def record(self, candidate: Candidate, tflops: float) -> None:
         """Record the measured TFLOPS of a shape and kernel (NaN: it could not be measured), and update predictions."""
         if candidate not in self._position:  # The measurement comes from an interrupted run with other shapes.
@@ -254,7 +256,7 @@ class Search:
         """Return the ``count`` fastest shapes, each with its fastest kernel, fastest first. They are ranked by the mean
         of measurement and prediction, because the highest of many noisy measurements is too high.
         """
-        successes = self._select_successes()
+        successes = self._select_measured_rates()
         score = {candidate: math.log(tflops) for candidate, tflops in successes.items()}
         if self._surrogate.is_fitted:
             means = self._surrogate.mean[[self._position[candidate] for candidate in successes]]
@@ -265,7 +267,7 @@ class Search:
             best_candidate_by_shape.setdefault(candidate[0], candidate)
         return list(best_candidate_by_shape.values())[:count]
 
-    def _select_successes(self) -> dict[Candidate, float]:
+    def _select_measured_rates(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
 
     def _mask_tried(self, candidate_values: Array) -> Array:
@@ -277,7 +279,7 @@ class Search:
         return candidate_values
 
     def _refit_surrogate(self) -> None:
-        successes = self._select_successes()
+        successes = self._select_measured_rates()
         if self._learns_units:
             first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
             self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
@@ -297,7 +299,7 @@ class Search:
             }
             successful_rows = [row for row, tflops in tflops_by_row.items() if tflops > 0]
             failed_rows = [row for row, tflops in tflops_by_row.items() if not tflops > 0]
-            is_useless = number > 0 and not successful_rows and len(failed_rows) >= _MAX_FAILURES_OF_LATER_KERNEL
+            is_useless = number > 0 and not successful_rows and len(failed_rows) >= _MAX_FAILURE_COUNT_OF_LATER_KERNEL
             masks.append(
                 np.ones(len(self._shapes), dtype=bool)
                 if is_useless

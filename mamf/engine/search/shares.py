@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.roof import get_ceiling_name, make_ceiling_key
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
@@ -19,7 +19,7 @@ from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
 #: The phase of rows of a search that only show which shapes and kernels are worth confirming.
-SCOUT = "scout"
+SCOUT_PHASE = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 
 
@@ -27,28 +27,28 @@ class SharesStrategy(RowsStrategy):
     """A strategy that finds the ceilings of a device, then measures rows as shares of these ceilings.
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.
-    - ``searches``: the plans of the searches for ceilings that are still to be found.
+    - ``search_plans``: the plans of the searches for ceilings that are still to be found.
     - ``choose_references``: takes ceilings, and returns the kernels that they were measured with, by name.
     - ``on_failure``: called with a message for each ceiling that could not be confirmed.
     """
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RunSetup,
         ceilings: dict[tuple[str, str], Ceiling],
         records: Iterable[LogRecord],
-        searches: Iterable[Plan],
+        search_plans: Iterable[Plan],
         choose_references: Callable[[Ceilings], Mapping[str, AnyKernel]],
         on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(setup, ceilings, records=records)
-        self.found, self.searches = ceilings, searches
+        self.found, self.search_plans = ceilings, search_plans
         self.choose_references, self.on_failure = choose_references, on_failure
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
         begun, budget = self.backend.now(), self.plan.budget_seconds
         yield from self.records
-        for search in self.searches:
+        for search in self.search_plans:
             yield from self._find_ceilings(search)
         if budget is not None:
             left = budget - (self.backend.now() - begun)
@@ -63,14 +63,14 @@ class SharesStrategy(RowsStrategy):
         problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
         opened = choose_kernels(get_operation(search.operation), backend, search.kernels)
         held = [row for row in self.setup.rows if row.phase and row.problem == problem]
-        find = Setup(search, backend, opened, held)
-        find.on_phase = lambda text: self.setup.on_phase(f"{name} ceiling, {text}")
+        find = RunSetup(search, backend, opened, held)
+        find.report_phase = lambda text: self.setup.report_phase(f"{name} ceiling, {text}")
         strategy = FindStrategy(find) if search.is_search else KernelsFindStrategy(find)
         for row in strategy.yield_results():
             if not isinstance(row, Measurement):
                 yield row
                 continue
-            yield row if row.phase else replace(row, phase=SCOUT)
+            yield row if row.phase else replace(row, phase=SCOUT_PHASE)
             find.rows.append(row)
         confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed_ceilings.items()}
         for regime in self.plan.regimes:

@@ -21,24 +21,24 @@ from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
-from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
+from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator
 from mamf.engine.search.grid import (
     choose_long_k_sizes,
-    choose_pace,
+    choose_schedule,
     draw_distant_shapes,
     fits_grid,
     list_shapes_around,
 )
 from mamf.engine.search.rounds import (
-    VISIT_SECONDS,
+    SUSTAINED_VISIT_SECONDS,
     ConfirmationRounds,
     RoundCounts,
     StepsWithRows,
-    choose_finalists,
+    choose_visited_candidates,
     find_best_per_size_pair,
     list_default_candidates,
 )
-from mamf.engine.search.search import FIRST_SHAPES, Search, draw_short_shapes
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, Search, draw_short_shapes
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
 from mamf.measurement import Measurement, group_pairs
@@ -54,33 +54,33 @@ class FindStrategy(PlanStrategy):
     #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
     max_distant_shapes: ClassVar[int] = 5000
     #: How many steps in M and in N a refinement goes away from one of the fastest shapes ("leaders").
-    max_steps_from_leader: ClassVar[int] = 4
-    sustained_finalist_count: ClassVar[int] = 2
+    max_refinement_reach: ClassVar[int] = 4
+    sustained_burst_winner_count: ClassVar[int] = 2
     #: The number of shapes on which kernels are compared before they join the search.
     trial_shape_count: ClassVar[int] = 2
     #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
     max_trial_flop_share: ClassVar[float] = 0.25
     #: The share by which another algorithm must be faster than a kernel's first algorithm to replace it in the search.
     #: In a quick search, also the share by which another kernel must be faster than the default kernel to join.
-    min_gain_share: ClassVar[float] = 0.005
+    min_speedup_share: ClassVar[float] = 0.005
     #: The number of shapes that were fastest before on devices of this model and on which a quick search also tries the
     #: kernel that it has chosen.
-    trial_prior_count: ClassVar[int] = 4
+    trial_earlier_winner_count: ClassVar[int] = 4
     #: The maximum number of a kernel's algorithms (the most promising first) that a quick search tries if they must be
     #: compiled, and on each shape after the first one.
     max_quick_algorithms: ClassVar[int] = 2
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: RunSetup) -> None:
         # Let all rows of an interrupted run answer steps: they also show when each phase ended.
-        super().__init__(setup, replayed=setup.rows)
-        kernels: list[MatmulKernel] = setup.kernel_objects
+        super().__init__(setup, replayed_rows=setup.rows)
+        kernels: list[MatmulKernel] = setup.plan_kernels
         self.options: SearchOptions = setup.plan.options
         self._budget_seconds = setup.plan.budget_seconds or DEFAULT_BUDGET_SECONDS
         self._default_kernel_name = kernels[0].name
         #: The kernels whose algorithms the search compares. The default kernel is one of them only if its algorithms
         #: need no compilation.
         self._ranked_kernels = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
-        self.pace = choose_pace(self.options)
+        self.schedule = choose_schedule(self.options)
         self._chooser = random.Random(setup.plan.problem.seed)
         self._kernels_by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted_rows: list[Measurement] = []
@@ -93,14 +93,14 @@ class FindStrategy(PlanStrategy):
         """Return the backend time at which the share ``share`` of the budget has passed and a phase ends. Without
         sustained, the shares are larger, so that burst has the whole budget. Time for compiling does not count.
         """
-        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.pace.burst_end_share
+        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
             self.runner.start_time
             + self._compiling_seconds
             + share * scale * (self._budget_seconds - self._compiling_seconds)
         )
 
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         deadline, problem, chooser = self.runner.start_time + self._budget_seconds, self.plan.problem, self._chooser
         self._deadline = deadline
         self._confirmation = ConfirmationRounds(
@@ -116,53 +116,55 @@ class FindStrategy(PlanStrategy):
     # -- burst -------------------------------------------------------------------------------------------------------
 
     def _search_burst(self) -> StepsWithRows:
-        problem, grid, pace = self.plan.problem, self.options.grid, self.pace
+        problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.shapes() if fits_grid(grid, shape)]
         regime = self._start_regime(Burst(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
         search = Search(shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first=first)
-        self.runner.on_phase("burst: measuring shapes of a coarse grid")
-        seconds = pace.scout_end_share * self._budget_seconds / self.options.scouts
+        self.runner.report_phase("burst: measuring shapes of a coarse grid")
+        seconds = schedule.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
         if self._ranked_kernels:
-            count = min(self.options.scouts, FIRST_SHAPES + len(first))
+            count = min(self.options.scouts, FIRST_SHAPE_COUNT + len(first))
             yield from self._run_search(
-                search, regime, "scout", count, self._compute_phase_end(pace.scout_end_share), rule
+                search, regime, "scout", count, self._compute_phase_end(schedule.scout_end_share), rule
             )
             yield from self._add_best_kernels(search, regime, rule, self._ranked_kernels)
         yield from self._run_search(
-            search, regime, "scout", self.options.scouts, self._compute_phase_end(pace.scout_end_share), rule
+            search, regime, "scout", self.options.scouts, self._compute_phase_end(schedule.scout_end_share), rule
         )
         if not self.options.is_quick:
             yield from self._add_best_kernels(
                 search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
-        self.runner.on_phase("burst: measuring shapes near the fastest ones")
+        self.runner.report_phase("burst: measuring shapes near the fastest ones")
         # Refine twice with each distance between sizes, because the fastest shapes change meanwhile: with a quarter, an
         # eighth and a sixteenth of the grid's step, in multiples of 16.
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
         for number, step in enumerate(steps, start=1):
-            best = [shape for shape, _ in search.find_leaders(pace.candidate_count)] or shapes[:1]
+            best = [shape for shape, _ in search.find_leaders(schedule.candidate_count)] or shapes[:1]
             # Consider distant shapes too: the fastest shape may be far from all leaders, because sizes between the
             # coarse steps may fill the waves of tiles exactly.
             search.set_shapes(
                 [
-                    *list_shapes_around(best, step, grid, self.max_steps_from_leader),
+                    *list_shapes_around(best, step, grid, self.max_refinement_reach),
                     *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser),
                 ]
             )
-            share = pace.scout_end_share + (pace.refine_end_share - pace.scout_end_share) * number / len(steps)
+            share = schedule.scout_end_share + (schedule.refine_end_share - schedule.scout_end_share) * number / len(
+                steps
+            )
             max_measured = len(search.measured) + self.options.refinements // len(steps)
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
-        leaders = search.find_leaders(pace.candidate_count)
-        kinds = find_best_per_size_pair(self._scouted_rows)[: pace.candidate_count // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: pace.candidate_count]
-        self.runner.on_phase("burst: choosing the fastest algorithms of each shape")
-        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: pace.algorithm_shape_count]))
-        end_time = self._compute_phase_end(pace.choose_end_share) if self.options.is_quick else self._deadline
+        leaders = search.find_leaders(schedule.candidate_count)
+        kinds = find_best_per_size_pair(self._scouted_rows)[: schedule.candidate_count // 2]
+        candidates = list(dict.fromkeys((*kinds, *leaders)))[: schedule.candidate_count]
+        self.runner.report_phase("burst: choosing the fastest algorithms of each shape")
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: schedule.algorithm_shape_count]))
+        end_time = self._compute_phase_end(schedule.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms(regime, shapes, rule, self._ranked_kernels, end_time)
         rows_by_shape = group_pairs((row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes)
         fastest = [max(rows, key=lambda row: row.best_rate) for rows in rows_by_shape.values()]
@@ -172,17 +174,17 @@ class FindStrategy(PlanStrategy):
         confirming = yield from self._confirmation.run_rounds(
             regime,
             list(dict.fromkeys(candidates)),
-            pace.burst_rounds,
-            self._compute_phase_end(pace.choose_end_share),
-            self._compute_phase_end(pace.burst_end_share),
+            schedule.burst_round_counts,
+            self._compute_phase_end(schedule.choose_end_share),
+            self._compute_phase_end(schedule.burst_end_share),
         )
         return [*measured, *confirming]
 
     def _run_search(
         self, search: Search, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
-    ) -> Steps:
+    ) -> StepGenerator:
         while len(search.measured) < max_measured and self.runner.has_next_step(
-            regime, phase, end_time, is_due=len(search.measured) < MIN_ROUNDS
+            regime, phase, end_time, is_required=len(search.measured) < MIN_ROUNDS
         ):
             proposed = search.propose()
             if proposed is None:
@@ -198,7 +200,7 @@ class FindStrategy(PlanStrategy):
 
     def _add_best_kernels(
         self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
-    ) -> Steps:
+    ) -> StepGenerator:
         """Compare kernels on the fastest shapes so far. Each kernel joins the search with the algorithms that were
         fastest on these shapes, or with the single fastest one if its algorithms must be compiled. A quick search
         compares kernels on small shapes, and continues with the fastest kernel only.
@@ -216,7 +218,7 @@ class FindStrategy(PlanStrategy):
             self._ranked_kernels = kernels = self._choose_best_kernel(tried, shapes)
             # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
             # chosen kernel also on shapes that were fastest before on devices of this model.
-            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_prior_count])))
+            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_winner_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
             tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
@@ -239,7 +241,7 @@ class FindStrategy(PlanStrategy):
             if row.ok and row.kernel == self._default_kernel_name and row.shape in shapes
         )
         best = max(tried, key=lambda row: row.best_rate, default=None)
-        if best is None or best.best_rate < (1 + self.min_gain_share) * max(default_rates, default=0.0):
+        if best is None or best.best_rate < (1 + self.min_speedup_share) * max(default_rates, default=0.0):
             return []
         return [kernel for kernel in self._ranked_kernels if best.kernel in self._algorithm_names[kernel.name]]
 
@@ -252,7 +254,9 @@ class FindStrategy(PlanStrategy):
         best_rows = list[Measurement]()
         for rows in group_pairs((row.shape, row) for row in kernel_rows).values():
             fastest = max(rows, key=lambda row: row.best_rate)
-            best_rows.append(fastest if fastest.best_rate >= (1 + self.min_gain_share) * rows[0].best_rate else rows[0])
+            best_rows.append(
+                fastest if fastest.best_rate >= (1 + self.min_speedup_share) * rows[0].best_rate else rows[0]
+            )
         found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
         found += [row.kernel for row in kernel_rows[:1]] if self.options.is_quick else []
         return list(dict.fromkeys(found))
@@ -264,13 +268,13 @@ class FindStrategy(PlanStrategy):
         rule: StoppingRule,
         kernels: Sequence[MatmulKernel],
         end_time: float,
-    ) -> Steps:
+    ) -> StepGenerator:
         """Measure the algorithms of these kernels on these shapes, until the backend time ``end_time``. A quick search
         measures all algorithms of a kernel on the first shape only.
         """
         for kernel in kernels:
             begun = self.runner.now()
-            for shape, variant in self._iterate_algorithms(kernel, shapes):
+            for shape, variant in self._yield_unmeasured_algorithms(kernel, shapes):
                 if not self.runner.has_next_step(regime, ALGORITHM_PHASE, end_time):
                     break
                 row = yield Step(variant, self.plan.problem, shape, regime, rule, ALGORITHM_PHASE, 0)
@@ -280,7 +284,7 @@ class FindStrategy(PlanStrategy):
             if not kernel.has_cheap_variants:
                 self._compiling_seconds += self.runner.now() - begun
 
-    def _iterate_algorithms(
+    def _yield_unmeasured_algorithms(
         self, kernel: MatmulKernel, shapes: Sequence[MatmulShape]
     ) -> Iterator[tuple[MatmulShape, MatmulKernel]]:
         """Yield each of these shapes with each of the kernel's algorithms for it that was not measured on it yet."""
@@ -300,11 +304,11 @@ class FindStrategy(PlanStrategy):
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
-    def _search_sustained(self, burst: Sequence[Measurement]) -> Steps:
-        regime, rounds = Sustained(self.backend, VISIT_SECONDS), self.pace.sustained_rounds
+    def _search_sustained(self, burst: Sequence[Measurement]) -> StepGenerator:
+        regime, rounds = Sustained(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in burst, not by single rows: the fastest of noisy rows is only the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
-        finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_finalist_count]
+        finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_burst_winner_count]
         if rounds.choosing:
             finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
@@ -312,16 +316,20 @@ class FindStrategy(PlanStrategy):
         else:
             self._start_regime(regime, [shape for shape, _ in finalists])
         yield from self._confirmation.run_rounds(
-            regime, finalists, rounds, self._compute_phase_end(self.pace.chosen_end_share), self._compute_phase_end(1.0)
+            regime,
+            finalists,
+            rounds,
+            self._compute_phase_end(self.schedule.choose_visits_end_share),
+            self._compute_phase_end(1.0),
         )
 
     def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> Regime:
         """Allocate operands that are large enough for all these shapes, then start the regime and return it."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
-            problem, (problem.list_buffers(shape, regime.count_sets(problem, shape, cache)) for shape in shapes)
+            problem, (problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache)) for shape in shapes)
         )
-        return self.runner.start_regime(regime)
+        return self.runner.prepare_regime(regime)
 
     def _visit_candidates(
         self, regime: Regime, burst: Sequence[Measurement]
@@ -331,29 +339,29 @@ class FindStrategy(PlanStrategy):
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
-        self.runner.on_phase("sustained: loading the device until it settles, then measuring")
-        rule = StoppingRule(self.plan.precision, VISIT_SECONDS)
+        self.runner.report_phase("sustained: loading the device until it settles, then measuring")
+        rule = StoppingRule(self.plan.precision, SUSTAINED_VISIT_SECONDS)
         visits: list[Measurement] = []
-        for number, (shape, kernel) in enumerate(self._iterate_candidates(candidates, visits)):
-            end_time = self._compute_phase_end(self.pace.visit_end_share)
-            if not self.runner.has_next_step(regime, "visit", end_time, is_due=len(visits) < 2):
+        for number, (shape, kernel) in enumerate(self._yield_candidates_and_variants(candidates, visits)):
+            end_time = self._compute_phase_end(self.schedule.visit_end_share)
+            if not self.runner.has_next_step(regime, "visit", end_time, is_required=len(visits) < 2):
                 break
             step = Step(self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
             row = yield from self._confirmation.measure_step(step)
             if row is None:
                 break
             visits.append(row)
-        finalists = choose_finalists(visits, self.sustained_finalist_count)
+        finalists = choose_visited_candidates(visits, self.sustained_burst_winner_count)
         return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default_kernel_name))))
 
-    def _iterate_candidates(
+    def _yield_candidates_and_variants(
         self, candidates: Sequence[Candidate], visits: Sequence[Measurement]
     ) -> Iterator[Candidate]:
         """Yield the candidates, then the best one of their ``visits`` with M and N exchanged and with longer K. Such
         variants of a shape are equally fast in burst, but differ by up to 1.5 % at the power limit.
         """
         yield from candidates
-        for shape, kernel in choose_finalists(visits, 1):
+        for shape, kernel in choose_visited_candidates(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
             for other in (exchanged, *(replace(shape, k=k) for k in choose_long_k_sizes(self.options.grid))):
                 if fits_grid(self.options.grid, other) and (other, kernel) not in candidates:
@@ -364,7 +372,7 @@ _ROUND_COUNTS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundC
 _CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
 #: The share of the budget for measuring every row once; the share after which all regimes except the last must end,
 #: because sustained takes seconds to warm the device up; and the share of a problem's time for rounds that choose.
-_SHARE_FOR_ROWS, _SHARE_BEFORE_LAST, _SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
+_BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
 class KernelsFindStrategy(RowsStrategy):
@@ -372,25 +380,25 @@ class KernelsFindStrategy(RowsStrategy):
     every regime, it measures the fastest rows of each problem in rounds that choose and separate rounds that confirm.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: RunSetup) -> None:
         # Of an interrupted run, rows with a phase answer the steps of the rounds; rows without one give the candidates.
-        super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
+        super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         """Yield every step that no row answers yet, then the rounds that choose and confirm."""
         run, left = self.runner, self.setup.remaining_steps
         for number, name in enumerate(self.plan.regimes):
-            regime = run.start_regime(self.make_regime(name))
+            regime = run.prepare_regime(self.make_regime(name))
             if left and not number:
                 yield from self.measure_rows(regime, left)
             is_last = number == len(self.plan.regimes) - 1
             budget = math.inf if self.plan.budget_seconds is None else self.plan.budget_seconds
             yield from self._confirm_problems(
-                regime, run.start_time + (1.0 if is_last else _SHARE_BEFORE_LAST) * budget
+                regime, run.start_time + (1.0 if is_last else _BUDGET_SHARE_BEFORE_LAST_REGIME) * budget
             )
 
-    def _confirm_problems(self, regime: Regime, end: float) -> Steps:
+    def _confirm_problems(self, regime: Regime, end: float) -> StepGenerator:
         """Choose and confirm a candidate for every problem in one regime. The problems share the time until the backend
         time ``end`` equally.
         """
@@ -403,7 +411,10 @@ class KernelsFindStrategy(RowsStrategy):
                 continue
             run.allocate_largest_operands(
                 problem,
-                (problem.list_buffers(shape, regime.count_sets(problem, shape, cache)) for shape, _ in candidates),
+                (
+                    problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache))
+                    for shape, _ in candidates
+                ),
             )
             now = run.now()
             part = max(end - now, 0.0) / (len(self.plan.problems) - number)
@@ -411,7 +422,7 @@ class KernelsFindStrategy(RowsStrategy):
                 problem,
                 ConfirmationRounds(run, problem, kernels, self.plan.precision, random.Random(problem.seed), deadline),
             )
-            end_time = now + _SHARE_FOR_CHOOSING * part, now + part
+            end_time = now + _TIME_SHARE_FOR_CHOOSING * part, now + part
             yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
@@ -425,14 +436,14 @@ class KernelsFindStrategy(RowsStrategy):
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
     def make_regime(self, name: str) -> Regime:
-        return Sustained(self.backend, VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
+        return Sustained(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
 
     def make_rule(self, regime: Regime) -> StoppingRule:
         """Return the rule that stops a row. If the budget is short, it stops the row early, because a row only has to
         show whether its shape and kernel are worth confirming.
         """
         usual = super().make_rule(regime)
-        if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.seconds is None:
+        if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.max_seconds is None:
             return usual
-        part = _SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.steps()), 1)
-        return replace(usual, seconds=min(usual.seconds, part))
+        part = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)
+        return replace(usual, max_seconds=min(usual.max_seconds, part))

@@ -33,13 +33,13 @@ _MAX_FIT_STEPS = 6
 _COMPRESSION_START = 0.1
 # The smallest standard deviation that is assumed for a measurement, unless all values are equal, because with few
 # measurements the likeliest noise may be 0.
-_MIN_NOISE = 0.001
+_MIN_NOISE_DEVIATION = 0.001
 
 
 # -- features of shapes ------------------------------------------------------------------------------------------------
 
 # The sizes of tiles that libraries commonly divide C into, each in either orientation.
-_TILES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
+_TILE_SIZES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 256), (256, 256))
 
 
 @dataclass
@@ -86,7 +86,9 @@ def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Arra
     ``compute_units`` is known, in compute units that are idle in the last wave.
     """
     # These arrays are 2 (orientations) x tile sizes x pairs of M and N.
-    tile_m, tile_n = np.array([_TILES, [(b, a) for a, b in _TILES]], dtype=float).transpose(2, 0, 1)[..., None]
+    tile_m, tile_n = np.array([_TILE_SIZES, [(b, a) for a, b in _TILE_SIZES]], dtype=float).transpose(2, 0, 1)[
+        ..., None
+    ]
     tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n)
     useful = m * n / (tiles * tile_m * tile_n)
     if compute_units:
@@ -156,7 +158,7 @@ def _get_blas_controller() -> ThreadpoolController:
 
 
 @contextmanager
-def limit_to_one_thread() -> Iterator[None]:
+def limit_blas_to_one_thread() -> Iterator[None]:
     """Let BLAS use one thread within this context or decorated method. With matrices as small as those of the search,
     waking other threads takes most of the time.
     """
@@ -200,7 +202,7 @@ class Hyperparameters:
     noise_share: float = 1e-3
     kernel_share: float = 0.0
 
-    def list_adjacent(self) -> list[Hyperparameters]:
+    def list_adjacent_hyperparameters(self) -> list[Hyperparameters]:
         """Return these hyperparameters, and variants in which one hyperparameter is a step larger or smaller."""
         variants = (
             replace(self, **{name: value})
@@ -294,7 +296,7 @@ class Surrogate:
         scale = float(residual @ residual) / max(len(residual) - 1, 1)
         self.mean = centre + residual @ self._projected
         variance = self._compute_prior_variance() - np.einsum("ij,ij->j", self._projected, self._projected)
-        noise = max(self.hyperparameters.noise_share * scale, min(_MIN_NOISE**2, scale), 1e-12)
+        noise = max(self.hyperparameters.noise_share * scale, min(_MIN_NOISE_DEVIATION**2, scale), 1e-12)
         self.deviation = np.sqrt(np.maximum(variance, 0.0) * scale + noise)
         self.is_fitted = True
 
@@ -370,7 +372,7 @@ def find_likeliest_hyperparameters(
     )
     best = hyperparameters
     for _ in range(_MAX_FIT_STEPS):
-        uphill = max(best.list_adjacent(), key=likelihood)
+        uphill = max(best.list_adjacent_hyperparameters(), key=likelihood)
         if uphill == best:
             break
         best = uphill
@@ -390,11 +392,11 @@ def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameter
 
 # -- the number of compute units, for devices that do not report it ----------------------------------------------------
 
-_UNITS = range(8, 322, 2)
+_COMPUTE_UNIT_COUNTS = range(8, 322, 2)
 # Only shapes that reach this share of the best rate count, because in slower shapes other limits hide the waves.
 _MIN_FAST_SHARE = 0.7
 # The maximum number of shapes that an estimate uses (the fastest ones), and the minimum number that it needs.
-_MAX_SHAPES, _MIN_SHAPES = 64, 16
+_MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
 # The log likelihood by which waves over a certain number of compute units must explain the rates better than no waves
 # do. By chance alone, the best of N numbers of units gains about log(N), which is 5.
 _MIN_LIKELIHOOD_GAIN = 8.0
@@ -406,8 +408,8 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     """
     best = max(measured.values(), default=0.0)
     fast = sorted((shape for shape in measured if measured[shape] >= _MIN_FAST_SHARE * best), key=measured.__getitem__)
-    shapes = fast[-_MAX_SHAPES:]
-    if len(shapes) < _MIN_SHAPES:
+    shapes = fast[-_MAX_ESTIMATION_SHAPES:]
+    if len(shapes) < _MIN_ESTIMATION_SHAPES:
         return None
     values = np.array([math.log(measured[shape]) for shape in shapes])
     rows = list(range(len(shapes)))
@@ -420,6 +422,6 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
         unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
         return compute_log_likelihood(unit_parts, values, hyperparameters)
 
-    found = {units: likelihood(units) for units in _UNITS}
+    found = {units: likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
     likeliest = max(found, key=found.__getitem__)
     return likeliest if found[likeliest] > likelihood(None) + _MIN_LIKELIHOOD_GAIN else None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.engine.regimes import Regime, StoppingRule, get_regime_class
-from mamf.engine.runner import PlanStrategy, Setup, Step, Steps
+from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator
 from mamf.errors import UnsupportedError
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import LogRecord
@@ -23,14 +23,14 @@ from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, StepKey, SweepOptions
 
 #: The time to measure the ceiling's matmul, as a share of the time of a row. A short measurement is enough to show
 #: whether the card's speed has drifted.
-_CEILING_VISIT_SHARE = 0.25
+_CEILING_VISIT_TIME_SHARE = 0.25
 #: The maximum share of free memory for operands. The buffer that flushes the cache and the libraries' workspaces need
 #: the rest.
 _MAX_MEMORY_SHARE = 0.9
 #: The time to measure one of a kernel's algorithms in order to find the fastest, as a share of the time of a row.
-_ALGORITHM_VISIT_SHARE = 0.25
+_ALGORITHM_VISIT_TIME_SHARE = 0.25
 #: The number of recent rows from which the rate of the next row is predicted.
-_RECENT_ROWS = 32
+_RECENT_ROW_COUNT = 32
 #: A generator that yields steps to measure, receives their rows, and returns a row or something derived from rows.
 StepsWithResult = Generator[Step | Measurement, Measurement | None, Any]
 
@@ -52,13 +52,13 @@ class RowsStrategy(PlanStrategy):
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RunSetup,
         ceilings: Ceilings | None = None,
         references: Mapping[str, AnyKernel] | None = None,
         records: Iterable[LogRecord] = (),
-        replayed: Iterable[Measurement] = (),
+        replayed_rows: Iterable[Measurement] = (),
     ) -> None:
-        super().__init__(setup, replayed)
+        super().__init__(setup, replayed_rows)
         self.ceilings = {} if ceilings is None else ceilings
         self.references, self.records = references or {}, records
         self.kernels: dict[str, AnyKernel] = dict(setup.kernels)
@@ -70,25 +70,25 @@ class RowsStrategy(PlanStrategy):
         yield from self.records
         yield from super().yield_results()
 
-    def yield_steps(self) -> Steps:
-        places = {shape: place for place, shape in enumerate(self.plan.own_shapes())}
+    def yield_steps(self) -> StepGenerator:
+        places = {shape: place for place, shape in enumerate(self.plan.list_assigned_shapes())}
         for name, steps_of_regime in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
             steps = list(steps_of_regime)
             # In a run with a time budget, measure all problems (such as dtypes) on one shape and kernel before any
             # problem on the next shape or kernel.
             if self.plan.budget_seconds is not None:
                 steps.sort(key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
-            yield from self.measure_rows(self.runner.start_regime(self.make_regime(name)), steps)
+            yield from self.measure_rows(self.runner.prepare_regime(self.make_regime(name)), steps)
 
-    def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> Steps:
+    def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> StepGenerator:
         """Measure steps, all in one regime, and yield their rows with the rates of their ceilings' matmuls."""
         dtype, before, done = "", None, 0
         for step in steps:
             _, problem, shape, name = step
-            if self._would_overrun(step):
+            if self._would_exceed_budget(step):
                 self.runner.skipped_count += 1
                 continue
-            self.setup.on_phase(f"{regime.name} {shape} {name}")
+            self.setup.report_phase(f"{regime.name} {shape} {name}")
             if problem.dtype != dtype:
                 dtype, done = problem.dtype, 0
                 if self.plan.is_shared:
@@ -104,7 +104,7 @@ class RowsStrategy(PlanStrategy):
                 continue
             done += 1
             if row.summary is not None:
-                self._recent_rates.setdefault((name, problem), deque(maxlen=_RECENT_ROWS)).append(
+                self._recent_rates.setdefault((name, problem), deque(maxlen=_RECENT_ROW_COUNT)).append(
                     row.amount / row.seconds
                 )
             after = (yield from self._measure_ceiling_matmul(regime, problem)) if row.ok else None
@@ -124,7 +124,7 @@ class RowsStrategy(PlanStrategy):
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
         found, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
-        brief = replace(rule, seconds=rule.seconds and rule.seconds * _ALGORITHM_VISIT_SHARE)
+        brief = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _ALGORITHM_VISIT_TIME_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in found if len(found) > 1 else ():
             row = yield Step(variant, problem, shape, regime, brief, ALGORITHM_PHASE)
@@ -134,7 +134,7 @@ class RowsStrategy(PlanStrategy):
                 fastest, best_rate = variant, row.best_rate
         return fastest
 
-    def _would_overrun(self, step: StepKey) -> bool:
+    def _would_exceed_budget(self, step: StepKey) -> bool:
         """Return whether verifying and measuring a step with the minimum number of launches would exceed the run's
         budget, at the rate of recent rows.
         """
@@ -156,7 +156,7 @@ class RowsStrategy(PlanStrategy):
             return None
         rule = self.make_rule(regime)
         if common is None:
-            rule = replace(rule, seconds=rule.seconds and rule.seconds * _CEILING_VISIT_SHARE)
+            rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _CEILING_VISIT_TIME_SHARE)
         shape = common or ceiling.shape
         row = yield Step(kernel, ceiling.problem, shape, regime, rule, is_reference=True, is_reported=False)
         if row is None or not row.ok:
@@ -164,7 +164,7 @@ class RowsStrategy(PlanStrategy):
         yield row
         return row
 
-    def _measure_reference_shape(self, regime: Regime, problem: Problem) -> Steps:
+    def _measure_reference_shape(self, regime: Regime, problem: Problem) -> StepGenerator:
         """Measure the plan's reference shape, with which the user compares rows, by the first kernel that runs it."""
         shape, rule = self.options.reference, self.make_rule(regime)
         for kernel in self.kernels.values():
@@ -174,7 +174,7 @@ class RowsStrategy(PlanStrategy):
                 return
 
     def make_rule(self, regime: Regime) -> StoppingRule:
-        return StoppingRule(self.plan.precision, self.plan.seconds or regime.usual_seconds)
+        return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_row_seconds)
 
     def make_regime(self, name: str) -> Regime:
         return get_regime_class(name).make_from_plan(self.backend, self.plan)
@@ -187,11 +187,11 @@ class OneKernelStrategy(RowsStrategy):
 
     must_rank_algorithms = True
 
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         """Allocate the operands, then yield the steps of the plan. Raise UnsupportedError before anything is allocated
         if the kernel does not support the plan's problem.
         """
-        (kernel,), problem = self.setup.kernel_objects, self.plan.problem
+        (kernel,), problem = self.setup.plan_kernels, self.plan.problem
         if reason := kernel.explain_unsupported_problem(self.backend, problem):
             raise UnsupportedError(reason)
         if self.setup.remaining_steps:
@@ -200,7 +200,7 @@ class OneKernelStrategy(RowsStrategy):
         yield from super().yield_steps()
 
     def make_rule(self, regime: Regime) -> StoppingRule:
-        return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_seconds)
+        return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_sweep_row_seconds)
 
 
 def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
@@ -211,7 +211,7 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: in
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.count_bytes):
         for kind in map(get_regime_class, plan.regimes):
-            sets = kind.count_sets(plan.problem, shape, cache_bytes)
+            sets = kind.count_operand_sets(plan.problem, shape, cache_bytes)
             buffers = plan.problem.list_buffers(shape, sets, kind.must_rewrite_output)
             wanted = largest_buffers | {
                 name: max(each, largest_buffers.get(name, each)) for name, each in buffers.items()

@@ -24,13 +24,13 @@ from mamf.dtypes import OPERAND_DTYPES, canonicalize_dtype_name
 from mamf.engine.measure import build_row_from_samples, classify_error
 from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
-from mamf.engine.runner import PlanStrategy, Setup, Step, Steps, make_failed_row
+from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
 from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
 from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
-from mamf.measurement import Measurement, Status, group_pairs
+from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -49,42 +49,42 @@ class GuardStrategy(RowsStrategy):
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RunSetup,
         baseline: Mapping[object, ComparedRow] | None = None,
         tolerance: float = DEFAULT_REGRESSION_TOLERANCE,
     ) -> None:
-        super().__init__(setup, replayed=[row for row in setup.rows if row.phase])
+        super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
         self._rows_by_step = group_by_step(row for row in setup.rows if not row.phase)
 
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         left = frozenset(self.setup.remaining_steps)
         for name in self.plan.regimes:
-            regime = self.runner.start_regime(self.make_regime(name))
-            steps = [step for step in self.plan.steps() if step.regime == name]
-            yield from self._visit_steps(regime, [step for step in steps if step in left], "", 1)
+            regime = self.runner.prepare_regime(self.make_regime(name))
+            steps = [step for step in self.plan.list_steps() if step.regime == name]
+            yield from self._measure_steps_once(regime, [step for step in steps if step in left], "", 1)
             rows = [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == name]
             later_regime = regime.make_confirmation_regime(summarize_conditions(rows), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
-                doubtful = [step for step in steps if self._is_in_doubt(step)]
+                doubtful = [step for step in steps if self._may_be_slower(step)]
                 if not doubtful:
                     break
-                if len(doubtful) == 1:  # Measure another step too, so that no row is measured twice in a row.
+                if len(doubtful) == 1:  # Measure another step too, so that no step is measured twice in succession.
                     doubtful += [step for step in steps if step not in doubtful][-1:]
                 random.Random(f"{name} {number}").shuffle(doubtful)
-                yield from self._visit_steps(later_regime, doubtful, CONFIRM_PHASE, number)
+                yield from self._measure_steps_once(later_regime, doubtful, CONFIRM_PHASE, number)
 
-    def _visit_steps(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> Steps:
+    def _measure_steps_once(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> StepGenerator:
         for step in steps:
             name, problem, shape, kernel = step
             progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
-            self.setup.on_phase(f"{name} {shape} {kernel} {progress}".rstrip())
+            self.setup.report_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
             if row is not None:
-                # Rows have the kernel's own name, in place of the name that was requested.
+                # A row has the name of the kernel itself, which may differ from the name that the user requested.
                 self._rows_by_step.setdefault(step._replace(kernel=self.kernels[kernel].name), []).append(row)
 
-    def _is_in_doubt(self, step: StepKey) -> bool:
+    def _may_be_slower(self, step: StepKey) -> bool:
         visits = self._rows_by_step.get(step._replace(kernel=self.kernels[step.kernel].name))
         if not visits:
             return False
@@ -101,12 +101,12 @@ _MAX_VISITS = 5
 class ReproduceStrategy(RowsStrategy):
     """The strategy of ``mamf reproduce``: it measures claimed rates again until each is reproduced or refuted."""
 
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         rows, measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
         for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS + 1)):
             if visit == 1:
-                regime = self.runner.start_regime(self.make_regime(regime_name))
+                regime = self.runner.prepare_regime(self.make_regime(regime_name))
             elif visit == 2:  # From now on, rest before each visit if the power controller would stay in one state.
                 seen = [row for row in rows if row.ok and row.regime == regime_name]
                 regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf)
@@ -114,7 +114,7 @@ class ReproduceStrategy(RowsStrategy):
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
                 if step.regime == regime_name and (step, visit) not in measured_visits:
                     _, problem, shape, name = step
-                    self.setup.on_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
+                    self.setup.report_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
                         by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
                     )
@@ -123,12 +123,11 @@ class ReproduceStrategy(RowsStrategy):
 
 # The maximum number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If
 # the budget allows more rows, mamf verifies each problem for longer instead.
-_MAX_DRAWS, _MAX_ROWS = 200, 5000
+_MAX_DRAW_COUNT, _MAX_ROW_COUNT = 200, 5000
 # The minimum seconds of each verification of a problem that the user requested by its number.
 _MIN_REPEAT_SECONDS = 1.0
-# A problem of the regime `loaded`, which must load the device, has at least this share of the maximum number of
-# multiply-adds.
-_MIN_LOADING_SHARE = 0.25
+# A problem of the regime `loaded` has at least this share of the maximum multiply-adds, so that it loads the device.
+_MIN_LOADED_WORK_SHARE = 0.25
 
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
@@ -139,9 +138,9 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
     of, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
     max_terms, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
-    terms = range(int(max_terms * _MIN_LOADING_SHARE) if regime == LOADED else 1, max_terms + 1)
+    terms = range(int(max_terms * _MIN_LOADED_WORK_SHARE) if regime == LOADED else 1, max_terms + 1)
     dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
-    for _ in range(_MAX_DRAWS if dtypes else 0):
+    for _ in range(_MAX_DRAW_COUNT if dtypes else 0):
         dtype, case = chooser.choice(dtypes), of.draw_random_case(chooser, terms)
         if case is None:
             continue
@@ -206,19 +205,19 @@ class VerifyStrategy(PlanStrategy):
 
     skipped_count = 0  # The run has no fixed number of steps, so the end of its budget skips none.
 
-    def yield_steps(self) -> Steps:
+    def yield_steps(self) -> StepGenerator:
         """Yield random problems to verify, each for the kernel that has been verified for the shortest time so far.
         Raise UsageError if no kernel supports a random problem of the plan.
         """
         run, rows = self.runner, self.setup.rows
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROWS, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
-        rule = StoppingRule(seconds=seconds)
+        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
+        rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
-                run.start_regime(get_regime_class(name)(self.backend)),
-                dict.fromkeys(self.setup.kernel_objects, 0.0),
+                run.prepare_regime(get_regime_class(name)(self.backend)),
+                dict.fromkeys(self.setup.plan_kernels, 0.0),
             )
             while spent and run.now() < run.start_time + budget * index / len(self.plan.regimes):
                 kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
@@ -227,7 +226,7 @@ class VerifyStrategy(PlanStrategy):
                     del spent[kernel]
                     continue
                 drawn, repeats = found, repeats + 1
-                self.setup.on_phase(f"{name} {number} {kernel.name} {drawn[1]}")
+                self.setup.report_phase(f"{name} {number} {kernel.name} {drawn[1]}")
                 # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
@@ -238,28 +237,26 @@ class VerifyStrategy(PlanStrategy):
                     del spent[kernel]
                 number += not asked
             if not (spent or drawn):
-                raise UsageError(
-                    "no kernel supports any random problem with these dtypes: add dtypes or raise --largest"
-                )
+                raise UsageError("no kernel supports a random problem of these dtypes: add dtypes or raise --largest")
 
 
-AnswerT = TypeVar("AnswerT")
-#: The four rows of a matmul and other work: which of the two is timed, and whether it runs alone.
+ResultT = TypeVar("ResultT")
+#: Each pair of a matmul and other work gives four rows: which of the two is timed, and whether it runs alone.
 PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTHER_WORK, False))
 #: Each round measures the matmul, the other work, and both at once, so that a drift of the device affects all three
 #: equally. These are the number of rounds, and the default seconds to measure a row in all rounds together.
-_VISIT_ROUNDS, DEFAULT_SECONDS = 3, 3.0
+_OVERLAP_ROUND_COUNT, DEFAULT_ROW_SECONDS = 3, 3.0
 #: A window is a series of launches that gives one sample. These are the number of blocks of launches in a window, the
 #: number of blocks of the other work that a CPU queues ahead, the seconds of a window, and the maximum number of
 #: windows to try for a first sample.
-_BLOCKS, _BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
+_WINDOW_BLOCKS, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
 #: Each pair contains the number of cache flushes ahead of a window, during which the host queues the window's first
 #: blocks, and the maximum number of short launches in a window. mamf begins with the first pair, and uses the next one
 #: if the host is late in more than the share _MAX_LATE_SHARE of the windows.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
-#: The host must be at least this many seconds ahead of the device at each mark, or the device may have waited for it.
-#: A launch counts as at least _MIN_SECONDS long, to avoid a division by 0.
-_MIN_AHEAD_SECONDS, _MIN_SECONDS = 20e-6, 1e-9
+#: At each mark, the host must be at least this many seconds ahead of the device, so that the device never waits for it.
+#: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.
+_MIN_HOST_LEAD_SECONDS, _MIN_LAUNCH_SECONDS = 20e-6, 1e-9
 
 
 def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
@@ -273,8 +270,8 @@ def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, O
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
     """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
-    works; None if one work has no block in that period. ``marks``: each work's device seconds and launches so far at
-    each mark.
+    works; None if one work has no block in that period. ``marks``: for each work, the device seconds and the number of
+    launches so far at each of its marks.
     """
     begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
     within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
@@ -290,7 +287,7 @@ class OverlapStrategy:
 
     - ``kernel``: launches both works of a pair.
     - ``pairs``: the pairs, each as the problem of any of its four rows and its shape.
-    - ``seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
+    - ``row_seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
     - ``gather_from_ranks``: returns a list of the values that the ranks (processes, one per device) pass to it. All
       ranks follow the decisions of rank 0, and fail together.
     """
@@ -298,9 +295,9 @@ class OverlapStrategy:
     backend: Backend
     kernel: Pair
     pairs: Sequence[tuple[OverlapProblem, OverlapShape]]
-    seconds: float = DEFAULT_SECONDS
+    row_seconds: float = DEFAULT_ROW_SECONDS
     budget_seconds: float = math.inf
-    on_phase: Callable[[str], None] = lambda text: None
+    report_phase: Callable[[str], None] = lambda text: None
     gather_from_ranks: Callable[[Any], list[Any]] = lambda own: [own]
     skipped_count: int = field(default=0, init=False)
 
@@ -311,7 +308,7 @@ class OverlapStrategy:
             if index and self.gather_from_ranks(self.backend.now() - begun >= self.budget_seconds)[0]:
                 self.skipped_count = len(PAIR_ROWS) * (len(self.pairs) - index)
                 return
-            self.on_phase(f"{problem.other} {shape}")
+            self.report_phase(f"{problem.other} {shape}")
             yield from self._measure_pair(problem, shape)
 
     def _measure_pair(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
@@ -320,7 +317,7 @@ class OverlapStrategy:
             with self.kernel.apply_settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
         except WrongResultError as error:
-            failure: tuple[Status, str] = ("wrong_result", str(error))
+            failure: tuple[MeasurementStatus, str] = ("wrong_result", str(error))
         except get_catchable_plugin_errors() as error:
             failure = classify_error(error, self.kernel, self.backend)
         self.backend.release_cached_memory()
@@ -347,9 +344,7 @@ class _TimedWork:
 
 
 class _PairMeasurement:
-    """The measurement of one pair of a matmul and other work. ``__init__`` launches both works once, so it raises any
-    error of their kernels.
-    """
+    """The measurement of one pair of works. ``__init__`` launches both once, and raises any error of their kernels."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
@@ -368,7 +363,7 @@ class _PairMeasurement:
         kernel, backend, problem = self.strategy.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
-        sets = self.regime.count_sets(problem, self.shape, backend.info.cache_bytes)
+        sets = self.regime.count_operand_sets(problem, self.shape, backend.info.cache_bytes)
         pool = backend.make_operand_pool(problem.data, problem.seed)
         checked = CheckedKernel(
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
@@ -383,7 +378,7 @@ class _PairMeasurement:
         for flushes, self.max_short_launches in _FLUSHES_AND_MAX_LAUNCHES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             self.samples = {row: Samples() for row in PAIR_ROWS}
-            for works in (every[:1], every[1:], every) * _VISIT_ROUNDS:
+            for works in (every[:1], every[1:], every) * _OVERLAP_ROUND_COUNT:
                 self.is_slow = self._measure_visit(works) > _MAX_LATE_SHARE
                 self._verify_outputs(works)
                 # If the host was late in too many windows, try more flushes and fewer launches per window.
@@ -393,15 +388,15 @@ class _PairMeasurement:
                 break
         # Verify after a window of few launches, because the values of a repeated all-reduce grow without bound.
         self._measure_window(every, (1, 1))
-        self._verify_outputs(every, whole=True)
-        if not all(self.strategy.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
+        self._verify_outputs(every, checks_all_elements=True)
+        if not all(self.strategy.gather_from_ranks(all(taken.seconds_per_launch for taken in self.samples.values()))):
             slow = "the host queues these launches more slowly than the device runs them"
             raise UnsupportedError(
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
             )
         return [self._build_row(row) for row in PAIR_ROWS]
 
-    def _call_on_all_ranks(self, call: Callable[[], AnswerT]) -> AnswerT:
+    def _call_on_all_ranks(self, call: Callable[[], ResultT]) -> ResultT:
         """Call a function and return its result. All ranks must do this together: if it raises on one, all raise."""
         answer, error = None, None
         try:
@@ -410,37 +405,41 @@ class _PairMeasurement:
             error = failed
         if any(self.strategy.gather_from_ranks(error is not None)):
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another process (rank) of this run failed"))
-        return cast(AnswerT, answer)
+        return cast(ResultT, answer)
 
-    def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:
+    def _verify_outputs(self, works: Sequence[_TimedWork], checks_all_elements: bool = False) -> None:
         for work in works:
             self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.launch_seconds))
-            self._call_on_all_ranks(partial(work.checked.verify, whole))
-            if whole:
+            self._call_on_all_ranks(partial(work.checked.verify_last_outputs, checks_all_elements))
+            if checks_all_elements:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
     def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
         """Launch these works for one oscillation period of the power controller without taking samples, then take
-        samples for this round's share of the time. Return the share of windows in which a host was late.
+        samples for this round's share of the time. Return the share of windows in which the host of any rank was late.
         """
-        part, windows, late, tried, taken = self.strategy.seconds / _VISIT_ROUNDS, 0, 0, 0, 0
+        part, windows, late, tried, taken = self.strategy.row_seconds / _OVERLAP_ROUND_COUNT, 0, 0, 0, 0
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         while True:
-            self.regime.require_clock_advances(windows)
+            self.regime.require_advancing_clock(windows)
             own = (self.backend.now() - settled_at, [work.launch_seconds for work in works], taken)
             elapsed, seconds, of_first = self.strategy.gather_from_ranks(own)[0]
             if elapsed >= part and (of_first or tried >= _MAX_WINDOWS_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
-            block = max(min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _BLOCKS, *seconds, _MIN_SECONDS)
-            counts = [block / max(each, _MIN_SECONDS) for each in seconds]
+            block = max(
+                min(_WINDOW_SECONDS, self.max_short_launches * min(seconds)) / _WINDOW_BLOCKS,
+                *seconds,
+                _MIN_LAUNCH_SECONDS,
+            )
+            counts = [block / max(each, _MIN_LAUNCH_SECONDS) for each in seconds]
             found = self._measure_window(works, counts)
             windows, late = windows + 1, late + self.is_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
-                samples.seconds += [latest] * is_settled
-                samples.launches += round(_BLOCKS * count) * is_settled
+                samples.seconds_per_launch += [latest] * is_settled
+                samples.launch_count += round(_WINDOW_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
@@ -459,12 +458,12 @@ class _PairMeasurement:
         for _ in range(self.flushes):
             backend.flush_cache()
         self.queue.fork()
-        # A CPU runs the matmul while it is queued, so the host must queue some of the other work first.
-        ahead = 0 if self.flushes or len(works) == 1 else _BLOCKS_AHEAD
-        for block in range(_BLOCKS + 1 + ahead):
+        # A CPU runs the matmul while the host queues it, so the host must queue some of the other work first.
+        ahead = 0 if self.flushes or len(works) == 1 else _CPU_BLOCKS_AHEAD
+        for block in range(_WINDOW_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
                 own = block - ahead if work is works[0] else block
-                if not 0 <= own <= _BLOCKS:
+                if not 0 <= own <= _WINDOW_BLOCKS:
                     continue
                 done = round(own * count)
                 for launch in itertools.islice(work.launch_rotation, done - work.marks[-1][2] if own else 0):
@@ -473,12 +472,12 @@ class _PairMeasurement:
                 work.marks.append((work.queue_mark(), backend.now(), done))
         self.queue.join()
         end = backend.record_mark()
-        self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
+        self.regime.wait_and_record_gap(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks wait for one another.
         measure = partial(backend.compute_seconds_between, first)
         times = [[(measure(mark), done) for mark, _, done in work.marks[1:]] for work in works]
         headways = [
-            reached - (host - begun + _MIN_AHEAD_SECONDS)
+            reached - (host - begun + _MIN_HOST_LEAD_SECONDS)
             for work, reached_marks in zip(works, times, strict=True)
             for (_, host, _), (reached, _) in zip(work.marks[1:], reached_marks, strict=True)
         ]
@@ -489,7 +488,7 @@ class _PairMeasurement:
         )
         self.is_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_late:  # Queue fewer launches of the work that ends last next time.
+        if starved is not None and not self.is_late:  # Next time, queue fewer launches of the work that ends last.
             works[starved].launch_seconds *= min(2.0, launches[starved])
         return found if starved is None and not self.is_late else None
 

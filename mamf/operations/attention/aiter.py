@@ -10,11 +10,11 @@ from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import KernelLibrary, LibraryAttention, get_window_size
 
-_ARCHITECTURES = ("gfx942", "gfx950")
+_SUPPORTED_ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(KernelLibrary):
-    """AMD's library AITER. It builds its kernels in the first launch, which mamf does not time."""
+    """AMD's library AITER, which compiles its kernels in their first launch. mamf does not time this launch."""
 
     library_name = "AITER"
     module_name = "aiter"
@@ -23,9 +23,9 @@ class AiterLibrary(KernelLibrary):
     runtimes = ("hip",)
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        if backend.runtime == "hip" and backend.info.architecture not in _ARCHITECTURES:
+        if backend.runtime == "hip" and backend.info.architecture not in _SUPPORTED_ARCHITECTURES:
             return Unavailable(
-                f"AITER supports only {' and '.join(_ARCHITECTURES)}, not {backend.info.architecture}",
+                f"AITER supports only {' and '.join(_SUPPORTED_ARCHITECTURES)}, not {backend.info.architecture}",
                 "mamf attention --kernel sdpa-flash",
             )
         return super().explain_unavailability(backend)
@@ -35,8 +35,8 @@ class Aiter(AiterLibrary, LibraryAttention):
     name = "aiter"
     function_name = "flash_attn_func"
     layout = "bshd"
-    has_window = True
-    has_unequal_head_dims = True
+    supports_window = True
+    supports_unequal_head_dims = True
 
     def launch_forward(
         self,

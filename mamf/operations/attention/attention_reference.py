@@ -1,15 +1,15 @@
 """Compute the reference with which mamf compares the results of attention kernels, and make block-structured inputs.
 
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
-code is independent of the kernels. It runs on the device, because one head of 16384 tokens takes 10**12 FLOP. Below,
-dX is the gradient of X, O the output, P the softmax and S the scores.
+code is independent of the kernels. The reference runs on the device, because one head of 16384 tokens takes 10**12
+FLOP. In this file, O is the output, P the softmax, S the scores, and dX the gradient of X.
 
 A quick check compares one random row in 64 of O and of dQ, in the first and the last head. A full check compares:
 
 - in the first and the last head, all of O and all gradients;
-- in all heads, one random row in 64 of O and of dQ, so that a tile of 128 zero rows is always found, and the sums of dK
-  and dV along the keys, which follow from the operands without a matmul;
-- in one head, a few rows with the result of the host.
+- in all heads, one random row in 64 of O and of dQ. This always finds a tile of 128 zero rows;
+- in all heads, the sums of dK and dV along the keys. Their expected values can be computed without a matmul;
+- in one head, a few rows of O, with a reference that the host computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mamf.kernel import Verdict
-from mamf.measurement import LOST_NAN
+from mamf.measurement import LOST_NAN_KEY
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import (
     draw_integers,
@@ -35,12 +35,13 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# One random row is compared of this number of consecutive rows of a head.
+# If only some rows are compared, one random row in each group of this many consecutive rows of a head.
 _ROW_INTERVAL = 64
-# The number of elements, of the scores or of an operand, that are computed at once if rows of all heads are compared.
-_CHUNK_ELEMENTS = 2**24
-# The largest number of elements that the keys of a head may have to be copied to the host, and the number of rows that
-# are compared on the host.
+# When rows of all heads are compared, process as many heads at once as have about this many elements in their scores or
+# in their largest operand.
+_ELEMENTS_PER_CHUNK = 2**24
+# The host compares this number of rows, and only if the keys of a head have at most this number of elements, because
+# they must be copied to the host.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 
 
@@ -48,24 +49,26 @@ _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
 class ReferenceDistance:
     """How far the results of one launch are from the reference.
 
-    - ``errors``: ||x - reference|| / ||reference|| by the name of the result x: ``o``, ``dq``, ``dk`` or ``dv``.
-    - ``slopes``: the slope of a linear fit of x to the reference, minus 1, by the name of x.
-    - ``worst_row_error``, ``cosine``, ``relative_l1``: of the output: the error of the worst row, the cosine
-      similarity and ||x - reference||_1 / ||reference||_1.
-    - ``rows``: the number of compared rows of the result of which the fewest rows were compared.
+    - ``relative_errors``: ||x - reference|| / ||reference|| for each result x (``o``, ``dq``, ``dk``, ``dv``), by its
+      name.
+    - ``slope_errors``: the slope of a linear fit of x to the reference, minus 1, for each result x, by its name.
+    - ``worst_row_error``: the relative error of the worst row of the output.
+    - ``cosine_similarity``: the cosine similarity of the output and the reference.
+    - ``relative_l1_error``: ||o - reference||_1 / ||reference||_1 for the output o.
+    - ``min_compared_rows``: the number of compared rows of one result, for the result with the fewest.
     """
 
-    errors: dict[str, float]
-    slopes: dict[str, float]
+    relative_errors: dict[str, float]
+    slope_errors: dict[str, float]
     worst_row_error: float
-    cosine: float
-    relative_l1: float
-    rows: int
+    cosine_similarity: float
+    relative_l1_error: float
+    min_compared_rows: int
 
     @property
-    def gradient_error(self) -> float:
+    def max_gradient_error(self) -> float:
         """The largest error of a gradient; 0 if there are none."""
-        return get_max_error(error for name, error in self.errors.items() if name != "o")
+        return get_max_error(error for name, error in self.relative_errors.items() if name != "o")
 
 
 def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
@@ -74,61 +77,69 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
     ``comparisons``: for each compared part of a result, the name of the result (``o``, ``dq``, ``dk`` or ``dv``), the
     part, and its expected values.
     """
-    totals: dict[str, list[float]] = {}
+    sums_by_result: dict[str, list[float]] = {}
     worst_row_error = 0.0
     for name, result, expected in comparisons:
         result = result.to(expected.dtype)
         difference = result - expected
-        squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
-        summands = (*squares, *lengths, difference * expected, result.square())
-        sums = torch.stack([each.sum() for each in summands]).tolist()
-        before = totals.get(name, [0.0] * 7)
-        totals[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
+        squares, magnitudes = (difference.square(), expected.square()), (difference.abs(), expected.abs())
+        summands = (*squares, *magnitudes, difference * expected, result.square())
+        new_sums = torch.stack([summand.sum() for summand in summands]).tolist()
+        old_sums = sums_by_result.get(name, [0.0] * 7)
+        sums_by_result[name] = [a + b for a, b in zip(old_sums, (*new_sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    errors = {name: _compute_norm_ratio(error, size) for name, (error, size, *_) in totals.items()}
-    slopes = {name: along / size if size else 0.0 for name, (_, size, _, _, along, *_) in totals.items()}
-    _, size, l1, reference_l1, along, norm, _ = totals["o"]
-    cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
-    rows = int(min(rows for *_, rows in totals.values()))
+    # o is the sum of squares of the result, r that of the reference, d that of their difference, and p the product of
+    # the difference and the reference.
+    errors = {name: _compute_norm_ratio(d, r) for name, (d, r, *_) in sums_by_result.items()}
+    slopes = {name: p / r if r else 0.0 for name, (_, r, _, _, p, *_) in sums_by_result.items()}
+    _, r, l1, reference_l1, p, o, _ = sums_by_result["o"]
+    cosine = (r + p) / math.sqrt(o * r) if o * r > 0 else float(o == r)
+    rows = int(min(rows for *_, rows in sums_by_result.values()))
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
-# The slope of a linear fit of a result to the reference may differ from 1 by the first number, plus the second number
-# times the standard deviation of rounding.
-_MAX_SLOPE_ERROR, MAX_DEVIATIONS = 1e-3, 8.0
-# The largest relative error of a single row of the output, for exact and for approximate kernels. Rounding causes a far
-# smaller error, and a row that the kernel never wrote has a far larger error.
-_ROW_TOLERANCE, _ROW_TOLERANCE_APPROXIMATE = 0.25, 0.6
+# A linear fit of a correct result to the reference has a slope near 1. The slope may differ from 1 by _MAX_SLOPE_ERROR,
+# plus MAX_ROUNDING_DEVIATIONS times the standard deviation that rounding causes.
+_MAX_SLOPE_ERROR, MAX_ROUNDING_DEVIATIONS = 1e-3, 8.0
+# The largest allowed relative error of a single row of the output, for exact and for approximate kernels. Rounding
+# causes far smaller errors, and a row that the kernel never wrote has a far larger error.
+_EXACT_ROW_TOLERANCE, _APPROXIMATE_ROW_TOLERANCE = 0.25, 0.6
 
 
 def judge_distance(
-    distance: ReferenceDistance, error_bound: float, gradient_factor: float = 1.0, is_exact: bool = True
+    distance: ReferenceDistance, error_bound: float, gradient_tolerance_factor: float = 1.0, is_exact: bool = True
 ) -> Verdict:
     """Return whether results with this distance from the reference are right.
 
-    This depends on the relative errors, on the error of the worst row of the output and, for an exact kernel, on the
-    slopes, which show a wrong scale that is too small to show in the errors. ``error_bound``: the largest relative
-    error of a correct output. ``gradient_factor``: the factor by which errors of gradients may be larger than errors
-    of the output.
+    Check the relative errors, the error of the worst row of the output and, for an exact kernel, the slope errors,
+    which reveal a wrong scale that is too small to change the relative errors. ``error_bound``: the largest relative
+    error of a correct output. ``gradient_tolerance_factor``: how many times larger the error of a gradient may be.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
-    row = distance.worst_row_error / (_ROW_TOLERANCE if is_exact else _ROW_TOLERANCE_APPROXIMATE) * error_bound
-    worst = get_max_error(
-        (distance.errors["o"], distance.gradient_error / gradient_factor, row if row > error_bound else 0.0)
+    row_error = (
+        distance.worst_row_error / (_EXACT_ROW_TOLERANCE if is_exact else _APPROXIMATE_ROW_TOLERANCE) * error_bound
+    )
+    max_error = get_max_error(
+        (
+            distance.relative_errors["o"],
+            distance.max_gradient_error / gradient_tolerance_factor,
+            row_error if row_error > error_bound else 0.0,
+        )
     )
     reason = ""
-    for name, slope in distance.slopes.items() if is_exact and worst <= error_bound else ():
-        most = min(_MAX_SLOPE_ERROR, error_bound) + MAX_DEVIATIONS * distance.errors[name] / math.sqrt(distance.rows)
-        if abs(slope) > most:
-            result = "the output" if name == "o" else f"the gradient {name}"
+    for name, slope_error in distance.slope_errors.items() if is_exact and max_error <= error_bound else ():
+        deviation = distance.relative_errors[name] / math.sqrt(distance.min_compared_rows)
+        max_slope_error = min(_MAX_SLOPE_ERROR, error_bound) + MAX_ROUNDING_DEVIATIONS * deviation
+        if abs(slope_error) > max_slope_error:
             reason = (
-                f"{result} is {1 + slope:.6g} times the reference; rounding changes this factor by at most {most:.1g}"
+                f"the {'output' if name == 'o' else 'gradient ' + name} is {1 + slope_error:.6g} times the reference; "
+                f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
-    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(distance.rows))
-    return Verdict(averaged, error_bound, reason=reason)
+    few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_rows)
+    return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 
 
 def compare_edge_heads(
@@ -159,14 +170,14 @@ def compare_rows(
     ``compare_edge_heads``.
     """
     device = operands["q"].device
-    starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
+    group_starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
     # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
     # causal mask.
-    rows = (starts + draw_integers(_ROW_INTERVAL, starts.shape, device)).clamp_max(shape.seqlen_q - 1)
-    widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
-    step = max(1, _CHUNK_ELEMENTS // (shape.seqlen_k * widest))
-    parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
-    heads = [(b, slice(at, at + step)) for b, at in parts] if covers_all_heads else find_edge_heads(shape)
+    rows = (group_starts + draw_integers(_ROW_INTERVAL, group_starts.shape, device)).clamp_max(shape.seqlen_q - 1)
+    max_width = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
+    heads_per_chunk = max(1, _ELEMENTS_PER_CHUNK // (shape.seqlen_k * max_width))
+    chunks = itertools.product(range(shape.batch), range(0, shape.kv_heads, heads_per_chunk))
+    heads = [(b, slice(kv, kv + heads_per_chunk)) for b, kv in chunks] if covers_all_heads else find_edge_heads(shape)
     with use_float32_precision("highest"):
         return measure_distance(
             (name, view_heads(results[name], shape, batch, kv_slice)[:, :, rows], expected)
@@ -176,7 +187,7 @@ def compare_rows(
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
-    """Return where the first and the last kv head are: the index of the sequence, and the slice of this kv head."""
+    """Return the first and the last kv head: the index of its sequence, and the slice that selects the kv head."""
     edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
@@ -184,7 +195,7 @@ def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
 def compare_rows_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance | None:
-    """Compute a few rows of a random head's output in float64 on the host, and return the distance of the result.
+    """Compute a few rows of the output of a random kv head in float64 on the host, and return the distance of ``o``.
 
     Return None if the keys of a head are too large to copy. The parameters are those of ``compare_edge_heads``.
     """
@@ -192,11 +203,15 @@ def compare_rows_on_host(
         return None
     batch, head = secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    views = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
-    *heads, output = (each[0].cpu()[None].double() for each in views)
-    one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+    tensors = (*operands.values(), results["o"])
+    *head_operands, output = (
+        view_heads(tensor, shape, batch, slice(head, head + 1))[0].cpu()[None].double() for tensor in tensors
+    )
+    head_shape = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with use_one_torch_thread():
-        expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
+        expected = compute_reference_attention(
+            head_shape, dict(zip(operands, head_operands, strict=True)), 0, slice(0, 1), rows
+        )
         return measure_distance([("o", output[:, :, rows], expected["o"])])
 
 
@@ -209,19 +224,19 @@ def compute_key_sum_error(
     queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0. With a single query, each element of dV is a
     product of two 16-bit numbers, and all may be rounded in the same direction, so mamf allows half an eps per element.
     """
-    unseen = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
-    worst = 0.0
+    blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
+    max_error = 0.0
     for batch in range(shape.batch):
-        seen = convert_to_float64(operands["do"][batch, :, max(0, unseen) :])
-        of_queries = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
-        for name, expected in (("dk", 0.0), ("dv", of_queries)):
-            summed = convert_to_float64(results[name][batch])
-            norms = torch.linalg.vector_norm(summed, dim=1)
-            alike = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
-            beyond = (summed.sum(1) - expected).abs() - alike * summed.abs().sum(1)
-            error = beyond.clamp_min(0.0) / torch.maximum(norms, norms.mean())
-            worst = max(worst, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
-    return worst
+        output_gradients = convert_to_reference_dtype(operands["do"][batch, :, max(0, blind_query_count) :])
+        query_sums = output_gradients.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
+        for name, expected in (("dk", 0.0), ("dv", query_sums)):
+            gradients = convert_to_reference_dtype(results[name][batch])
+            norms = torch.linalg.vector_norm(gradients, dim=1)
+            shared_rounding = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
+            excess = (gradients.sum(1) - expected).abs() - shared_rounding * gradients.abs().sum(1)
+            error = excess.clamp_min(0.0) / torch.maximum(norms, norms.mean())
+            max_error = max(max_error, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
+    return max_error
 
 
 def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -230,12 +245,12 @@ def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> fl
     For a row whose expected values are all 0, use the norm of the difference instead of the relative error.
     """
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
-    size = torch.linalg.vector_norm(expected, dim=-1)
-    return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
+    norm = torch.linalg.vector_norm(expected, dim=-1)
+    return torch.where(norm > 0, difference / norm, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def _compute_norm_ratio(difference: float, size: float) -> float:
-    return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
+def _compute_norm_ratio(squared_norm: float, squared_divisor: float) -> float:
+    return math.sqrt(squared_norm / squared_divisor) if squared_divisor else (0.0 if squared_norm == 0 else math.inf)
 
 
 def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice: slice) -> torch.Tensor:
@@ -265,8 +280,8 @@ def compute_reference_attention(
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
-    q, k, v, *rest = (
-        convert_to_float64(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
+    q, k, v, *output_gradients = (
+        convert_to_reference_dtype(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
         for name in ("q", "k", "v", "do")
         if name in tensors
     )
@@ -278,26 +293,26 @@ def compute_reference_attention(
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
         results["o"].append(output)
-        if rest:
-            gradient = rest[0][:, :, block]
-            through = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
-            through *= probabilities
-            results["dq"].append(through @ k * scale)
+        if output_gradients:
+            gradient = output_gradients[0][:, :, block]
+            score_gradients = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
+            score_gradients *= probabilities
+            results["dq"].append(score_gradients @ k * scale)
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
-                dk += (through.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    joined = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**joined, "dk": dk, "dv": dv} if rest and rows is None else joined
+                dk += (score_gradients.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
+    whole = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
+    return {**whole, "dk": dk, "dv": dv} if output_gradients and rows is None else whole
 
 
-def convert_to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> torch.Tensor:
-    """Convert a tensor to float64, or to float32 if the device has no float64.
+def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:
+    """Convert a tensor to the dtype of the reference: float64, or float32 if the device has no float64.
 
-    ``may_be_float32``: whether to convert 16-bit operands to float32, because float64 is slow on some cards.
+    ``allows_float32``: whether to convert 16-bit operands to float32 instead, because float64 is slow on some cards.
     """
-    wide = torch.float32 if may_be_float32 and tensor.dtype.itemsize < 4 else torch.float64
+    dtype = torch.float32 if allows_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
-        return tensor.detach().to(wide)
+        return tensor.detach().to(dtype)
     except TypeError:
         return tensor.detach().to(torch.float32)
 
@@ -305,68 +320,70 @@ def convert_to_float64(tensor: torch.Tensor, may_be_float32: bool = False) -> to
 def yield_row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield blocks of the numbers of query rows, each with its mask [rows, keys], which is True where a key is masked.
+    """Yield the indices of query rows in blocks. With each block, yield its mask [rows, keys], True at masked keys.
 
-    ``rows``: the numbers of the query rows; None: all rows.
+    ``rows``: the indices of the query rows to yield; None: all rows.
     """
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
     for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS_PER_BLOCK):
-        aligned = block[:, None] + offset
+        aligned_keys = block[:, None] + offset
         masked = torch.zeros(len(block), shape.seqlen_k, dtype=torch.bool, device=device)
         if shape.causal:
-            masked |= keys > aligned
+            masked |= keys > aligned_keys
         if shape.window is not None:
-            masked |= keys < aligned - shape.window
-            masked |= keys > aligned + shape.window
+            masked |= keys < aligned_keys - shape.window
+            masked |= keys > aligned_keys + shape.window
         yield block, masked
 
 
-# Parameters of inputs with block structure: the tokens of a block, the number of directions ("axes") in which the keys
-# of a block may point, and how far they point. At a strength of 2.2 the keys of a block are similar enough for kernels
-# that skip only blocks of similar keys.
+# Parameters of inputs with block structure: the number of tokens in a block, the number of directions ("axes") in which
+# the keys of a block may point, and the strength of this direction relative to the random values. At a strength of 2.2
+# the keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _TOKENS_PER_STRUCTURE_BLOCK = 128
 _STRUCTURE_AXES = 10
 _STRUCTURE_STRENGTH = 2.2
 
 
 def make_block_structured_inputs(
-    q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence: int
+    q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Return a q and a k by name, in which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
+    """Add a pattern to q and k with which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
 
     In random data every key matters a little. Here each block of keys points along one of _STRUCTURE_AXES axes, and
     queries point along the axes of the keys to which they attend, so that all other scores vanish in the softmax.
-    ``sequence``: the index of the sequence dimension, 2 or 1.
+    ``sequence_dim``: the index of the sequence dimension, 2 or 1. Return the new q and k by name.
     """
     width = q.shape[-1]
     axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
-    spread = torch.stack(
+    query_axes = torch.stack(
         [axes.roll(-group, 0)[: _count_attended_axes(sparsity)].sum(0) for group in range(_STRUCTURE_AXES)]
     )
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         group = (
-            torch.arange(tensor.shape[sequence], device=tensor.device) // _TOKENS_PER_STRUCTURE_BLOCK % _STRUCTURE_AXES
+            torch.arange(tensor.shape[sequence_dim], device=tensor.device)
+            // _TOKENS_PER_STRUCTURE_BLOCK
+            % _STRUCTURE_AXES
         )
         pattern = directions[group]
-        return tensor + (pattern if sequence == 2 else pattern[:, None]).to(tensor.dtype)
+        return tensor + (pattern if sequence_dim == 2 else pattern[:, None]).to(tensor.dtype)
 
-    return {"q": add_pattern(q, spread), "k": add_pattern(k, axes)}
+    return {"q": add_pattern(q, query_axes), "k": add_pattern(k, axes)}
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return the number of axes that a query attends to, of _STRUCTURE_AXES."""
+    """Return to how many of the _STRUCTURE_AXES axes a query attends."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
 
 
-def compute_attended_share(sparsity: float, length: int) -> float:
+def compute_attended_share(sparsity: float, key_count: int) -> float:
     """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
     makes with this ``sparsity`` and ``length`` keys.
 
     The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
-    blocks = -(-length // _TOKENS_PER_STRUCTURE_BLOCK)
+    blocks = -(-key_count // _TOKENS_PER_STRUCTURE_BLOCK)
     sizes = [len(range(group, blocks, _STRUCTURE_AXES)) for group in range(_STRUCTURE_AXES)]
     attended = range(_count_attended_axes(sparsity))
     return (
@@ -391,18 +408,25 @@ def verify_special_attention(
     q, v, key = operands["q"], operands["v"], 0 if shape.causal else shape.seqlen_k - 1
     expected = launch().clone()
     batch, head, row, _ = (secrets.randbelow(size) for size in q.shape)
-    group, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])
-    shared = head // group
-    saved = [(each, each.clone()) for each in (q[batch, head, row], v[batch, shared, key])]
+    heads_per_kv_head, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])
+    kv_head = head // heads_per_kv_head
+    saved_values = [(row_view, row_view.clone()) for row_view in (q[batch, head, row], v[batch, kv_head, key])]
     try:
         q[batch, head, row, 0] = math.nan
-        v[batch, shared, key, column] = math.inf
+        v[batch, kv_head, key, column] = math.inf
         output = launch()
     finally:
-        for memory, values in saved:
-            memory.copy_(values)
-    infinite_column = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
+        for row_view, values in saved_values:
+            row_view.copy_(values)
+    infinite_column = (
+        batch,
+        slice(kv_head * heads_per_kv_head, (kv_head + 1) * heads_per_kv_head),
+        slice(None),
+        column,
+    )
     expected[infinite_column] = torch.where(output[infinite_column].isfinite(), math.nan, output[infinite_column])
-    lost = int(output[batch, head, row].isfinite().sum().item())
+    lost_nan_count = int(output[batch, head, row].isfinite().sum().item())
     expected[batch, head, row] = output[batch, head, row]
-    return verify_special_values(output, expected, "an infinity and a NaN", {LOST_NAN: lost} if lost else {})
+    return verify_special_values(
+        output, expected, "an infinity and a NaN", {LOST_NAN_KEY: lost_nan_count} if lost_nan_count else {}
+    )

@@ -9,17 +9,22 @@ import torch
 
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.attention.torch_attention import NO_LIMIT, KernelLibrary, LibraryAttention, get_window_size
+from mamf.operations.attention.torch_attention import (
+    NO_MAX_CAPABILITY,
+    KernelLibrary,
+    LibraryAttention,
+    get_window_size,
+)
 
-# The module of FlashAttention 3 in most builds. Other builds install the module alone, as flash_attn_interface.
-_FA3_MODULE_IN_PACKAGE = "flash_attn_3.flash_attn_interface"
+# The module of FlashAttention 3 in most builds. Other builds install it without a package, as flash_attn_interface.
+_FLASH_ATTENTION_3_MODULE = "flash_attn_3.flash_attn_interface"
 
 
 class _FlashAttentionKernel(LibraryAttention):
     layout = "bshd"
-    has_window = True
-    #: The number by which the library's argument ``window_size`` says that a side of the window is unlimited.
-    no_window: ClassVar[int | None] = -1
+    supports_window = True
+    #: The value of the library's argument ``window_size`` with which a side of the window is unlimited.
+    unlimited_window_size: ClassVar[int | None] = -1
 
     def launch_forward(
         self,
@@ -30,7 +35,7 @@ class _FlashAttentionKernel(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        window = get_window_size(shape, self.no_window)
+        window = get_window_size(shape, self.unlimited_window_size)
         # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
         return function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window)
 
@@ -41,7 +46,7 @@ class FlashAttention2Library(KernelLibrary):
     distribution_name = "flash-attn"
     install_command = "pip install flash-attn --no-build-isolation"
     runtimes = ("cuda", "hip")
-    capability_range = (8, 0), NO_LIMIT
+    capability_range = (8, 0), NO_MAX_CAPABILITY
 
     def import_library(self) -> Any:
         module = super().import_library()
@@ -65,22 +70,23 @@ class FlashAttention3Library(KernelLibrary):
         " 'flash-attn-3 @ git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
     )
     capability_range = (9, 0), (9, 9)
-    alternative_command = "mamf attention --kernel flash-attn-4"
+    alternative_nvidia_command = "mamf attention --kernel flash-attn-4"
 
     def import_library(self) -> Any:
         try:
-            return importlib.import_module(_FA3_MODULE_IN_PACKAGE)
+            return importlib.import_module(_FLASH_ATTENTION_3_MODULE)
         except ModuleNotFoundError as error:
             # If the module exists, but one of its dependencies is missing, raise the error.
-            if not f"{_FA3_MODULE_IN_PACKAGE}.".startswith(f"{error.name}."):
+            if not f"{_FLASH_ATTENTION_3_MODULE}.".startswith(f"{error.name}."):
                 raise
             return super().import_library()
 
 
 class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
     name = "flash-attn-3"
-    has_unequal_head_dims = True
-    # Above 256, the library supports only values, with keys of at most 64, and refuses other head dimensions.
+    supports_unequal_head_dims = True
+    # Only values may have a head dimension above 256, and only if that of keys is at most 64. The library itself
+    # refuses other combinations.
     head_dims = range(8, 513, 8)
 
 
@@ -97,12 +103,12 @@ class FlashAttention4(_FlashAttentionKernel):
     # pip needs --pre, because flash-attn-4 has only pre-releases.
     install_command = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
     capability_range = (8, 0), (12, 9)
-    no_window = None
-    has_unequal_head_dims = True
+    unlimited_window_size = None
+    supports_unequal_head_dims = True
 
     def import_library(self) -> Any:
         # flash-attn 2.8 includes an early copy of flash_attn.cute, which needs other packages. The module's __version__
-        # does not tell whether it is this copy, so ask for the installed package.
+        # does not show whether the module is this copy, so check that the package flash-attn-4 is installed.
         if get_package_version(self.distribution_name) is None:
             raise ModuleNotFoundError(f"the package {self.distribution_name} is not installed", name=self.module_name)
         return super().import_library()

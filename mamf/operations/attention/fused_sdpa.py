@@ -11,9 +11,9 @@ from mamf.operations.attention.torch_attention import LibraryAttention
 
 
 class FusedSdpa(LibraryAttention):
-    """The kernel FusedSDPA in recompute mode, in which it does not store the scores: it is a flash attention.
+    """The kernel FusedSDPA in recompute mode, in which it is a flash attention: it does not store the scores.
 
-    In its other mode it would store all scores for the backward pass.
+    Without this mode, FusedSDPA would store all scores for the backward pass.
     """
 
     name = "fused-sdpa"
@@ -25,7 +25,7 @@ class FusedSdpa(LibraryAttention):
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
     # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
     def launch_forward(
         self,

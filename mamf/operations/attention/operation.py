@@ -19,22 +19,22 @@ from typing import Any, ClassVar, NamedTuple
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
-from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
 DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
-#: The FLOP of a backward pass as a multiple of those of the forward pass, by the name of the convention.
+#: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
-_SIZE_FIELDS = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
+_SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
 class HeadDims(NamedTuple):
-    """The head dimension of queries and keys, and that of values. ``str`` writes ``192/128``, or ``128`` if equal."""
+    """The head dimension of queries and keys, and that of values. Written ``192/128``, or ``128`` if both are equal."""
 
-    keys: int
-    values: int
+    key_dim: int
+    value_dim: int
 
     @classmethod
     def parse(cls, text: str) -> HeadDims:
@@ -43,7 +43,7 @@ class HeadDims(NamedTuple):
         return cls(keys, *(values or [keys]))
 
     def __str__(self) -> str:
-        return str(self.keys) if self.keys == self.values else f"{self.keys}/{self.values}"
+        return str(self.key_dim) if self.key_dim == self.value_dim else f"{self.key_dim}/{self.value_dim}"
 
 
 @dataclass(frozen=True, order=True)
@@ -105,7 +105,7 @@ class AttentionShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     causal: bool = field(default=False, metadata=describe("apply a causal mask: a query attends to no later keys"))
     window: int | None = field(
         default=None,
@@ -119,7 +119,7 @@ class AttentionShape:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZE_FIELDS:
+        for name in _SIZE_FIELD_NAMES:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise UsageError(
@@ -146,7 +146,7 @@ class AttentionShape:
             raise UsageError(f"{text!r} is not an attention shape: write it like b1h16q4096k4096d128c")
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
         sizes = dict(
-            zip(_SIZE_FIELDS, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True)
+            zip(_SIZE_FIELD_NAMES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True)
         )
         return cls(**sizes, causal=bool(causal), window=parse_digits(window) if window else None)
 
@@ -155,29 +155,29 @@ class AttentionShape:
         return HeadDims(self.head_dim, self.head_dim_v)
 
     @property
-    def mask(self) -> str:
-        """The mask in words: ``causal`` or ``full``, and the window if there is one."""
+    def mask_description(self) -> str:
+        """The mask as a text for reports: ``causal`` or ``full``, and the window if there is one."""
         return ("causal" if self.causal else "full") + ("" if self.window is None else f", window {self.window}")
 
     @property
-    def pairs(self) -> int:
+    def unmasked_pairs_per_head(self) -> int:
         """The number of unmasked pairs of a query and a key, per head."""
         offset, keys = self.seqlen_k - self.seqlen_q, self.seqlen_k
         before = keys + self.seqlen_q if self.window is None else self.window
         after = 0 if self.causal else before
-        # Query i sees keys from offset + i - before to offset + i + after, of those that exist.
+        # Query i sees the existing keys between offset + i - before and offset + i + after.
         ends = _sum_clamped(keys + after, keys) - _sum_clamped(offset + after, keys)
         return ends - _sum_clamped(keys - before - 1, keys) + _sum_clamped(offset - before - 1, keys)
 
     @property
     def flop(self) -> int:
         """The FLOP of a forward pass of all heads and sequences."""
-        return 2 * self.batch * self.heads * self.pairs * (self.head_dim + self.head_dim_v)
+        return 2 * self.batch * self.heads * self.unmasked_pairs_per_head * (self.head_dim + self.head_dim_v)
 
     @property
-    def dimensions(self) -> dict[str, tuple[int, int, int]]:
-        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``, the
-        gradient of the output, whose sizes are those of the output.
+    def tensor_dimensions(self) -> dict[str, tuple[int, int, int]]:
+        """The number of heads, the sequence length and the head dimension of ``q``, ``k``, ``v`` and ``do``. ``do`` is
+        the gradient of the output, and has the same sizes as the output.
         """
         return {
             "q": (self.heads, self.seqlen_q, self.head_dim),
@@ -187,9 +187,9 @@ class AttentionShape:
         }
 
     @property
-    def elements(self) -> dict[str, int]:
+    def element_counts(self) -> dict[str, int]:
         """The number of elements of ``q``, ``k``, ``v`` and ``do``."""
-        return {name: self.batch * math.prod(sizes) for name, sizes in self.dimensions.items()}
+        return {name: self.batch * math.prod(sizes) for name, sizes in self.tensor_dimensions.items()}
 
 
 def _sum_clamped(last: int, high: int) -> int:
@@ -206,7 +206,7 @@ def _read_sparsity(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class AttentionProblem(DeclaredProblem):
+class AttentionProblem(CheckedProblem):
     """All parameters of an attention except its shape.
 
     - ``direction``: the passes in a launch: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
@@ -228,7 +228,7 @@ class AttentionProblem(DeclaredProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )
@@ -266,16 +266,16 @@ class AttentionProblem(DeclaredProblem):
             f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times the forward" if self.has_backward else ""
         )
         convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
-        return Work(self.flop(shape), self.traffic(shape), convention)
+        return Work(self.compute_flop(shape), self.compute_traffic_bytes(shape), convention)
 
-    def flop(self, shape: AttentionShape) -> float:
+    def compute_flop(self, shape: AttentionShape) -> float:
         """Return the FLOP of one launch in the problem's direction."""
         backward = BACKWARD_FLOP_FACTORS[self.backward_count]
         return shape.flop * {"fwd": 1.0, "bwd": backward, "fwd+bwd": 1.0 + backward}[self.direction]
 
-    def traffic(self, shape: AttentionShape) -> int:
+    def compute_traffic_bytes(self, shape: AttentionShape) -> int:
         """Return the minimum bytes that a launch moves: each operand is read once and each result is written once."""
-        elements, itemsize = shape.elements, DTYPES[self.dtype].itemsize
+        elements, itemsize = shape.element_counts, DTYPES[self.dtype].itemsize
         forward = sum(elements.values())  # The output is as large as its gradient.
         # A backward pass reads q, k, v, o and do, and writes dq, dk and dv.
         backward = 2 * forward
@@ -286,26 +286,29 @@ class AttentionProblem(DeclaredProblem):
         ``do``, the gradient of the output.
         """
         names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
-        return {name: Buffer(aligned(shape.elements[name]) * sets, self.dtype) for name in names}
+        return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
-        return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets).values()) + self.traffic(shape)
+        return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets).values()) + self.compute_traffic_bytes(
+            shape
+        )
 
 
 _CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
 
 
 def _make_preset(
-    widths: Sequence[int], lengths: Sequence[int], causal: Sequence[bool], **sizes: int
+    widths: Sequence[int], key_lengths: Sequence[int], causal: Sequence[bool], **sizes: int
 ) -> Preset[AttentionShape]:
-    """Make a preset of all combinations of head dimensions, key lengths, causal masks or none, and further ``sizes``.
+    """Make a preset with all combinations of these sizes.
 
-    ``widths``: head dimensions of both keys and values. The sizes that are not given have their defaults.
+    ``widths``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``: one
+    value each for other fields of AttentionShape. Fields that are not given have their defaults.
     """
     head_dims = [HeadDims(width, width) for width in widths]
     others = {name: (size,) for name, size in sizes.items()}
-    return Preset(sizes={"head_dim": head_dims, "seqlen_k": lengths, "causal": causal, **others})
+    return Preset(sizes={"head_dim": head_dims, "seqlen_k": key_lengths, "causal": causal, **others})
 
 
 ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
@@ -358,11 +361,11 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
-# takes a CPU seconds.
-_BATCH_TOKENS, _CPU_BATCH_TOKENS = 16384, 1024
+# The default number of tokens in a batch. It is smaller on a CPU, which takes seconds for the work that an accelerator
+# does in a millisecond.
+_DEFAULT_BATCH_TOKENS, _DEFAULT_CPU_BATCH_TOKENS = 16384, 1024
 # The default number of query heads times the head dimension.
-_HIDDEN_SIZE = 2048
+_DEFAULT_HIDDEN_SIZE = 2048
 
 
 class Attention(FlopOperation[AttentionProblem, AttentionShape]):
@@ -394,11 +397,11 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         By default, a batch has 16384 tokens (1024 on a CPU) for every sequence length, and the number of heads times
         the head dimension is 2048.
         """
-        tokens = _BATCH_TOKENS if backend.is_accelerator else _CPU_BATCH_TOKENS
+        tokens = _DEFAULT_BATCH_TOKENS if backend.is_accelerator else _DEFAULT_CPU_BATCH_TOKENS
         shapes = []
         for chosen in combine_values({**_DEFAULT_SIZES, **sizes}):
             keys, values = chosen.pop("head_dim")
-            heads, length = chosen["heads"] or max(1, _HIDDEN_SIZE // keys), chosen["seqlen_k"]
+            heads, length = chosen["heads"] or max(1, _DEFAULT_HIDDEN_SIZE // keys), chosen["seqlen_k"]
             usual = {"heads": heads, "kv_heads": heads, "seqlen_q": length, "batch": max(1, tokens // length)}
             given = {name: size for name, size in chosen.items() if size is not None}
             shapes.append(AttentionShape(**{**usual, **given}, head_dim=keys, head_dim_v=values))
@@ -408,7 +411,11 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         """Return additional columns of a report: the memory of a launch, the rate of memory traffic and, for
         approximate kernels, the sparsity and the distance from dense attention.
         """
-        details, traffic, is_backward = row.details, row.problem.traffic(row.shape), row.problem.direction == "bwd"
+        details, traffic, is_backward = (
+            row.details,
+            row.problem.compute_traffic_bytes(row.shape),
+            row.problem.direction == "bwd",
+        )
         dense = 1 - float(details.get("sparsity", 0.0))
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
@@ -448,7 +455,7 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
             else f"{shape.seqlen_q} queries and {shape.seqlen_k} keys"
         )
         head_dims = f"head dimension {shape.head_dims}"
-        return f"batch {shape.batch}, {shape.heads} heads{kv}, {length}, {head_dims}, {shape.mask}"
+        return f"batch {shape.batch}, {shape.heads} heads{kv}, {length}, {head_dims}, {shape.mask_description}"
 
     def find_axis_position(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)

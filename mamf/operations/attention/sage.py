@@ -14,15 +14,15 @@ import torch
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import (
-    NO_LIMIT,
+    NO_MAX_CAPABILITY,
     ComputeCapability,
     QuantizedAttention,
 )
 
 _INT8_AND_FLOAT16, _INT8_AND_FP8 = ("int8", "float16"), ("int8", "float8_e4m3fn")
-#: The dtypes of Q K^T and of P V in SageAttention 2, by compute capability. It does not support other capabilities,
-#: such as those of B200 and B300.
-_MATMUL_DTYPES: Mapping[ComputeCapability, tuple[str, str]] = {
+#: The dtypes of Q K^T and of P V in SageAttention 2, by compute capability. SageAttention 2 does not support other
+#: capabilities, such as those of B200 and B300.
+_MATMUL_DTYPES_BY_CAPABILITY: Mapping[ComputeCapability, tuple[str, str]] = {
     (8, 0): _INT8_AND_FLOAT16,
     (8, 6): _INT8_AND_FLOAT16,
     (8, 9): _INT8_AND_FP8,
@@ -37,13 +37,13 @@ class _SageAttention(QuantizedAttention):
     function_name = "sageattn"
     distribution_name = "sageattention"
     # SageAttention's causal mask is right only if there are as many queries as keys.
-    has_unequal_lengths = False
-    release: ClassVar[int]
+    supports_unequal_lengths = False
+    major_version: ClassVar[int]
 
     def import_library(self) -> Any:
-        # Releases 1 and 2 have a function ``sageattn``, but only release 2 also has a function for each of its kernels.
+        # Versions 1 and 2 have a function ``sageattn``, but only version 2 also has a function for each of its kernels.
         has_kernels = hasattr(importlib.import_module(self.module_name), "sageattn_qk_int8_pv_fp16_triton")
-        if has_kernels != (self.release == 2):
+        if has_kernels != (self.major_version == 2):
             version = get_package_version(self.distribution_name) or ("2.x" if has_kernels else "1.x")
             raise ModuleNotFoundError(f"the installed sageattention has version {version}", name=self.module_name)
         return super().import_library()
@@ -57,7 +57,7 @@ class _SageAttention(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        k = k.clone() if self.release == 1 else k
+        k = k.clone() if self.major_version == 1 else k
         return function(q, k, v, tensor_layout="HND", is_causal=shape.causal)
 
 
@@ -69,10 +69,10 @@ class Sage1(_SageAttention):
     """
 
     name = "sage-1"
-    release = 1
+    major_version = 1
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
-    capability_range = (8, 0), NO_LIMIT
+    capability_range = (8, 0), NO_MAX_CAPABILITY
     product_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
@@ -95,20 +95,20 @@ class Sage2(_SageAttention):
     """
 
     name = "sage-2"
-    release = 2
+    major_version = 2
     library_name = "SageAttention 2"
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
-    alternative_command = "mamf attention --kernel sage-1"
+    alternative_nvidia_command = "mamf attention --kernel sage-1"
     head_dims = range(8, 129, 8)
     #: On normal data, the error with P and V in fp8 (3 bits of mantissa) and Q and K in int8 is 4e-2. The limit is
     #: twice as large.
     tolerance = 8e-2
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
-        return capability in _MATMUL_DTYPES
+        return capability in _MATMUL_DTYPES_BY_CAPABILITY
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        products = _MATMUL_DTYPES[torch.cuda.get_device_capability(operands[0].device)]
+        products = _MATMUL_DTYPES_BY_CAPABILITY[torch.cuda.get_device_capability(operands[0].device)]
         return {**super().details(problem, shape, operands), "product_dtypes": " ".join(products)}

@@ -17,7 +17,7 @@ from mamf.operations.attention.attention_reference import compute_attended_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import QuantizedAttention
 
-#: The number of keys in a block of SpargeAttention, which has blocks of two sizes: this is the larger one.
+#: The number of keys in the larger of SpargeAttention's two block sizes.
 _KEYS_PER_BLOCK = 128
 
 
@@ -27,8 +27,8 @@ class _SpargeAttention(QuantizedAttention):
     distribution_name = "spas-sage-attn"
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SpargeAttn"
     head_dims = (64, 128)
-    has_gqa = False
-    has_unequal_lengths = False
+    supports_gqa = False
+    supports_unequal_lengths = False
 
     def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
         """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
@@ -56,12 +56,12 @@ class _SpargeAttention(QuantizedAttention):
     ) -> dict[str, Any]:
         """Return the details of a launch, including the share of the blocks of Q K^T that the kernel skips.
 
-        A launch that is not timed measures this share, because reading it synchronizes the device.
+        Measure this share in a launch that is not timed, because reading the share synchronizes the device.
         """
         options = self.make_options(problem, shape)
         _, sparsity = self.import_library_quietly()(*operands, **options, return_sparsity=True)
-        # For causal masks, the library assumes lengths of whole blocks of 128 x 64. At other lengths its share can be
-        # negative.
+        # With a causal mask, the library assumes that the lengths are multiples of its blocks of 128 x 64. At other
+        # lengths the share that it returns can be negative.
         return {**super().details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
 
 
@@ -74,8 +74,8 @@ class _SpargeFp16(_SpargeAttention):
 
 
 class _SpargeFp8(_SpargeAttention):
-    # The library has fp8 kernels only for these. On other cards its fp8 functions run the float16 kernel without saying
-    # so.
+    # The library has fp8 kernels only for these compute capabilities. On other cards its fp8 functions silently run the
+    # float16 kernel.
     capability_range = (8, 9), (9, 0)
     product_dtypes = ("int8", "float8_e4m3fn")
     #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
@@ -103,10 +103,10 @@ class SpargeFp16TopK(_SpargeFp16):
 class SpargeFp8Threshold(_SpargeFp8):
     name = "sparge-fp8-threshold"
     function_name = "spas_sage2_attn_meansim_cuda"
-    alternative_command = "mamf attention --kernel sparge-fp16-threshold"
+    alternative_nvidia_command = "mamf attention --kernel sparge-fp16-threshold"
 
 
 class SpargeFp8TopK(_SpargeFp8):
     name = "sparge-fp8-topk"
     function_name = "spas_sage2_attn_meansim_topk_cuda"
-    alternative_command = "mamf attention --kernel sparge-fp16-topk"
+    alternative_nvidia_command = "mamf attention --kernel sparge-fp16-topk"

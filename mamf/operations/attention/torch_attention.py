@@ -25,7 +25,7 @@ from mamf.errors import get_first_message_line
 from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
-    MAX_DEVIATIONS,
+    MAX_ROUNDING_DEVIATIONS,
     ReferenceDistance,
     compare_edge_heads,
     compare_rows,
@@ -50,42 +50,49 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 
-#: The command that mamf suggests if a kernel does not support a device, because torch's attention runs on all devices.
+#: The command that mamf suggests if a kernel does not support a device: torch's attention runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
-#: Texts in the errors that torch's attention raises if none of its backends supports the operands.
+#: Texts of the errors that torch's attention raises if none of its backends supports the operands.
 NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
 #: The largest ||O - reference|| / ||reference|| of a correct output O of an exact kernel, by dtype. Rounding O and P,
 #: the softmax, to 8 bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits
-#: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64 sums and
-#: exponentials cause the errors.
+#: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64, the rounding of
+#: sums and exponentials causes the errors.
 ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error in results/ is 3.3e-3.
-_GRADIENT_FACTOR = 2.0
+_GRADIENT_TOLERANCE_FACTOR = 2.0
 # The smallest subnormal number of float16. The gradient of a score is about the variance of the data (1/3 or more)
 # divided by the number of keys that a query sees. In float16 the gradient may be subnormal, so it is rounded to a
 # multiple of this number, which adds an error of up to 0.87 times this number times the number of keys.
-_SMALLEST_SUBNORMAL = {"float16": 2.0**-24}
-# The operands whose signs mamf changes between launches, by direction. For ``bwd`` it does not change V, because the
-# saved forward pass contains V.
-_CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
+_MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
+# The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
+# launches use the same forward pass, which saved V.
+_SIGN_CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
+
+
+def describe_head_dims(head_dims: Sequence[int]) -> str:
+    """Describe the head dimensions that a kernel supports: ``64, 128`` or ``8 to 256 in steps of 8``."""
+    ends = f"{head_dims[0]} to {head_dims[-1]}" if head_dims else ""
+    return f"{ends} in steps of {head_dims.step}" if isinstance(head_dims, range) else ", ".join(map(str, head_dims))
 
 
 class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind_operands``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
-    - ``has_gqa``: whether it supports fewer kv heads than query heads. ``has_window``: whether it supports a window.
-    - ``has_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
-    - ``has_unequal_head_dims``: whether it supports values whose head dimension differs from that of keys.
+    - ``supports_gqa``: whether it supports fewer kv heads than query heads.
+    - ``supports_window``: whether it supports a window.
+    - ``supports_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
+    - ``supports_unequal_head_dims``: whether it supports values whose head dimension differs from that of keys.
     - ``head_dims``: the head dimensions that it supports, of keys and of values.
     """
 
     layout: ClassVar[str] = "bhsd"
-    has_gqa: ClassVar[bool] = True
-    has_window: ClassVar[bool] = False
-    has_unequal_lengths: ClassVar[bool] = True
-    has_unequal_head_dims: ClassVar[bool] = True
+    supports_gqa: ClassVar[bool] = True
+    supports_window: ClassVar[bool] = False
+    supports_unequal_lengths: ClassVar[bool] = True
+    supports_unequal_head_dims: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
     #: The largest ||O - reference|| / ||reference|| of a correct output O; None: the limit of the dtype.
     tolerance: ClassVar[float | None] = None
@@ -113,24 +120,24 @@ class TorchAttention(AttentionKernel):
         return {}
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        d, dv, sizes = shape.head_dim, shape.head_dim_v, self.head_dims
-        use_sizes = f"use {', '.join(map(str, sizes))}"
-        if isinstance(sizes, range):
-            use_sizes = f"use {sizes.start} to {sizes[-1]} in steps of {sizes.step}"
+        key_dim, value_dim, supported = shape.head_dim, shape.head_dim_v, describe_head_dims(self.head_dims)
         refusals = (
             (
-                not self.has_gqa and shape.heads != shape.kv_heads,
+                not self.supports_gqa and shape.heads != shape.kv_heads,
                 f"does not support fewer kv heads than query heads: set --kv-heads to {shape.heads}",
             ),
-            (not self.has_window and shape.window is not None, "does not support a window: remove --window"),
+            (not self.supports_window and shape.window is not None, "does not support a window: remove --window"),
             (
-                not self.has_unequal_head_dims and d != dv,
-                f"needs the same head dimension for keys and values: use --head-dims {d}",
+                not self.supports_unequal_head_dims and key_dim != value_dim,
+                f"needs the same head dimension for keys and values: use --head-dims {key_dim}",
             ),
-            (d not in sizes, f"does not support head dimension {d}: {use_sizes}"),
-            (dv not in sizes, f"does not support head dimension {dv} of values: {use_sizes}"),
+            (key_dim not in self.head_dims, f"does not support head dimension {key_dim}: use {supported}"),
             (
-                shape.causal and not self.has_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
+                value_dim not in self.head_dims,
+                f"does not support head dimension {value_dim} of values: use {supported}",
+            ),
+            (
+                shape.causal and not self.supports_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
                 "needs as many queries as keys for a causal mask: remove --query-lens",
             ),
         )
@@ -146,31 +153,34 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         forward_pass = self.bind_operands(backend, problem, shape)
-        memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
+        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
         attentions = [
-            PreparedAttention(self, problem, shape, self.view_operands(problem, shape, flat)) for flat in memory
+            PreparedAttention(self, problem, shape, self.view_operands(problem, shape, buffers))
+            for buffers in buffer_sets
         ]
         if problem.direction == "bwd":
-            # Run a forward pass first, so that memory that a library allocates only once, such as a workspace, is not
-            # counted below as memory of a saved forward pass.
+            # Run a forward pass first, so that memory which a library allocates only once, such as a workspace, does
+            # not count as memory of the saved forward passes, which is measured below.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
-        before = backend.read_allocated_memory_bytes()
+        bytes_before = backend.read_allocated_memory_bytes()
         launches = [attention.make_launch(forward_pass) for attention in attentions]
-        after = backend.read_allocated_memory_bytes()
-        extra_bytes_per_set = 0 if before is None or after is None else (after - before) // sets
-        ready = [each.make_operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
-        return combine_operand_sets(ready, tuple, extra_bytes_per_set=extra_bytes_per_set)
+        bytes_after = backend.read_allocated_memory_bytes()
+        extra_bytes_per_set = 0 if bytes_before is None or bytes_after is None else (bytes_after - bytes_before) // sets
+        operand_sets = [
+            attention.make_operand_set(launch) for attention, launch in zip(attentions, launches, strict=True)
+        ]
+        return combine_operand_sets(operand_sets, tuple, extra_bytes_per_set=extra_bytes_per_set)
 
     def view_operands(
-        self, problem: AttentionProblem, shape: AttentionShape, flat: Mapping[str, torch.Tensor]
+        self, problem: AttentionProblem, shape: AttentionShape, buffers: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """View one-dimensional buffers as q, k, v and, for a backward pass, do (the gradient of the output), in the
         kernel's layout. If the problem has a sparsity, return a q and a k with block structure instead.
         """
         views = {}
-        for name, tensor in flat.items():
-            heads, length, width = shape.dimensions[name]
+        for name, tensor in buffers.items():
+            heads, length, width = shape.tensor_dimensions[name]
             order = (heads, length) if self.layout == "bhsd" else (length, heads)
             views[name] = view_as(tensor, shape.batch, *order, width)
         if problem.sparsity:
@@ -188,7 +198,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """One operand set of an attention kernel. It makes the function that launches the kernel, and verifies results."""
+    """One operand set of an attention kernel: makes the function that launches the kernel, and verifies its results."""
 
     def __init__(
         self,
@@ -198,11 +208,10 @@ class PreparedAttention:
         operands: Mapping[str, torch.Tensor],
     ) -> None:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
-        #: The output of the forward pass that all launches of ``bwd`` use. Its autograd graph keeps the memory that the
-        #: pass saved.
+        #: The output of the single forward pass that all launches of ``bwd`` use; None for other directions.
         self.saved_output: torch.Tensor | None = None
         self._find_changed = ChangeDetector(operands)
-        self._signs = [SignFlipper(join_rows(operands[name])) for name in _CHANGING_OPERANDS[problem.direction]]
+        self._signs = [SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]]
 
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -216,8 +225,8 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=lambda: list(map(SignFlipper.change, self._signs)),
-            restore_operands=lambda: list(map(SignFlipper.restore, self._signs)),
+            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._signs)),
+            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._signs)),
             list_changed_operands=self._find_changed,
             is_deterministic=is_special,
             verify_special_values=verify_special_values if is_special else None,
@@ -249,10 +258,10 @@ class PreparedAttention:
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
         verdict = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
-        return replace(verdict, details={**self._details, **verdict.details})
+        return replace(verdict, details={**self._kernel_details, **verdict.details})
 
     @cached_property
-    def _details(self) -> dict[str, Any]:
+    def _kernel_details(self) -> dict[str, Any]:
         return self._kernel.details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
     def verify_whole(self, result: object) -> Verdict:
@@ -261,20 +270,23 @@ class PreparedAttention:
         The samples are random rows of the output and of dQ, and the sums of dK and dV along the keys. The host also
         verifies some rows of one head.
         """
-        compared = self._list_comparison_inputs(result)
-        whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_rows_on_host(*compared)
-        rows = [self._judge_distance(each) for each in (compare_rows(*compared), on_host) if each]
-        worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
-        reason = worst.reason
-        if self._problem.has_backward and worst.ok:
-            sums = compute_key_sum_error(*compared)
-            most = MAX_DEVIATIONS * self._kernel.get_error_bound(self._problem)
+        inputs = self._list_comparison_inputs(result)
+        whole_verdict, host_distance = self._judge_distance(compare_edge_heads(*inputs)), compare_rows_on_host(*inputs)
+        row_verdicts = [
+            self._judge_distance(distance) for distance in (compare_rows(*inputs), host_distance) if distance
+        ]
+        worst_verdict = max(whole_verdict, *row_verdicts, key=lambda verdict: (not verdict.ok, verdict.error))
+        reason = worst_verdict.reason
+        if self._problem.has_backward and worst_verdict.ok:
+            sum_error = compute_key_sum_error(*inputs)
+            max_sum_error = MAX_ROUNDING_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
-                f"sums of dK or dV have a relative error of {sums:.2g}; rounding explains at most {most:.2g}"
-                if sums > most
+                f"sums of dK or dV have a relative error of {sum_error:.2g}; "
+                f"rounding explains at most {max_sum_error:.2g}"
+                if sum_error > max_sum_error
                 else ""
             )
-        return replace(worst, details=whole.details, reason=reason)
+        return replace(worst_verdict, details=whole_verdict.details, reason=reason)
 
     def _list_comparison_inputs(
         self, result: object
@@ -283,11 +295,11 @@ class PreparedAttention:
 
     def _judge_distance(self, distance: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
-        bound, keys = kernel.get_error_bound(problem), self._shape.pairs / self._shape.seqlen_q
-        factor = _GRADIENT_FACTOR + keys * _SMALLEST_SUBNORMAL.get(problem.dtype, 0.0) / bound
-        details = {"gradient_error": distance.gradient_error} if problem.has_backward else {}
+        bound, mean_keys = kernel.get_error_bound(problem), self._shape.unmasked_pairs_per_head / self._shape.seqlen_q
+        factor = _GRADIENT_TOLERANCE_FACTOR + mean_keys * _MIN_SUBNORMAL_BY_DTYPE.get(problem.dtype, 0.0) / bound
+        details = {"gradient_error": distance.max_gradient_error} if problem.has_backward else {}
         if not kernel.is_exact:
-            details |= {"cosine_similarity": distance.cosine, "relative_l1": distance.relative_l1}
+            details |= {"cosine_similarity": distance.cosine_similarity, "relative_l1": distance.relative_l1_error}
         return replace(judge_distance(distance, bound, factor, kernel.is_exact), details=details)
 
     def _view_as_bhsd(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -296,9 +308,9 @@ class PreparedAttention:
 
     def _explain_wrong_type(self, result: object) -> str:
         q, k, v = (self._operands[name] for name in "qkv")
-        alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
-        returned = result if isinstance(result, tuple) else (result,)
-        pairs = zip(returned, alike if self.saved_output is None else alike[1:], strict=False)
+        expected_results = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
+        results = result if isinstance(result, tuple) else (result,)
+        pairs = zip(results, expected_results if self.saved_output is None else expected_results[1:], strict=False)
         return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _name_results(self, result: object) -> dict[str, torch.Tensor]:
@@ -317,10 +329,10 @@ class PreparedAttention:
 
 ComputeCapability = tuple[int, int]
 #: The highest compute capability of a library that also supports all newer NVIDIA cards.
-NO_LIMIT: ComputeCapability = (99, 9)
-# Libraries raise RuntimeError with these texts for dtypes, features and sizes that they, or the way in which they were
-# built, do not support.
-_REFUSAL = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
+NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
+# A pattern of the RuntimeErrors that libraries raise for dtypes, features and sizes that the library or its build does
+# not support.
+_UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
 
 class KernelLibrary:
@@ -336,8 +348,9 @@ class KernelLibrary:
       if the kernel calls several.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
-    - ``portable_command``: the command that mamf suggests on devices with other runtimes. ``alternative_command``: the
-      command for NVIDIA cards that the library does not support; empty if ``portable_command`` is right for them.
+    - ``portable_command``: the command that mamf suggests on devices with other runtimes.
+    - ``alternative_nvidia_command``: the command that mamf suggests on NVIDIA cards that the library does not support;
+      empty: ``portable_command``.
     """
 
     library_name: ClassVar[str]
@@ -346,9 +359,9 @@ class KernelLibrary:
     distribution_name: ClassVar[str]
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
-    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), NO_LIMIT
+    capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), NO_MAX_CAPABILITY
     portable_command: ClassVar[str] = PORTABLE_COMMAND
-    alternative_command: ClassVar[str] = ""
+    alternative_nvidia_command: ClassVar[str] = ""
 
     def import_library(self) -> Any:
         """Import the library, and return the function that the kernel calls, or the module if it calls several.
@@ -366,7 +379,7 @@ class KernelLibrary:
 
     def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, (AssertionError, NotImplementedError)) or (
-            isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None
+            isinstance(error, RuntimeError) and _UNSUPPORTED_ERROR_PATTERN.search(str(error)) is not None
         )
 
     def supports_capability(self, capability: ComputeCapability) -> bool:
@@ -383,7 +396,7 @@ class KernelLibrary:
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
                 reason = f"{self.library_name} does not support cards with compute capability {major}.{minor}"
-                return Unavailable(reason, self.alternative_command or self.portable_command)
+                return Unavailable(reason, self.alternative_nvidia_command or self.portable_command)
         try:
             self.import_library_quietly()
         except Exception as error:  # A broken library may raise any exception.
@@ -391,12 +404,12 @@ class KernelLibrary:
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
                 return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
-            # pip installs a missing dependency. Otherwise pip needs --force-reinstall, and --no-deps, because it would
-            # also reinstall the dependencies and replace torch.
-            reinstallation = self.install_command.replace(" --no-deps", "").replace(
+            # If a dependency is missing, pip installs it. Otherwise pip needs --force-reinstall, and also --no-deps,
+            # without which it would reinstall the dependencies and replace torch.
+            reinstall_command = self.install_command.replace(" --no-deps", "").replace(
                 "pip install", "pip install --force-reinstall --no-deps", 1
             )
-            return Unavailable(reason, self.install_command if missing else reinstallation)
+            return Unavailable(reason, self.install_command if missing else reinstall_command)
         return None
 
     def import_library_quietly(self) -> Any:
@@ -407,7 +420,7 @@ class KernelLibrary:
 class LibraryAttention(KernelLibrary, TorchAttention):
     """An attention kernel from a library. Derived classes implement ``launch_forward``."""
 
-    has_unequal_head_dims = False
+    supports_unequal_head_dims = False
 
     @abstractmethod
     def launch_forward(
@@ -458,9 +471,9 @@ class QuantizedAttention(LibraryAttention):
 
 
 def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before itself and after itself, as libraries expect it.
+    """Return how many keys a query sees before itself and after itself, as the argument ``window_size`` of libraries.
 
-    ``unlimited``: the number by which the library says that there is no limit.
+    ``unlimited``: the value with which the library does not limit a side of the window.
     """
     if shape.window is None:
         return unlimited, unlimited

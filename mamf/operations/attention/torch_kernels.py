@@ -31,7 +31,7 @@ class Sdpa(TorchAttention):
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(8, 513, 8)
     # scaled_dot_product_attention aligns its causal mask to the top left, which is wrong if lengths differ.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
@@ -89,7 +89,7 @@ class SdpaEfficient(_SdpaWithBackend):
     name = "sdpa-efficient"
     dtypes = ("bfloat16", "float16", "float32")
     forced_backend = SDPBackend.EFFICIENT_ATTENTION
-    has_gqa = False
+    supports_gqa = False
 
 
 class SdpaMath(_SdpaWithBackend):
@@ -111,11 +111,11 @@ class Eager(TorchAttention):
     name = "eager"
     dtypes = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(1, 1025)
-    has_window = True
+    supports_window = True
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        # Allow larger errors than other kernels have, because scores are rounded to 16 bits too. The largest error in
-        # results/ is 5.9e-3, in bfloat16.
+        # Allow larger errors than for other kernels, because this kernel also rounds the scores to 16 bits. The largest
+        # error in results/ is 5.9e-3, in bfloat16.
         return super().get_error_bound(problem) * 2.4
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -129,14 +129,14 @@ class Eager(TorchAttention):
         assert isinstance(backend, TorchBackend)
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
 
-        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             if group > 1:
                 k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
             return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
-        return attention
+        return attend
 
-    def parts(
+    def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
         """Return the FLOP and a launch of each part of the forward pass, by name: ``scores``, ``softmax``, ``values``.
@@ -144,8 +144,8 @@ class Eager(TorchAttention):
         The FLOP include masked pairs of a query and a key.
         """
         assert isinstance(backend, TorchBackend)
-        (flat,) = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
-        q, k, v = (self.view_operands(problem, shape, flat)[name] for name in "qkv")
+        (buffers,) = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
+        q, k, v = (self.view_operands(problem, shape, buffers)[name] for name in "qkv")
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         products = q @ k.transpose(-2, -1)
@@ -177,9 +177,7 @@ def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch
 
 
 class CompiledEager(Eager):
-    """The kernel ``Eager`` under torch.compile. The compiler must not replace it by SDPA, which is a separate
-    kernel.
-    """
+    """The kernel ``Eager`` under torch.compile. The compiler must not replace it with SDPA, as in class ``Sdpa``."""
 
     name = "compiled-eager"
     is_tried_by_default = False
@@ -199,8 +197,8 @@ class CompiledEager(Eager):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask: a dense mask
-#: takes several bytes of memory per pair.
+#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which takes
+#: several bytes of memory per pair.
 _MAX_DENSE_PAIRS = 2**28
 
 
@@ -227,7 +225,7 @@ class Flex(TorchAttention):
     is_tried_by_default = False
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(16, 257, 8)
-    has_window = True
+    supports_window = True
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return check_flex_attention(backend) or super().explain_unavailability(backend)
@@ -248,14 +246,14 @@ class Flex(TorchAttention):
 
         mask, has_groups = make_flex_block_mask(shape, backend.device), shape.heads != shape.kv_heads
 
-        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
 
-        return compile_for_shape(attention)
+        return compile_for_shape(attend)
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
-    """Make FlexAttention's block mask, which says which key blocks each query block sees; None without a mask."""
+    """Make FlexAttention's block mask: which key blocks each query block sees. Return None if the mask is full."""
     if not shape.causal and shape.window is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
@@ -269,7 +267,7 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
         return seen if shape.window is None else seen & (distance <= shape.window)
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
-    # Compile create_block_mask for many tokens, because the compiled function does not allocate a dense mask, which
-    # would take 17 GB for 131072 tokens.
-    create: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    # For many tokens, compile create_block_mask. The compiled function does not allocate a dense mask, which would take
+    # 17 GB for 131072 tokens.
+    create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)
+    return create_mask(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

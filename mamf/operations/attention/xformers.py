@@ -17,15 +17,15 @@ class XFormers(LibraryAttention):
     library_name = "xFormers"
     module_name = "xformers.ops"
     distribution_name = "xformers"
-    # --no-deps, because xFormers requires the torch that it was built with, so pip would replace the installed torch.
+    # pip needs --no-deps: xFormers requires the torch that it was built with, so pip would replace the installed torch.
     install_command = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
-    has_unequal_head_dims = True
+    supports_unequal_head_dims = True
     # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
-    has_unequal_lengths = False
+    supports_unequal_lengths = False
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if problem.has_backward and shape.heads != shape.kv_heads:
@@ -42,8 +42,8 @@ class XFormers(LibraryAttention):
         v: torch.Tensor,
     ) -> torch.Tensor:
         if shape.heads != shape.kv_heads:
-            # For query heads that share keys and values, xFormers expects the shape [batch, sequence, kv heads, query
-            # heads per kv head, head dimension].
+            # If query heads share keys and values, xFormers expects operands of the shape [batch, sequence, kv heads,
+            # query heads per kv head, head dimension].
             group = shape.heads // shape.kv_heads
             q = q.unflatten(2, (shape.kv_heads, group))
             k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (k, v))
@@ -51,8 +51,8 @@ class XFormers(LibraryAttention):
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
         except NotImplementedError as error:
-            # No operator supports the inputs. The message describes the inputs, and then says for each operator, whose
-            # name is in backticks at the start of a line, why it does not support them.
+            # No operator supports the inputs. The message first describes the inputs. Then it gives the reason of each
+            # operator, in a line that begins with the operator's name in backticks. Keep only the reasons.
             reasons = re.sub(r"\A.*?\n(?=`)", "", str(error), flags=re.DOTALL)
             raise UnsupportedError(" ".join(reasons.split())) from error
         return output.flatten(2, 3) if output.ndim == 5 else output

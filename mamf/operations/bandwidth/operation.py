@@ -6,8 +6,8 @@ Bytes are counted as in STREAM: reads plus writes, each array once per pass. Cac
 - ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
   which counts the size of the copy once (memcpy.cpp; 1519 GB/s there on an H100 is 3.04 TB/s here).
 - ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad: two arrays read, one written.
-- ``read`` (the sum of b) is in neither: BabelStream's Dot also only reads, but two arrays.
-- ``write`` (a = s) is in neither: BabelStream times its Init separately.
+- STREAM and BabelStream do not have ``read`` (the sum of b). BabelStream's Dot only reads too, but reads two arrays.
+- STREAM and BabelStream do not have ``write`` (a = s). BabelStream's Init writes arrays, but is timed separately.
 
 Units: an array's size is written in powers of two (MiB), rates are in powers of ten (TB/s).
 """
@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 from mamf.backend import MIB, Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
-from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, aligned
+from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DeclaredProblem, Operation, describe
+from mamf.operation import CheckedProblem, Operation, describe
 from mamf.peaks import find_bandwidth
 
 #: The arrays that a pass reads, by pattern, with the names that STREAM gives them. All patterns but ``read`` write
@@ -33,29 +33,29 @@ READ_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "w
 PATTERNS = tuple(READ_ARRAYS)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 _FLOP_PER_ELEMENT = {"copy": 0, "read": 1, "write": 0, "triad": 2}
-#: Number of arrays of the pattern with the most arrays (triad).
-MAX_ARRAYS = 3
-#: Total size of the arrays, in bytes, from which launches use a single operand set: after a launch, even the largest
-#: cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
+#: Number of arrays of triad, the pattern with the most arrays.
+MAX_ARRAY_COUNT = 3
+#: If the arrays have at least this number of bytes in total, all launches use a single operand set: after a launch,
+#: even the largest cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
 #: Assumed size of the last-level cache, in bytes, of a device that does not report it.
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass measures memory if its arrays are at least this many times as large as the last-level cache. The cache can
 #: then save at most a sixteenth of the memory traffic; it saved 1 % on an H200 (1 GiB written).
-MEMORY_CACHE_MULTIPLE = 16
+MIN_MEMORY_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
 def parse_byte_size(text: str) -> int:
-    """Return the number of bytes that a text says, such as ``256MiB``, ``1GiB``, ``4096KiB`` or ``1000``.
+    """Convert a text such as ``256MiB``, ``1GiB``, ``4096KiB`` or ``1000`` (bytes) to a number of bytes.
 
     Raises UsageError for any other text.
     """
     match = _SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
         raise UsageError(
-            f"{text!r} is not the size of an array; write a number of bytes, KiB, MiB or GiB, for example 256MiB"
+            f"{text!r} is not the size of an array: write a number of bytes, KiB, MiB or GiB, for example 256MiB"
         )
     count, unit = match.groups()
     return parse_digits(count) * _BYTES_BY_UNIT.get(unit, 1)
@@ -87,12 +87,12 @@ class BandwidthShape:
 
     @classmethod
     def parse(cls, text: str) -> BandwidthShape:
-        """Return the shape that a text such as ``256MiB`` or ``1000`` (bytes) says. Raises UsageError otherwise."""
+        """Convert a text such as ``256MiB`` or ``1000`` (bytes) to a shape. Raises UsageError for any other text."""
         return cls(parse_byte_size(text))
 
 
 @dataclass(frozen=True)
-class BandwidthProblem(DeclaredProblem):
+class BandwidthProblem(CheckedProblem):
     """All parameters of a launch that passes over arrays, except their size.
 
     ``warm``: the number of passes over the same arrays within one launch. The rate counts the bytes of all passes.
@@ -122,11 +122,11 @@ class BandwidthProblem(DeclaredProblem):
     )
 
     @property
-    def arrays(self) -> tuple[str, ...]:
-        """Names of the arrays of the pattern: first the array that a pass writes, if any, then those that it reads."""
+    def array_names(self) -> tuple[str, ...]:
+        """The names of the pattern's arrays: first the array that a pass writes, if any, then the arrays it reads."""
         return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS[self.pattern])
 
-    def elements(self, shape: BandwidthShape) -> int:
+    def count_elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements in each array."""
         return shape.nbytes // DTYPES[self.dtype].itemsize
 
@@ -135,22 +135,22 @@ class BandwidthProblem(DeclaredProblem):
 
         ``cache_bytes``: the size of the device's last-level cache; None if unknown.
         """
-        return len(self.arrays) * shape.nbytes >= MEMORY_CACHE_MULTIPLE * (cache_bytes or DEFAULT_CACHE_BYTES)
+        return len(self.array_names) * shape.nbytes >= MIN_MEMORY_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def compute_work(self, shape: BandwidthShape) -> Work:
         passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
         convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
-        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.elements(shape))
-        return Work(flop, self.warm * len(self.arrays) * shape.nbytes, convention, "TB/s")
+        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.count_elements(shape))
+        return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
     def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
-        """Return the number of operand sets to use: ``sets``, or 1 if a set is several times larger than any cache."""
-        return 1 if len(self.arrays) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
+        """Return how many operand sets to use: ``sets``, or 1 if one set is several times larger than any cache."""
+        return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return one device buffer for each array. It contains the array of each operand set, one after another."""
-        elements = aligned(self.elements(shape)) * self.limit_operand_sets(shape, sets)
-        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.arrays}
+        """Return one device buffer for each array. A buffer contains this array of all operand sets, in turn."""
+        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.array_names}
 
     def count_bytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the arrays of all operand sets together."""
@@ -158,7 +158,7 @@ class BandwidthProblem(DeclaredProblem):
 
 
 class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
-    """A kernel that passes over arrays. ``dtypes``, ``patterns``: the dtypes and patterns that it supports."""
+    """A kernel that passes over arrays. ``dtypes``, ``patterns``: the dtypes and patterns that the kernel supports."""
 
     operation = "bandwidth"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
@@ -166,26 +166,26 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
     def explain_unsupported_problem(self, backend: Backend, problem: BandwidthProblem) -> str | None:
         if problem.pattern not in self.patterns:
-            return f"kernel {self.name} does not support the pattern {problem.pattern}, only {', '.join(self.patterns)}"
+            return f"{self.name} does not support --pattern {problem.pattern}: use {' or '.join(self.patterns)}"
         return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
     def explain_unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:
         if shape.nbytes % DTYPES[problem.dtype].itemsize:
-            return f"{shape.nbytes} bytes are not a whole number of {problem.dtype} elements"
+            return f"{shape.nbytes} bytes are not a whole number of {problem.dtype} elements: choose another --size"
         return None
 
 
-# Factor by which a rate may exceed the datasheet's bandwidth. It is small, because no board raises its memory clock by
-# default.
-_DATASHEET_HEADROOM = 1.02
-# If a launch moves at least this many times the cache's size, memory serves at least half of its bytes.
-_MIN_CACHE_MULTIPLE = 2
+# A measured rate may be at most this many times the datasheet's bandwidth. The margin is small, because no card raises
+# its memory clock by default.
+_MAX_DATASHEET_RATIO = 1.02
+# If a launch moves at least this many times the size of the cache, memory serves at least half of the bytes.
+_MIN_TRAFFIC_TO_CACHE_RATIO = 2
 # Assumed size of the memory, in bytes, of a device that does not report it.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
 
 class ByteOperation(Operation[ProblemT, ShapeT]):
-    """An operation whose shapes have a number of bytes, ``nbytes``, which charts show on their horizontal axis."""
+    """An operation whose shapes have a size in bytes, ``nbytes``, which charts show on their horizontal axis."""
 
     def find_axis_position(self, shape: ShapeT) -> float:
         return float(shape.nbytes)  # type: ignore[attr-defined]
@@ -202,13 +202,15 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
     default_dtype = "float32"  # Every device supports it.
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
-        """Return powers of two, from arrays that all fit in the cache to arrays that together fill half the memory."""
+        """Return sizes that are powers of two, from arrays that together fit in the cache, to arrays that together fill
+        half of the memory.
+        """
         info = backend.info
         memory = min(
             info.memory_bytes or _DEFAULT_MEMORY_BYTES, backend.read_free_memory_bytes() or _DEFAULT_MEMORY_BYTES
         )
-        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAYS)
-        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAYS)
+        smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAY_COUNT)
+        largest = floor_to_power_of_two(memory // 2 // MAX_ARRAY_COUNT)
         return [BandwidthShape(smallest << step) for step in range(max(largest // smallest, 1).bit_length())]
 
     def find_max_possible_rate(
@@ -244,14 +246,14 @@ class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
 
 
 def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
-    """Return the highest rate, in bytes per second, of a launch that moves ``nbytes`` bytes, from the datasheet.
+    """Return the highest rate, in bytes per second, that the datasheet allows for a launch that moves ``nbytes`` bytes.
 
-    None if the datasheet or the cache is unknown, or if a cache may serve most of these bytes.
+    Return None if the datasheet or the size of the cache is unknown, or if a cache may serve most of the bytes.
     """
-    peak = find_bandwidth(info.name, info.compute_units, is_verified_only=True)
-    if peak is None or not info.cache_bytes or nbytes < _MIN_CACHE_MULTIPLE * info.cache_bytes:
+    peak = find_bandwidth(info.name, info.compute_units, must_be_verified=True)
+    if peak is None or not info.cache_bytes or nbytes < _MIN_TRAFFIC_TO_CACHE_RATIO * info.cache_bytes:
         return None
-    return _DATASHEET_HEADROOM * peak * nbytes / (nbytes - info.cache_bytes)
+    return _MAX_DATASHEET_RATIO * peak * nbytes / (nbytes - info.cache_bytes)
 
 
 def floor_to_power_of_two(limit: int) -> int:

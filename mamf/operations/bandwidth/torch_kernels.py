@@ -1,7 +1,7 @@
 """Measure memory bandwidth with torch tensors: with torch's functions, as models call them, and with Triton kernels.
 
 The base class of these kernels verifies all elements on the device, because the arrays are too large to copy to the
-host. The host verifies sampled elements again in float64, so that the device does not only check itself.
+host. The host verifies sampled elements again in float64, so that mamf does not depend only on the device's own check.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_in
 
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
 #: a triad is rounded at most twice.
-SCALAR = 3.0
+PATTERN_SCALAR = 3.0
 # Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
-_CHUNK_ELEMENTS = 2**24
+_ELEMENTS_PER_CHUNK = 2**24
 _SAMPLE_COUNT = 256
-# Smallest value by which verification divides an error, because float16 is too coarse for relative errors of smaller
-# values.
-_MIN_SCALE = 1e-3
-# Number of standard deviations from its mean up to which a sum must fit in the range of its dtype.
-_MAX_DEVIATIONS = 6
+# Verification divides the error of an element by its expected value, or by this number if the expected value is
+# smaller, because small values in float16 have large relative errors.
+_MIN_ERROR_DIVISOR = 1e-3
+# A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
+_MAX_SUM_DEVIATIONS = 6
 
 
-class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
+class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
     """A kernel that passes over torch tensors. Derived classes define the launch."""
 
     @abstractmethod
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
-        """Return the launch with all its passes, its output, and how many times it counts each element of the array.
+        """Return the launch, its output, and how many times the sums of the pattern ``read`` count each element.
 
-        The output is the array that the passes write. For the pattern ``read``, it is a new tensor of sums, each over a
-        part of the array.
+        The launch runs all passes. The output is the array that the passes write or, for the pattern ``read``, a new
+        tensor of sums, each of a part of the array.
         """
 
     def prepare(
@@ -61,38 +61,40 @@ class TorchArrays(TorchKernel[BandwidthProblem, BandwidthShape], BandwidthKernel
         return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
 
     def make_operand_set(
-        self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        arrays = {name: flat[name][: problem.elements(shape)] for name in problem.arrays}
-        launch, output, times = self.bind_operands(backend, problem, arrays)
+        arrays = {name: buffers[name][: problem.count_elements(shape)] for name in problem.array_names}
+        launch, output, count_per_element = self.bind_operands(backend, problem, arrays)
         operands = [arrays[name] for name in READ_ARRAYS[problem.pattern]]
         if problem.pattern == "read":
             device = torch.device("cpu") if backend.explain_unsupported_dtype("float64") else output.device
-            verify = make_sum_check(operands[0], output, times, device)
+            verify = make_sum_check(operands[0], output, count_per_element, device)
         else:
             verify = make_element_check(problem, operands, output)
         return OperandSet(launch, verify, outputs=[output])
 
 
 def make_sum_check(
-    array: torch.Tensor, sums: torch.Tensor, times: float, device: torch.device
+    array: torch.Tensor, sums: torch.Tensor, count_per_element: float, device: torch.device
 ) -> Callable[[object], Verdict]:
-    """Return a function that checks whether ``sums`` add up to ``times`` times the sum of an array.
+    """Return a function that checks whether ``sums`` add up to ``count_per_element`` times the sum of an array.
 
     The error is relative to the norm of the array. In float32 the check detects any missing element. ``device``: a
-    device that supports float64, for the expected sum. Raises UnsupportedError if the sum of the array may exceed the
-    range of its dtype.
+    device with float64, which computes the expected sum. Raises UnsupportedError if the sum of the array may exceed the
+    range of the dtype of ``sums``.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
     total = squares = 0.0
-    for chunk in array.split(_CHUNK_ELEMENTS):
+    for chunk in array.split(_ELEMENTS_PER_CHUNK):
         wide_chunk = chunk.to(device).to(torch.float64)
-        total += times * wide_chunk.sum().item()
+        total += count_per_element * wide_chunk.sum().item()
         squares += wide_chunk.square().sum().item()
-    norm = times * math.sqrt(squares)
-    if _MAX_DEVIATIONS * norm > torch.finfo(sums.dtype).max:
+    norm = count_per_element * math.sqrt(squares)
+    if _MAX_SUM_DEVIATIONS * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
-            f"the sum of an array of this size may exceed the range of {sums.dtype}".replace("torch.", "")
+            f"the sum of an array of this size may exceed the range of {sums.dtype}: choose a smaller --size".replace(
+                "torch.", ""
+            )
         )
 
     def verify(result: object) -> Verdict:
@@ -113,7 +115,7 @@ def make_element_check(
     wide_dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
 
     def verify(result: object) -> Verdict:
-        chunks = zip(*(tensor.split(_CHUNK_ELEMENTS) for tensor in (output, *operands)), strict=True)
+        chunks = zip(*(tensor.split(_ELEMENTS_PER_CHUNK) for tensor in (output, *operands)), strict=True)
         worst = (
             torch.stack(
                 [compute_max_error(problem.pattern, a, chunk_operands, wide_dtype) for a, *chunk_operands in chunks]
@@ -136,10 +138,10 @@ def compute_max_error(
     if pattern == "copy":
         return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
-        return (a != SCALAR).to(torch.float32).mean()
+        return (a != PATTERN_SCALAR).to(torch.float32).mean()
     b, c = (operand.to(wide_dtype) for operand in operands)
-    scale = (b.abs() + SCALAR * c.abs()).clamp_min(_MIN_SCALE)
-    return ((a.to(wide_dtype) - (b + SCALAR * c)).abs() / scale).max().to(torch.float32)
+    scale = (b.abs() + PATTERN_SCALAR * c.abs()).clamp_min(_MIN_ERROR_DIVISOR)
+    return ((a.to(wide_dtype) - (b + PATTERN_SCALAR * c)).abs() / scale).max().to(torch.float32)
 
 
 def copy_samples_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -149,7 +151,7 @@ def copy_samples_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.T
 # -- torch's functions -------------------------------------------------------------------------------------------------
 
 
-class TorchFunctions(TorchArrays):
+class TorchFunctions(TorchBandwidthKernel):
     """A kernel that calls torch's ``copy_``, ``sum``, ``fill_``, or ``add`` with alpha, once for each pass."""
 
     name = "torch"
@@ -159,18 +161,18 @@ class TorchFunctions(TorchArrays):
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
-        array = arrays[problem.arrays[0]]
+        array = arrays[problem.array_names[0]]
         # On accelerators torch sums 16-bit elements directly into 32 bits. On a CPU it would first convert the whole
         # array to 32 bits, so the sum keeps the array's dtype.
-        is_widened = backend.is_accelerator and array.dtype.itemsize < 4
-        sums = array.new_empty(1, dtype=torch.float32 if is_widened else array.dtype)
-        # The sums stand in for arrays that the pattern does not have.
+        has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
+        sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
+        # Use ``sums`` in place of arrays that the pattern does not have.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),
             "read": partial(torch.sum, b, 0, dtype=sums.dtype, out=sums[0]),
-            "write": partial(a.fill_, SCALAR),
-            "triad": partial(torch.add, b, c, alpha=SCALAR, out=a),
+            "write": partial(a.fill_, PATTERN_SCALAR),
+            "triad": partial(torch.add, b, c, alpha=PATTERN_SCALAR, out=a),
         }[problem.pattern]
 
         def launch() -> None:
@@ -192,7 +194,7 @@ _WARPS_PER_PROGRAM = 8
 _BLOCK_BYTES = _WARPS_PER_PROGRAM * 32 * 32
 
 
-class TritonPasses(TorchArrays):
+class TritonPasses(TorchBandwidthKernel):
     """A persistent Triton kernel whose programs stride over the arrays.
 
     A launch runs all its passes in one kernel on the device, so that several passes measure a cache without gaps
@@ -209,15 +211,15 @@ class TritonPasses(TorchArrays):
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
         from mamf.operations.bandwidth import triton_kernels as kernels
 
-        operands = [arrays[name] for name in problem.arrays]
+        operands = [arrays[name] for name in problem.array_names]
         count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
         programs = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
-        kernel: Any = getattr(kernels, f"{problem.pattern}_passes")[(programs,)]
+        kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(programs,)]
         output = arrays.get("a", operands[0].new_empty(programs, dtype=torch.float32))
         if problem.pattern == "read":
             operands.append(output)
         # Only the Triton kernels of the patterns write and triad have a parameter for the scalar.
-        scalar = (SCALAR,) if problem.pattern in ("write", "triad") else ()
+        scalar = (PATTERN_SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         launch = partial(kernel, *operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS_PER_PROGRAM)
         launch()  # Let Triton compile the kernel, which it does in the first launch.

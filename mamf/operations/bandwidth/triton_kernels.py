@@ -1,6 +1,6 @@
 """Implement the passes over arrays as Triton kernels. mamf imports this file only if Triton is installed.
 
-In each pass, a program reads or writes other blocks of the arrays than in the previous pass. Otherwise blocks would
+In each pass, a program reads or writes different blocks of the arrays than in the previous pass. Otherwise blocks would
 come from the first-level cache of a compute unit, which these kernels should not measure, and the compiler could merge
 equal passes into one.
 """
@@ -10,13 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# In each pass, a program processes the blocks that the program with a number higher by this shift processed in the
-# previous pass.
+# In each pass, program i processes the blocks that program i + _PROGRAM_SHIFT processed in the previous pass.
 _PROGRAM_SHIFT = tl.constexpr(37)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
         for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -25,7 +24,7 @@ def copy_passes(a, b, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     total = tl.zeros([BLOCK], tl.float32)
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
@@ -36,7 +35,7 @@ def read_passes(b, sums, count, passes, BLOCK: tl.constexpr):  # type: ignore[no
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
         for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -45,7 +44,7 @@ def write_passes(a, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def run_triad_passes(a, b, c, scalar, count, passes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     for pass_number in range(passes):
         first_block = (tl.program_id(0) + pass_number * _PROGRAM_SHIFT) % tl.num_programs(0)
         for block in range(first_block, tl.cdiv(count, BLOCK), tl.num_programs(0)):

@@ -6,19 +6,19 @@ import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
 class AiterKvcache(AiterLibrary, LibraryDecode):
     name = "aiter-kvcache"
     function_name = "mha_batch_prefill_func"
-    has_contiguous = False
+    supports_contiguous_cache = False
     head_dims = (64, 128, 256)
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         function = self.import_library_quietly()
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
@@ -28,7 +28,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 view_as_pages(shape, v),
                 tables.query_starts,
                 tables.page_starts,
-                tables.all_pages,
+                tables.concatenated_pages,
                 shape.queries,
                 shape.cache_len,
                 softmax_scale=shape.score_scale,
@@ -36,7 +36,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 kv_last_page_lens=tables.last_page_lengths,
             )
 
-        return BoundKernel(attend)
+        return ReadyKernel(attend)
 
 
 class AiterMla(AiterLibrary, LibraryDecode):
@@ -45,13 +45,13 @@ class AiterMla(AiterLibrary, LibraryDecode):
     name = "aiter-mla"
     module_name = "aiter.mla"
     function_name = "mla_decode_fwd"
-    has_contiguous = False
-    has_latent = True
+    supports_contiguous_cache = False
+    supports_latent = True
     head_dims = ()
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         function = self.import_library_quietly()
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
@@ -62,7 +62,7 @@ class AiterMla(AiterLibrary, LibraryDecode):
                 output,
                 tables.query_starts,
                 tables.page_starts,
-                tables.all_pages,
+                tables.concatenated_pages,
                 tables.last_page_lengths,
                 shape.queries,
                 page_size=shape.page_size,
@@ -71,4 +71,4 @@ class AiterMla(AiterLibrary, LibraryDecode):
             )
             return output
 
-        return BoundKernel(attend)
+        return ReadyKernel(attend)

@@ -1,7 +1,7 @@
 """Call FlashAttention 2 and 3 over a cache of keys and values.
 
-The kernels call ``flash_attn_with_kvcache``, or ``flash_attn_varlen_func`` if sequences differ in length and the first
-function does not support that.
+The kernels call ``flash_attn_with_kvcache``. If sequences differ in length, and this function does not support that,
+they call ``flash_attn_varlen_func`` instead.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ import torch
 
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
 class _FlashKvcacheKernel(LibraryDecode):
     #: The name of the library's keyword argument for the page table.
     page_table_keyword: str
-    #: Whether ``flash_attn_with_kvcache`` takes ``cu_seqlens_q``, so that sequences may differ in their number of
-    #: queries.
-    has_ragged_kvcache = False
+    #: Whether sequences may differ in their number of queries in ``flash_attn_with_kvcache`` (if the function has the
+    #: argument ``cu_seqlens_q``).
+    supports_ragged_kvcache_queries = False
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         module, is_paged = self.import_library_quietly(), shape.page_size is not None
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if is_paged:
-            options[self.page_table_keyword] = tables.table
-        if shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.has_ragged_kvcache)):
+            options[self.page_table_keyword] = tables.page_table
+        if shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.supports_ragged_kvcache_queries)):
             if is_paged:
-                options["cache_seqlens"] = tables.lengths
+                options["cache_seqlens"] = tables.sequence_lengths
             if not shape.has_equal_queries:
                 options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
-            return BoundKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
+            return ReadyKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
         options |= {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
             "max_seqlen_q": shape.queries,
             "max_seqlen_k": shape.cache_len,
         }
-        return BoundKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
+        return ReadyKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
 
 
 def _attend_with_kvcache(
@@ -55,8 +55,8 @@ def _attend_with_kvcache(
     k, v = view_as_pages(shape, k), view_as_pages(shape, v)
     if not shape.is_latent:
         return function(q, k, v, **options)
-    # For a latent, the library takes the position part of each cached token as the key and the rest as the value, and
-    # the same parts of the queries as q and qv.
+    # For a latent, split each token of the cache: the library takes the last elements, which encode the position, as k,
+    # and the others as v. Split the queries in the same way, into q and qv.
     q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
     return function(q, k, v, qv=qv, **options)
 
@@ -72,15 +72,15 @@ def _attend_varlen(
 class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
     name = "flash-attn-2-kvcache"
     page_table_keyword = "block_table"
-    page_multiple = 256
+    page_size_multiple = 256
 
 
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     name = "flash-attn-3-kvcache"
     page_table_keyword = "page_table"
-    alternative_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
-    has_ragged_kvcache = True
-    has_latent = True
+    alternative_nvidia_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
+    supports_ragged_kvcache_queries = True
+    supports_latent = True
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):

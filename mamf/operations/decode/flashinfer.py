@@ -13,84 +13,86 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.operations.attention.torch_attention import NO_LIMIT
-from mamf.operations.decode.operation import SAME_DTYPE, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, LibraryDecode, view_as_pages
+from mamf.operations.attention.torch_attention import NO_MAX_CAPABILITY
+from mamf.operations.decode.operation import SAME_AS_QUERIES, DecodeProblem, DecodeShape
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
 from mamf.torch_backend import TorchBackend, to_torch_dtype
 
-#: The bytes of the workspace that FlashInfer gets, as in vLLM. The library's examples use less, which is too little to
-#: split a long cache over many compute units.
+#: The size of FlashInfer's workspace in bytes, as in vLLM. FlashInfer's examples use a smaller workspace, which is too
+#: small to split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: The minimum number of query heads per kv head with which tensor cores are faster. vLLM uses the same number.
-_MIN_GROUP_FOR_TENSOR_CORES = 4
+#: Use tensor cores if at least this many query heads share a kv head, as vLLM does. They are slower for fewer heads.
+_MIN_HEADS_PER_KV_HEAD_FOR_TENSOR_CORES = 4
 
 
 class _FlashInferKernel(LibraryDecode):
-    """The base class of FlashInfer's kernels, which the library compiles in the first call that makes a plan."""
+    """The base class of FlashInfer's kernels. FlashInfer compiles a kernel when it first makes a plan for it."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"
     distribution_name = "flashinfer-python"
     install_command = "pip install flashinfer-python"
-    capability_range = (7, 5), NO_LIMIT
-    has_contiguous = False
+    capability_range = (7, 5), NO_MAX_CAPABILITY
+    supports_contiguous_cache = False
     head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 
     @abstractmethod
-    def make_planner(
+    def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return the object through which FlashInfer launches (its "wrapper"), and a function that makes its plan.
+        """Return FlashInfer's wrapper, which is an object that launches the attention, and a function that plans it.
 
-        ``module``: the library. ``workspace``: device memory for the library. FlashInfer makes the plan from host
-        copies of ``tables``.
+        ``module``: the library. ``workspace``: device memory for the library. FlashInfer plans from host copies of
+        ``tables``.
         """
 
-    def launch_planned(
-        self, planner: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    def launch_planned_attention(
+        self, wrapper: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> object:
-        """Launch the attention that ``planner`` has planned, and return its output."""
-        return planner.run(q, (view_as_pages(shape, k), view_as_pages(shape, v)))
+        """Launch the attention that was planned with ``wrapper``, and return the output."""
+        return wrapper.run(q, (view_as_pages(shape, k), view_as_pages(shape, v)))
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        planner, plan = self.make_planner(self.import_library_quietly(), problem, shape, tables, workspace)
-        plan()  # The first call also compiles, so it is not timed.
+        wrapper, plan = self.make_wrapper_and_plan(self.import_library_quietly(), problem, shape, tables, workspace)
+        plan()  # Do not time the first call, because it also compiles.
         backend.synchronize()
-        begun = backend.now()
+        start_seconds = backend.now()
         plan()
-        seconds = backend.now() - begun
-        return BoundKernel(partial(self.launch_planned, planner, shape), {"planning_us": round(seconds * 1e6, 1)})
+        seconds = backend.now() - start_seconds
+        return ReadyKernel(
+            partial(self.launch_planned_attention, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)}
+        )
 
 
 def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
-    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.dtype_in_cache)}
+    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.resolved_cache_dtype)}
 
 
 class FlashInferDecode(_FlashInferKernel):
     name = "flashinfer-decode"
     max_queries = 1
-    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_AS_QUERIES, "float8_e4m3fn")
 
-    def make_planner(
+    def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        planner = module.BatchDecodeWithPagedKVCacheWrapper(
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
-            use_tensor_cores=shape.heads_per_kv_head >= _MIN_GROUP_FOR_TENSOR_CORES,
+            use_tensor_cores=shape.heads_per_kv_head >= _MIN_HEADS_PER_KV_HEAD_FOR_TENSOR_CORES,
             paged_kv_indptr_buffer=torch.empty_like(tables.page_starts),
-            paged_kv_indices_buffer=torch.empty_like(tables.all_pages),
+            paged_kv_indices_buffer=torch.empty_like(tables.concatenated_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
         )
         starts, last_lengths = tables.page_starts.cpu(), tables.last_page_lengths.cpu()
-        return planner, partial(
-            planner.plan,
+        return wrapper, partial(
+            wrapper.plan,
             starts,
-            tables.all_pages,
+            tables.concatenated_pages,
             last_lengths,
             shape.heads,
             shape.kv_heads,
@@ -103,28 +105,28 @@ class FlashInferDecode(_FlashInferKernel):
 
 class FlashInferPrefill(_FlashInferKernel):
     name = "flashinfer-prefill"
-    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE, "float8_e4m3fn")
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_AS_QUERIES, "float8_e4m3fn")
 
-    def make_planner(
+    def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        planner = module.BatchPrefillWithPagedKVCacheWrapper(
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
             use_cuda_graph=problem.graph,
             qo_indptr_buf=torch.empty_like(tables.query_starts),
             paged_kv_indptr_buf=torch.empty_like(tables.page_starts),
-            paged_kv_indices_buf=torch.empty_like(tables.all_pages),
+            paged_kv_indices_buf=torch.empty_like(tables.concatenated_pages),
             paged_kv_last_page_len_buf=torch.empty_like(tables.last_page_lengths),
         )
         queries, starts, last_lengths = (
             each.cpu() for each in (tables.query_starts, tables.page_starts, tables.last_page_lengths)
         )
-        return planner, partial(
-            planner.plan,
+        return wrapper, partial(
+            wrapper.plan,
             queries,
             starts,
-            tables.all_pages,
+            tables.concatenated_pages,
             last_lengths,
             shape.heads,
             shape.kv_heads,
@@ -138,7 +140,7 @@ class FlashInferPrefill(_FlashInferKernel):
 
 class FlashInferMla(_FlashInferKernel):
     name = "flashinfer-mla"
-    has_latent = True
+    supports_latent = True
     head_dims = ()
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
@@ -149,25 +151,27 @@ class FlashInferMla(_FlashInferKernel):
             )
         return super().explain_unsupported_shape(problem, shape)
 
-    def make_planner(
+    def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
-        planner = module.mla.BatchMLAPagedAttentionWrapper(
+        wrapper = module.mla.BatchMLAPagedAttentionWrapper(
             workspace,
             use_cuda_graph=problem.graph,
             qo_indptr=torch.empty_like(tables.query_starts),
             kv_indptr=torch.empty_like(tables.page_starts),
-            kv_indices=torch.empty_like(tables.all_pages),
-            kv_len_arr=torch.empty_like(tables.lengths),
+            kv_indices=torch.empty_like(tables.concatenated_pages),
+            kv_len_arr=torch.empty_like(tables.sequence_lengths),
         )
-        queries, starts, lengths = (each.cpu() for each in (tables.query_starts, tables.page_starts, tables.lengths))
+        queries, starts, lengths = (
+            each.cpu() for each in (tables.query_starts, tables.page_starts, tables.sequence_lengths)
+        )
         sizes = shape.heads, width, position, shape.page_size
         how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
-        return planner, partial(planner.plan, queries, starts, tables.all_pages, lengths, *sizes, *how)
+        return wrapper, partial(wrapper.plan, queries, starts, tables.concatenated_pages, lengths, *sizes, *how)
 
-    def launch_planned(
-        self, planner: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    def launch_planned_attention(
+        self, wrapper: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> object:
         width, latent = shape.head_dim_v, view_as_pages(shape, k)[:, :, 0]
-        return planner.run(q[..., :width], q[..., width:], latent[..., :width], latent[..., width:])
+        return wrapper.run(q[..., :width], q[..., width:], latent[..., :width], latent[..., width:])

@@ -20,26 +20,26 @@ from typing import Any, ClassVar
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
-from mamf.kernel import Buffer, Kernel, Work, aligned
+from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED, DeclaredProblem, Operation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, combine_values, describe, draw_sizes
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
-#: The names of the distributions of sequence lengths, by their letter in the text of a shape.
+#: The names of the distributions of sequence lengths, by the letter that stands for them in the text of a shape.
 LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
-_SIZE_FIELDS = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, and 64 for the position. The scale
-#: of the scores depends on it.
-_UNCOMPRESSED_KEY_DIM = 192
+_SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
+#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
+#: latent, the scale of the scores depends on this dimension.
+_DEEPSEEK_KEY_DIM = 192
 #: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
 _TAIL_EXPONENT = 3
-#: The captured launches of a graph use caches of this size in total, in bytes: twice the largest last-level cache of
-#: any device. The other two numbers are the smallest and the largest number of captured launches.
+#: The caches of all launches in a graph have this number of bytes in total, which is twice the largest last-level cache
+#: of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
-SAME_DTYPE = "same"
+SAME_AS_QUERIES = "same"
 
 
 @dataclass(frozen=True, order=True)
@@ -94,7 +94,7 @@ class DecodeShape:
             metavar="D",
         )
     )
-    head_dim_v: int = field(metadata=DERIVED)
+    head_dim_v: int = field(metadata=DERIVED_METADATA)
     lengths: str = field(
         default="equal",
         metadata=describe(
@@ -117,7 +117,7 @@ class DecodeShape:
     )
 
     def __post_init__(self) -> None:
-        for name in _SIZE_FIELDS:
+        for name in _SIZE_FIELD_NAMES:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
@@ -162,7 +162,7 @@ class DecodeShape:
             raise UsageError(f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16")
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
-        sizes = dict(zip(_SIZE_FIELDS, map(parse_digits, digits), strict=True))
+        sizes = dict(zip(_SIZE_FIELD_NAMES, map(parse_digits, digits), strict=True))
         return cls(
             **sizes,
             lengths=LENGTH_DISTRIBUTIONS[letter],
@@ -182,7 +182,7 @@ class DecodeShape:
     @property
     def score_scale(self) -> float:
         """The factor by which Q K^T is multiplied before the softmax."""
-        return 1 / math.sqrt(_UNCOMPRESSED_KEY_DIM if self.is_latent else self.head_dim)
+        return 1 / math.sqrt(_DEEPSEEK_KEY_DIM if self.is_latent else self.head_dim)
 
     @property
     def has_equal_queries(self) -> bool:
@@ -194,28 +194,29 @@ class DecodeShape:
 class SequenceSizes:
     """The random sizes of the sequences of a launch.
 
-    - ``lengths``, ``queries``, ``pages``: for each sequence the number of tokens, of new tokens and of pages.
-    - ``cache_slots``: the number of tokens for which the cache has room. A page has room for all of its tokens, even if
-      it is only partly filled.
+    - ``sequence_lengths``, ``query_counts``, ``page_counts``: the number of tokens, of new tokens and of pages of each
+      sequence.
+    - ``cache_slot_count``: the number of tokens for which the cache has room, including unused room in the last page of
+      each sequence.
     """
 
-    lengths: tuple[int, ...]
-    queries: tuple[int, ...]
-    pages: tuple[int, ...]
-    cache_slots: int
+    sequence_lengths: tuple[int, ...]
+    query_counts: tuple[int, ...]
+    page_counts: tuple[int, ...]
+    cache_slot_count: int
 
     @property
-    def pairs(self) -> int:
+    def unmasked_pairs_per_head(self) -> int:
         """The number of unmasked pairs of a query and a key in all sequences, per head.
 
         The last query of a sequence sees all keys, and each query sees one key fewer than the next query.
         """
-        return sum(q * n - q * (q - 1) // 2 for q, n in zip(self.queries, self.lengths, strict=True))
+        return sum(q * n - q * (q - 1) // 2 for q, n in zip(self.query_counts, self.sequence_lengths, strict=True))
 
 
 @functools.lru_cache(maxsize=1024)
 def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
-    """Draw random sequence lengths that depend only on the shape and the seed, so that all kernels get the same."""
+    """Draw random sequence lengths. They depend only on the shape and the seed, so all kernels get the same lengths."""
     chooser = random.Random(f"{seed} {shape.batch} {shape.cache_len} {shape.lengths}")
     exponent = {"equal": 0, "uniform": 1, "tail": _TAIL_EXPONENT}[shape.lengths]
     shares = [1.0, *(chooser.random() ** exponent for _ in range(shape.batch - 1))]
@@ -226,7 +227,7 @@ def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
 
 
 @dataclass(frozen=True)
-class DecodeProblem(DeclaredProblem):
+class DecodeProblem(CheckedProblem):
     """All parameters of a decode except its shape.
 
     - ``cache_dtype``: the dtype of keys and values: ``same`` (as queries and output), or an 8-bit dtype.
@@ -238,9 +239,10 @@ class DecodeProblem(DeclaredProblem):
 
     dtype: str = "bfloat16"
     cache_dtype: str = field(
-        default=SAME_DTYPE,
+        default=SAME_AS_QUERIES,
         metadata=describe(
-            "dtype of the cached keys and values; same means that of the queries", choices=(SAME_DTYPE, "float8_e4m3fn")
+            "dtype of the cached keys and values; same means that of the queries",
+            choices=(SAME_AS_QUERIES, "float8_e4m3fn"),
         ),
     )
     graph: bool = field(
@@ -251,9 +253,9 @@ class DecodeProblem(DeclaredProblem):
     seed: int = 0
 
     @property
-    def dtype_in_cache(self) -> str:
+    def resolved_cache_dtype(self) -> str:
         """The dtype of the cached keys and values."""
-        return self.dtype if self.cache_dtype == SAME_DTYPE else self.cache_dtype
+        return self.dtype if self.cache_dtype == SAME_AS_QUERIES else self.cache_dtype
 
     def count_launches(self, shape: DecodeShape) -> int:
         """Return how many kernel launches the graph of one launch contains; 1 if the problem has no graph."""
@@ -266,33 +268,38 @@ class DecodeProblem(DeclaredProblem):
     def compute_work(self, shape: DecodeShape) -> Work:
         count = self.count_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
-        flop = 2 * shape.heads * draw_sequence_sizes(shape, self.seed).pairs * (shape.head_dim + shape.head_dim_v)
+        flop = (
+            2
+            * shape.heads
+            * draw_sequence_sizes(shape, self.seed).unmasked_pairs_per_head
+            * (shape.head_dim + shape.head_dim_v)
+        )
         return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_products=True)
 
     def _count_launch_bytes(self, shape: DecodeShape) -> int:
         sizes, width = draw_sequence_sizes(shape, self.seed), shape.head_dim + shape.head_dim_v
         cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
-        cache = sum(sizes.lengths) * cached_width * DTYPES[self.dtype_in_cache].itemsize
-        rows = sum(sizes.queries) * shape.heads * width * DTYPES[self.dtype].itemsize
-        # A launch also reads tables: the pages and the length of each sequence, and its number of queries if sequences
-        # differ in it.
+        cache = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
+        rows = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
+        # A launch also reads tables: the pages and the length of each sequence and, if sequences differ in their number
+        # of queries, this number.
         is_paged = shape.page_size is not None
         entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
-        entries = is_paged * sum(sizes.pages) + shape.batch * entries_per_sequence
+        entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
         return cache + rows + _INDEX_BYTES * entries
 
     def list_buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
         count, sizes = sets * self.count_launches(shape), draw_sequence_sizes(shape, self.seed)
-        queries = sum(sizes.queries) * shape.heads * shape.head_dim
+        queries = sum(sizes.query_counts) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
             widths = {"k": shape.head_dim}
         cache = {
-            name: Buffer(aligned(sizes.cache_slots * width) * count, self.dtype_in_cache)
+            name: Buffer(round_up_to_alignment(sizes.cache_slot_count * width) * count, self.resolved_cache_dtype)
             for name, width in widths.items()
         }
-        return {"q": Buffer(aligned(queries) * count, self.dtype), **cache}
+        return {"q": Buffer(round_up_to_alignment(queries) * count, self.dtype), **cache}
 
     def count_bytes(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the operands and outputs of ``sets`` operand sets."""
@@ -363,21 +370,21 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
 
 
 class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
-    """An implementation of decode. ``dtypes``: the dtypes of queries that it supports; ``cache_dtypes``: those of keys
-    and values.
-    """
+    """An implementation of decode. ``dtypes``, ``cache_dtypes``: the supported dtypes of queries, and of the cache."""
 
     operation = "decode"
     reports_memory = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
-    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_DTYPE,)
+    cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_AS_QUERIES,)
 
     def explain_unsupported_problem(self, backend: Backend, problem: DecodeProblem) -> str | None:
         if problem.cache_dtype not in self.cache_dtypes:
             return f"{self.name} supports only --cache-dtype {' or '.join(self.cache_dtypes)}"
         if problem.graph and not backend.has_graphs:
             return f"{backend.name} cannot capture launches in a graph: remove --graph"
-        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype_in_cache)
+        return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(
+            problem.resolved_cache_dtype
+        )
 
 
 _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
@@ -391,8 +398,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# The default sizes on a CPU are smaller, because work that takes an accelerator a millisecond takes a CPU seconds.
-_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
+# The default sizes on a CPU are smaller: it takes seconds for the work that an accelerator does in a millisecond.
+_DEFAULT_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
 class Decode(Operation[DecodeProblem, DecodeShape]):
@@ -418,7 +425,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
 
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
         """Return a shape for every combination of sizes. The default sizes are those of a layer of Llama 8B."""
-        usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_CPU_SIZES}
+        usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_DEFAULT_CPU_SIZES}
         shapes = []
         for chosen in combine_values({**usual, **sizes}):
             keys, values = chosen.pop("head_dim")
@@ -430,12 +437,12 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
-        It is the lower of two limits: peak FLOP per second times the bytes per FLOP of a launch, and peak memory
-        bandwidth if the data is too large for the device's cache.
+        The lower of two limits applies: the peak FLOP per second, times the bytes per FLOP of a launch, and, if the
+        data is too large for the device's cache, the peak memory bandwidth.
         """
         if shape is None:
             return None
-        # Import this here, because an import at the top of the file would slow --help down.
+        # Import the function here, because an import at the top of the file would slow --help down.
         from mamf.operations.bandwidth.operation import get_max_memory_rate
 
         work, flops = problem.compute_work(shape), compute_max_flops(info, problem.dtype)
@@ -473,7 +480,7 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
     def describe_problem(self, problem: DecodeProblem) -> Sequence[str]:
         """Return texts for reports: each field of the problem that differs from its default."""
         rest = (
-            f"cache {problem.dtype_in_cache}" if problem.dtype_in_cache != problem.dtype else "",
+            f"cache {problem.resolved_cache_dtype}" if problem.resolved_cache_dtype != problem.dtype else "",
             "graph over rotating caches" if problem.graph else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",

@@ -3,9 +3,9 @@
 A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
 torch_kernels.py is the shortest example.
 
-mamf compares outputs with the reference of the operation attention, one sequence at a time: the whole output before
-timing and at the end, and the output of a random sequence between the trains (series of launches) of a burst. The
-reference runs on the device, and for one head of a random sequence also on the host.
+mamf compares outputs with the reference of the operation attention, one sequence at a time. It compares the whole
+output before and after timing, and the output of a random sequence between timed series of launches. The reference runs
+on the device and, for one kv head of a random sequence, also on the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mamf.operations.attention.attention_reference import (
     measure_distance,
 )
 from mamf.operations.attention.operation import AttentionShape
-from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary
+from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary, describe_head_dims
 from mamf.operations.decode.operation import (
     DecodeKernel,
     DecodeProblem,
@@ -56,13 +56,13 @@ from mamf.torch_backend import TorchBackend
 
 
 @dataclass(frozen=True)
-class BoundKernel:
-    """A kernel that is ready to run one shape.
+class ReadyKernel:
+    """A kernel that is compiled and planned for one shape.
 
     - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
       [positions, kv_heads, head_dim_v], and returns the output, or a tuple that begins with it. A position is the place
       of one token in the cache. For a latent, v is a view of a part of k.
-    - ``details``: details of the preparation for reports, such as the microseconds that the host takes to plan.
+    - ``details``: facts about the preparation that reports show, such as the microseconds that the host takes to plan.
     """
 
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
@@ -72,21 +72,21 @@ class BoundKernel:
 class TorchDecode(DecodeKernel):
     """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
 
-    - ``has_contiguous``, ``has_pages``: whether it supports a contiguous cache, and a paged cache. ``page_multiple``:
-      the number of tokens of which page sizes must be a multiple.
-    - ``has_ragged``: whether sequences may differ in length. ``has_ragged_queries``: whether they may differ in their
-      number of queries.
-    - ``has_latent``: whether it supports a cache of latents.
+    - ``supports_contiguous_cache``, ``supports_pages``: whether it supports a contiguous cache, and a paged cache.
+    - ``page_size_multiple``: the number of tokens of which the page size must be a multiple.
+    - ``supports_ragged_lengths``: whether the sequences of a batch may differ in length.
+    - ``supports_ragged_queries``: whether the sequences of a batch may differ in their number of queries.
+    - ``supports_latent``: whether it supports a cache of latents.
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
     - ``head_dims``: the supported head dimensions of separate keys and values; empty if it supports only latents.
     """
 
-    has_contiguous: ClassVar[bool] = True
-    has_pages: ClassVar[bool] = True
-    page_multiple: ClassVar[int] = 1
-    has_ragged: ClassVar[bool] = True
-    has_ragged_queries: ClassVar[bool] = True
-    has_latent: ClassVar[bool] = False
+    supports_contiguous_cache: ClassVar[bool] = True
+    supports_pages: ClassVar[bool] = True
+    page_size_multiple: ClassVar[int] = 1
+    supports_ragged_lengths: ClassVar[bool] = True
+    supports_ragged_queries: ClassVar[bool] = True
+    supports_latent: ClassVar[bool] = False
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
@@ -96,37 +96,46 @@ class TorchDecode(DecodeKernel):
     @abstractmethod
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
-        """Plan and compile for one shape, and return the kernel that is ready to run.
+    ) -> ReadyKernel:
+        """Plan and compile the kernel for one shape, and return the kernel that is ready to run.
 
-        Its output may have any shape, but its elements must be those of [queries, heads, head_dim_v], in this order.
+        The kernel's output may have any shape, but its elements must be in the order of [queries, heads, head_dim_v].
         """
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
-        page, most = shape.page_size, self.max_queries
-        lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
+        page, max_queries = shape.page_size, self.max_queries
         refusals = (
-            (page is None and not self.has_contiguous, f"needs a paged cache: use --page-sizes {self.page_multiple}"),
-            (page is not None and not self.has_pages, "needs a contiguous cache: use --page-sizes none"),
             (
-                (page or 0) % self.page_multiple,
-                f"does not support pages of {page} tokens: use a multiple of {self.page_multiple}",
+                page is None and not self.supports_contiguous_cache,
+                f"needs a paged cache: use --page-sizes {self.page_size_multiple}",
             ),
-            (shape.lengths != "equal" and not self.has_ragged, "needs sequences of equal length: use --lengths equal"),
+            (page is not None and not self.supports_pages, "needs a contiguous cache: use --page-sizes none"),
             (
-                not (shape.has_equal_queries or self.has_ragged_queries),
+                (page or 0) % self.page_size_multiple,
+                f"does not support pages of {page} tokens: use a multiple of {self.page_size_multiple}",
+            ),
+            (
+                shape.lengths != "equal" and not self.supports_ragged_lengths,
+                "needs sequences of equal length: use --lengths equal",
+            ),
+            (
+                not (shape.has_equal_queries or self.supports_ragged_queries),
                 "needs the same number of new tokens in all sequences: use --lengths equal",
             ),
             (
-                most is not None and shape.queries > most,
-                f"supports at most {most} new tokens per sequence: use --query-lens {most}",
+                max_queries is not None and shape.queries > max_queries,
+                f"supports at most {max_queries} new tokens per sequence: use --query-lens {max_queries}",
             ),
-            (shape.is_latent and not self.has_latent, "does not support a latent cache: remove --latent"),
+            (shape.is_latent and not self.supports_latent, "does not support a latent cache: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,
                 "needs a latent cache: use --latent --kv-heads 1 --head-dims 576/512",
             ),
-            (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),
+            (
+                not shape.is_latent and (shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim),
+                f"does not support head dimension {shape.head_dims}: use {describe_head_dims(self.head_dims)} for both "
+                "keys and values",
+            ),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
 
@@ -141,16 +150,21 @@ class TorchDecode(DecodeKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
-        count = sets * problem.count_launches(shape)
-        memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), count)
+        set_count = sets * problem.count_launches(shape)
+        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
         tables = make_cache_tables(problem, shape, backend.device)
-        bound = self.bind_operands(backend, problem, shape, tables)
-        ready = [PreparedDecode(self, problem, shape, tables, flat, bound).make_operand_set() for flat in memory]
+        ready_kernel = self.bind_operands(backend, problem, shape, tables)
+        operand_sets = [
+            PreparedDecode(self, problem, shape, tables, buffers, ready_kernel).make_operand_set()
+            for buffers in buffer_sets
+        ]
         if problem.graph:
-            ready = [capture_graph(backend, ready)]
-        watched = {f"{name} {number}": each for number, flat in enumerate(memory) for name, each in flat.items()}
-        watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
-        return combine_operand_sets(ready, ChangeDetector(watched))
+            operand_sets = [capture_graph(backend, operand_sets)]
+        watched_tensors = {
+            f"{name} {number}": tensor for number, buffers in enumerate(buffer_sets) for name, tensor in buffers.items()
+        }
+        watched_tensors |= {name: tensor for name, tensor in vars(tables).items() if isinstance(tensor, torch.Tensor)}
+        return combine_operand_sets(operand_sets, ChangeDetector(watched_tensors))
 
 
 def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
@@ -165,7 +179,7 @@ class LibraryDecode(KernelLibrary, TorchDecode):
 
 
 class PreparedDecode:
-    """One operand set of a decode kernel. It launches the kernel and verifies the output."""
+    """One operand set of a decode kernel: launches the kernel, and verifies the output."""
 
     def __init__(
         self,
@@ -173,30 +187,30 @@ class PreparedDecode:
         problem: DecodeProblem,
         shape: DecodeShape,
         tables: CacheTables,
-        flat: Mapping[str, torch.Tensor],
-        bound: BoundKernel,
+        buffers: Mapping[str, torch.Tensor],
+        ready_kernel: ReadyKernel,
     ) -> None:
-        self._shape, self._tables, self._bound = shape, tables, bound
+        self._shape, self._tables, self._ready_kernel = shape, tables, ready_kernel
         self._tolerance = ERROR_BOUNDS[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
-        self._details = {**bound.details, **version}
+        self._details = {**ready_kernel.details, **version}
         sizes = draw_sequence_sizes(shape, problem.seed)
-        q = view_as(flat["q"], sum(sizes.queries), shape.heads, shape.head_dim)
-        k = view_as(flat["k"], sizes.cache_slots, shape.kv_heads, shape.head_dim)
+        q = view_as(buffers["q"], sum(sizes.query_counts), shape.heads, shape.head_dim)
+        k = view_as(buffers["k"], sizes.cache_slot_count, shape.kv_heads, shape.head_dim)
         v = k[..., : shape.head_dim_v]
         if not shape.is_latent:
-            v = view_as(flat["v"], sizes.cache_slots, shape.kv_heads, shape.head_dim_v)
+            v = view_as(buffers["v"], sizes.cache_slot_count, shape.kv_heads, shape.head_dim_v)
         self._operands = {"q": q, "k": k, "v": v}
 
     def make_operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
-        launch = partial(torch.no_grad()(self._bound.attend), *self._operands.values())
+        launch = partial(torch.no_grad()(self._ready_kernel.attend), *self._operands.values())
         return OperandSet(
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=signs.change,
-            restore_operands=signs.restore,
+            change_operands=signs.flip_random_signs,
+            restore_operands=signs.restore_signs,
         )
 
     def verify(self, result: object) -> Verdict:
@@ -208,65 +222,67 @@ class PreparedDecode:
             return Verdict(math.inf, 0.0, reason="the launch returned no tensor with as many elements as the output")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
-        sequence = secrets.choice(list(self._tables.locate_queries()))
+        sequence = secrets.choice(list(self._tables.yield_query_slices()))
         return replace(self._judge_sequences(output.reshape(expected.shape), [sequence]), details=self._details)
 
     def verify_whole(self, result: object) -> Verdict:
-        """Verify the whole output on the device, and that of one head of a random sequence on the host."""
+        """Verify the whole output on the device, and the output of one kv head of a random sequence on the host."""
         output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
-        on_device = self._judge_sequences(output, self._tables.locate_queries())
-        on_host = self._judge_one_head_on_host(output) or on_device
+        on_device = self._judge_sequences(output, self._tables.yield_query_slices())
+        on_host = self._judge_one_kv_head_on_host(output) or on_device
         return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
 
     def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
-        """Compare the output of these sequences with the reference on the device.
+        """Compare the output of some sequences with a reference that the device computes.
 
-        ``output``: [queries, heads, head_dim_v]. ``sequences``: their index in the batch, and the slice of their
-        queries.
+        ``output``: [queries, heads, head_dim_v]. ``sequences``: for each sequence to compare, its index in the batch,
+        and the slice that selects its queries in ``output``.
         """
         shape, group, comparisons = self._shape, self._shape.heads_per_kv_head, []
         for sequence, rows in sequences:
             positions = self._tables.locate_tokens(sequence)
             q, k, v = self._operands["q"][rows], *(gather_tokens(self._operands[name], positions) for name in "kv")
-            step = max(1, _CHUNK_ELEMENTS // (len(positions) * len(q) * group))
-            for start in range(0, shape.kv_heads, step):
-                expected = compute_sequence_attention(shape, q, k, v, slice(start, start + step))
-                comparisons.append(("o", output[rows, start * group : (start + step) * group], expected))
+            heads_per_chunk = max(1, _SCORES_PER_CHUNK // (len(positions) * len(q) * group))
+            for start in range(0, shape.kv_heads, heads_per_chunk):
+                expected = compute_sequence_attention(shape, q, k, v, slice(start, start + heads_per_chunk))
+                comparisons.append(("o", output[rows, start * group : (start + heads_per_chunk) * group], expected))
         return judge_distance(measure_distance(comparisons), self._tolerance)
 
-    def _judge_one_head_on_host(self, output: torch.Tensor) -> Verdict | None:
-        """Compare the output of all heads that share a random kv head, in a random sequence, with the result of the
-        host.
+    def _judge_one_kv_head_on_host(self, output: torch.Tensor) -> Verdict | None:
+        """Compare the output of a random kv head in a random sequence with a reference that the host computes.
 
-        ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy.
+        ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy to the host.
         """
-        shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.locate_queries()))
-        positions, kv = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
+        shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.yield_query_slices()))
+        positions, kv_head = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
         if len(positions) * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
             return None
-        heads = slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head)
+        heads = slice(kv_head * shape.heads_per_kv_head, (kv_head + 1) * shape.heads_per_kv_head)
         q, k, v = (
             self._operands["q"][rows, heads].cpu().double(),
-            *(gather_tokens(self._operands[name][:, kv : kv + 1], positions).cpu().double() for name in "kv"),
+            *(gather_tokens(self._operands[name][:, kv_head : kv_head + 1], positions).cpu().double() for name in "kv"),
         )
-        one, last = replace(shape, heads=shape.heads_per_kv_head, kv_heads=1), torch.arange(len(q))[-_ROWS_ON_HOST:]
+        head_shape, last_rows = (
+            replace(shape, heads=shape.heads_per_kv_head, kv_heads=1),
+            torch.arange(len(q))[-_ROWS_ON_HOST:],
+        )
         with use_one_torch_thread():
-            expected = compute_sequence_attention(one, q, k, v, rows=last)
-            distance = measure_distance([("o", output[rows, heads].cpu()[last], expected)])
+            expected = compute_sequence_attention(head_shape, q, k, v, rows=last_rows)
+            distance = measure_distance([("o", output[rows, heads].cpu()[last_rows], expected)])
             return judge_distance(distance, self._tolerance)
 
 
 def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     """Capture a launch of each operand set in one graph, and return an operand set whose launch replays the graph.
 
-    Its verification covers the outputs of all captured launches.
+    The verification of this operand set covers the outputs of all captured launches.
     """
     replay, results = backend.capture_graph([each.launch for each in sets])
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
-        wrong = next((each for each in verdicts if not each.ok), verdicts[0])
-        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in verdicts))
+        chosen = next((verdict for verdict in verdicts if not verdict.ok), verdicts[0])
+        return replace(chosen, error=get_max_error(verdict.error for verdict in verdicts)) if chosen.ok else chosen
 
     return OperandSet(
         replay,
@@ -278,48 +294,49 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     )
 
 
-# The number of elements of the scores that are computed at once, the largest number of elements that the keys of a head
-# may have to be copied to the host, and the number of rows that are compared on the host.
-_CHUNK_ELEMENTS, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
+# The reference computes about this number of scores at once. The host compares _ROWS_ON_HOST rows, and only if the keys
+# of a head have at most _MAX_KEY_ELEMENTS_ON_HOST elements, because they must be copied to the host.
+_SCORES_PER_CHUNK, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 
 
 @dataclass(frozen=True)
 class CacheTables:
-    """Tables that locate the tokens of each sequence in the cache. Tensors are int32, on the device.
+    """Tables that locate the tokens of each sequence in the cache. All tensors are int32 and on the device.
 
-    - ``sequence_sizes``: the sizes of the sequences. ``pages``: the numbers of the pages of each sequence, in order;
-      empty for a contiguous cache.
-    - ``lengths``, ``last_page_lengths``: the number of tokens of each sequence, and of tokens in its last page.
+    - ``sequence_sizes``: the sizes of the sequences.
+    - ``pages_by_sequence``: the page indices of each sequence, in order; empty for a contiguous cache.
+    - ``sequence_lengths``: the number of tokens of each sequence.
+    - ``last_page_lengths``: the number of tokens in the last page of each sequence.
     - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
-      contiguous cache) and the first entry in ``all_pages`` of each sequence, followed by the total number.
-    - ``all_pages``: the pages of all sequences, concatenated. ``table``: one row of pages per sequence, padded with
-      page 0.
+      contiguous cache) and the first entry in ``concatenated_pages`` of each sequence, followed by the total number.
+    - ``concatenated_pages``: the page indices of all sequences, concatenated.
+    - ``page_table``: one row of page indices per sequence, padded with 0.
     """
 
     shape: DecodeShape
     sequence_sizes: SequenceSizes
-    pages: Sequence[Sequence[int]]
-    lengths: torch.Tensor
+    pages_by_sequence: Sequence[Sequence[int]]
+    sequence_lengths: torch.Tensor
     last_page_lengths: torch.Tensor
     query_starts: torch.Tensor
     token_starts: torch.Tensor
     page_starts: torch.Tensor
-    all_pages: torch.Tensor
-    table: torch.Tensor
+    concatenated_pages: torch.Tensor
+    page_table: torch.Tensor
 
     def locate_tokens(self, sequence: int) -> torch.Tensor:
         """Return the positions in the cache of all tokens of a sequence. ``sequence``: its index in the batch."""
-        length = self.sequence_sizes.lengths[sequence]
+        length = self.sequence_sizes.sequence_lengths[sequence]
         if self.shape.page_size is None:
-            start = sum(self.sequence_sizes.lengths[:sequence])
-            return torch.arange(start, start + length, device=self.lengths.device)
-        pages = torch.tensor(self.pages[sequence], device=self.lengths.device)
-        offsets = torch.arange(self.shape.page_size, device=self.lengths.device)
+            start = sum(self.sequence_sizes.sequence_lengths[:sequence])
+            return torch.arange(start, start + length, device=self.sequence_lengths.device)
+        pages = torch.tensor(self.pages_by_sequence[sequence], device=self.sequence_lengths.device)
+        offsets = torch.arange(self.shape.page_size, device=self.sequence_lengths.device)
         return (pages[:, None] * self.shape.page_size + offsets).flatten()[:length]
 
-    def locate_queries(self) -> Iterator[tuple[int, slice]]:
-        """Iterate over the index of each sequence, and the slice of its queries among those of all sequences."""
-        starts = itertools.accumulate(self.sequence_sizes.queries, initial=0)
+    def yield_query_slices(self) -> Iterator[tuple[int, slice]]:
+        """Yield, for each sequence, its index and the slice that selects its queries among those of all sequences."""
+        starts = itertools.accumulate(self.sequence_sizes.query_counts, initial=0)
         return enumerate(slice(*pair) for pair in itertools.pairwise(starts))
 
 
@@ -328,17 +345,29 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
     sizes, pages = draw_sequence_sizes(shape, problem.seed), list[list[int]]()
     if shape.page_size is not None:
         generator = torch.Generator().manual_seed(problem.seed)
-        places = iter(torch.randperm(sum(sizes.pages), generator=generator).tolist())
-        pages = [list(itertools.islice(places, count)) for count in sizes.pages]
-    size, widest = shape.page_size or 1, max(map(len, pages), default=0)
-    indices = partial(torch.tensor, dtype=torch.int32, device=device)
-    queries, tokens, page_starts = (
-        indices([0, *itertools.accumulate(each)]) for each in (sizes.queries, sizes.lengths, sizes.pages)
+        page_indices = iter(torch.randperm(sum(sizes.page_counts), generator=generator).tolist())
+        pages = [list(itertools.islice(page_indices, count)) for count in sizes.page_counts]
+    size, max_page_count = shape.page_size or 1, max(map(len, pages), default=0)
+    make_indices = partial(torch.tensor, dtype=torch.int32, device=device)
+    query_starts, token_starts, page_starts = (
+        make_indices([0, *itertools.accumulate(counts)])
+        for counts in (sizes.query_counts, sizes.sequence_lengths, sizes.page_counts)
     )
-    last = indices([(length - 1) % size + 1 for length in sizes.lengths])
-    table = indices([[*numbers, *[0] * (widest - len(numbers))] for numbers in pages])
-    lengths, all_pages = indices(sizes.lengths), indices([*itertools.chain(*pages)])
-    return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, all_pages, table)
+    last_page_lengths = make_indices([(length - 1) % size + 1 for length in sizes.sequence_lengths])
+    page_table = make_indices([[*page_row, *[0] * (max_page_count - len(page_row))] for page_row in pages])
+    lengths, concatenated_pages = make_indices(sizes.sequence_lengths), make_indices([*itertools.chain(*pages)])
+    return CacheTables(
+        shape,
+        sizes,
+        pages,
+        lengths,
+        last_page_lengths,
+        query_starts,
+        token_starts,
+        page_starts,
+        concatenated_pages,
+        page_table,
+    )
 
 
 def compute_sequence_attention(
@@ -354,16 +383,16 @@ def compute_sequence_attention(
     ``q``: [queries, heads, head_dim]; ``k``: [tokens, kv_heads, head_dim]; ``v``: [tokens, kv_heads, head_dim_v].
     ``kv_slice``, ``rows``: the kv heads and the queries whose output to compute.
     """
-    attention = AttentionShape(
+    attention_shape = AttentionShape(
         1, shape.heads, shape.kv_heads, len(q), len(k), shape.head_dim, shape.head_dim_v, causal=True
     )
     tensors = {name: each.transpose(0, 1)[None] for name, each in (("q", q), ("k", k), ("v", v))}
-    results = compute_reference_attention(attention, tensors, 0, kv_slice, rows, shape.score_scale)
+    results = compute_reference_attention(attention_shape, tensors, 0, kv_slice, rows, shape.score_scale)
     return results["o"].flatten(0, 1).transpose(0, 1)
 
 
 def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the tokens at these positions of a cache. Convert 8-bit floats to float32, which is exact."""
+    """Return the tokens at these positions of a cache. Convert tokens of 8-bit floats to float32, which is exact."""
     if cache.dtype.itemsize > 1:
         return cache[positions]
     return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)

@@ -13,22 +13,23 @@ from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
 from mamf.operations.attention.torch_kernels import check_flex_attention
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import BoundKernel, CacheTables, TorchDecode
+from mamf.operations.decode.torch_decode import CacheTables, ReadyKernel, TorchDecode
 from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecode):
     """The kernel scaled_dot_product_attention over a contiguous cache of sequences of equal length.
 
-    torch chooses the backend. It aligns causal masks to the top left, which is wrong for a few queries at the end of
-    many tokens. So this kernel supports only 1 query, which needs no mask, or as many queries as tokens.
+    torch chooses the backend of the function. The function aligns causal masks to the top left, which is wrong for a
+    few queries at the end of many tokens. So this kernel supports only 1 query, which needs no mask, or as many queries
+    as tokens.
     """
 
     name = "sdpa-kvcache"
     dtypes = ("bfloat16", "float16", "float32", "float64")
-    has_pages = False
-    has_ragged = False
-    has_latent = True
+    supports_pages = False
+    supports_ragged_lengths = False
+    supports_latent = True
     head_dims = range(8, 513, 8)
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
@@ -41,7 +42,7 @@ class SdpaKvcache(TorchDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
             q, k, v = (each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (q, k, v))
             has_groups, is_causal = shape.heads_per_kv_head > 1, shape.queries > 1
@@ -50,7 +51,7 @@ class SdpaKvcache(TorchDecode):
             )
             return output.transpose(1, 2)
 
-        return BoundKernel(attend)
+        return ReadyKernel(attend)
 
 
 #: The number of keys in the smallest block that FlexAttention supports on all cards.
@@ -60,15 +61,15 @@ _MIN_BLOCK_KEYS = 128
 class FlexKvcache(TorchDecode):
     """The kernel FlexAttention over a paged cache. Its block mask contains the page table.
 
-    It is compiled on accelerators, but not on a CPU.
+    mamf compiles the kernel on accelerators, but not on a CPU.
     """
 
     name = "flex-kvcache"
     is_tried_by_default = False
     dtypes = ("bfloat16", "float16", "float32")
-    has_contiguous = False
-    page_multiple = _MIN_BLOCK_KEYS
-    has_ragged_queries = False
+    supports_contiguous_cache = False
+    page_size_multiple = _MIN_BLOCK_KEYS
+    supports_ragged_queries = False
     head_dims = (16, 32, 64, 128, 256)
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
@@ -84,21 +85,21 @@ class FlexKvcache(TorchDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> BoundKernel:
+    ) -> ReadyKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
         mask, has_groups = make_block_mask(shape, tables), shape.heads_per_kv_head > 1
 
-        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, scale=shape.score_scale, enable_gqa=has_groups)
 
-        compiled = compile_for_shape(attention) if backend.is_accelerator else attention
+        compiled = compile_for_shape(attend_pages) if backend.is_accelerator else attend_pages
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
             q = q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
             return compiled(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None]).transpose(1, 2)
 
-        return BoundKernel(attend)
+        return ReadyKernel(attend)
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
@@ -106,19 +107,21 @@ def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None
-    size, lengths, count = shape.page_size, tables.lengths, int(tables.page_starts[-1])
+    size, lengths, count = shape.page_size, tables.sequence_lengths, int(tables.page_starts[-1])
     order = lengths.new_full((shape.batch, count), -1)
-    for sequence, pages in enumerate(tables.pages):
+    for sequence, pages in enumerate(tables.pages_by_sequence):
         order[sequence, list(pages)] = torch.arange(len(pages), dtype=order.dtype, device=order.device)
 
-    def is_visible(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        page = order[batch, place // size]
+    def is_visible(
+        batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        page = order[batch, position // size]
         last = lengths[batch] - shape.queries + query
-        return (page >= 0) & (page * size + place % size <= last)
+        return (page >= 0) & (page * size + position % size <= last)
 
     blocks = -(-shape.queries // _MIN_BLOCK_KEYS)
     seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
-    padded = torch.nn.functional.pad(tables.table, (0, count - tables.table.shape[1]))
+    padded = torch.nn.functional.pad(tables.page_table, (0, count - tables.page_table.shape[1]))
     indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
     return BlockMask.from_kv_blocks(
         seen,

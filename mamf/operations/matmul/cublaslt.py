@@ -27,8 +27,8 @@ from mamf.operations.matmul.cublaslt_library import (
     COMPUTE_32F_FAST_TF32,
     COMPUTE_32I,
     COMPUTE_64F,
-    DATA_TYPES,
-    SCALE_MODES,
+    CUDA_DATA_TYPES,
+    SCALE_MODE_BY_BLOCK_SIZE,
     CublasLtError,
     CublasLtLibrary,
     MatmulDescriptors,
@@ -39,7 +39,7 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
-_torch_c: Any = torch._C
+_TORCH_C_MODULE: Any = torch._C
 # The number of proposals to request from the heuristic. Each is less likely to be fast than the one before.
 _REQUESTED_PROPOSALS = 8
 # The largest workspace that a proposal may need. Only the size that is needed is allocated.
@@ -61,16 +61,16 @@ _COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8":
 class _CublasLtMatmul(MatmulKernel):
     """A matmul by cuBLASLt, with one variant per algorithm that its heuristic proposes.
 
-    ``rank``: the index of the proposed algorithm to run, where 0 is the most promising; None: run the most promising
-    one, but let ``variants`` offer all.
+    ``proposal_index``: the index of the proposed algorithm to run, where 0 is the most promising. None: run the most
+    promising one, but let ``list_variants`` return all of them.
     """
 
     base_name: str
     has_cheap_variants = True
 
-    def __init__(self, rank: int | None = None) -> None:
-        self.rank, self._is_rank_given = rank or 0, rank is not None
-        self.name = self.base_name if rank is None else f"{self.base_name}[{rank}]"
+    def __init__(self, proposal_index: int | None = None) -> None:
+        self.proposal_index, self._is_proposal_given = proposal_index or 0, proposal_index is not None
+        self.name = self.base_name if proposal_index is None else f"{self.base_name}[{proposal_index}]"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
@@ -79,7 +79,7 @@ class _CublasLtMatmul(MatmulKernel):
         return library if isinstance(library, Unavailable) else super().explain_unavailability(backend)
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self._is_rank_given else [type(self)(rank) for rank in range(_REQUESTED_PROPOSALS)]
+        return (self,) if self._is_proposal_given else [type(self)(index) for index in range(_REQUESTED_PROPOSALS)]
 
     def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, CublasLtError) and error.is_refusal
@@ -91,42 +91,42 @@ class _CublasLtMatmul(MatmulKernel):
         b: MatrixDescription,
         c: torch.Tensor,
         alpha: float,
-        kept_alive: object,
+        objects_to_keep_alive: object,
     ) -> Callable[[], object]:
         """Return a function that launches C = alpha * A @ B.
 
-        ``a``, ``b``: descriptions of the transposes of A and B. ``kept_alive``: the tensors of A and B, whose memory
-        must not be freed while the returned function exists.
+        ``a``, ``b``: describe the transposes of A and B. ``objects_to_keep_alive``: the tensors of A and B, whose
+        memory must not be freed while the returned function exists.
         """
         library = cublaslt_library.load_cublaslt()
         if isinstance(library, Unavailable):
             raise UnsupportedError(str(library))
-        device = c.device.index or 0
-        output = MatrixDescription(DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
+        device_index = c.device.index or 0
+        output = MatrixDescription(CUDA_DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
         compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
         scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
         descriptors = MatmulDescriptors(
-            *(library, _get_cublaslt_handle(library, device), (b, a, output)),
-            *(compute_type, DATA_TYPES[scale_type], problem.fast_accumulation),
+            *(library, _get_cublaslt_handle(library, device_index), (b, a, output)),
+            *(compute_type, CUDA_DATA_TYPES[scale_type], problem.fast_accumulation),
         )
         try:
-            found = descriptors.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
-            if self.rank >= len(found):
+            proposals = descriptors.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
+            if self.proposal_index >= len(proposals):
                 raise UnsupportedError(
-                    f"cuBLASLt proposes {len(found)} algorithms for this shape, numbered from 0: "
-                    f"there is no number {self.rank}"
+                    f"cuBLASLt proposes {len(proposals)} algorithms for this shape, numbered from 0: "
+                    f"there is no number {self.proposal_index}"
                 )
-            workspace = _get_workspace(c.device, found[self.rank].workspace_bytes)
+            workspace = _get_workspace(c.device, proposals[self.proposal_index].workspace_bytes)
         except BaseException:
             descriptors.destroy_descriptors()
             raise
-        arguments = descriptors.make_launch_arguments(found[self.rank], alpha, workspace.data_ptr())
-        multiply, raw_stream = library.call["cublasLtMatmul"], _torch_c._cuda_getCurrentRawStream
+        arguments = descriptors.make_launch_arguments(proposals[self.proposal_index], alpha, workspace.data_ptr())
+        multiply, raw_stream = library.functions["cublasLtMatmul"], _TORCH_C_MODULE._cuda_getCurrentRawStream
 
         def launch() -> None:
-            multiply(*arguments, raw_stream(device))
+            multiply(*arguments, raw_stream(device_index))
 
-        weakref.finalize(launch, descriptors.destroy_descriptors, c, workspace, kept_alive).atexit = False
+        weakref.finalize(launch, descriptors.destroy_descriptors, c, workspace, objects_to_keep_alive).atexit = False
         return launch
 
 
@@ -162,7 +162,9 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]
-        left, right = (_describe_transposed_quantized(each, scale) for each, scale in zip((a, b), scales, strict=True))
+        left, right = (
+            _describe_transposed_quantized_operand(each, scale) for each, scale in zip((a, b), scales, strict=True)
+        )
         return self.make_matmul_launch(problem, left, replace(right, is_transposed=True), c, 1.0, (a, b, scales))
 
 
@@ -173,17 +175,19 @@ def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDes
     """
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
-        return MatrixDescription(DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
+        return MatrixDescription(CUDA_DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
     return MatrixDescription(
-        DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
+        CUDA_DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
     )
 
 
-def _describe_transposed_quantized(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
+def _describe_transposed_quantized_operand(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
     """Describe the transpose of a quantized operand to cuBLASLt. ``scales``: its scales in the layout for cuBLASLt."""
-    (rows, k), data_type = operand.shape, DATA_TYPES[str(operand.packed.dtype).removeprefix("torch.")]
-    mode = SCALE_MODES[operand.scaling.block_rows, operand.scaling.block_columns]
-    return MatrixDescription(data_type, k, rows, k, operand.elements.data_ptr(), scales=(scales.data_ptr(), mode))
+    (rows, k), data_type = operand.shape, CUDA_DATA_TYPES[str(operand.packed_elements.dtype).removeprefix("torch.")]
+    mode = SCALE_MODE_BY_BLOCK_SIZE[operand.scaling.block_rows, operand.scaling.block_columns]
+    return MatrixDescription(
+        data_type, k, rows, k, operand.elements.data_ptr(), scales_address_and_mode=(scales.data_ptr(), mode)
+    )
 
 
 @functools.cache
@@ -200,7 +204,7 @@ def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
 
     All launches on the device share it, so they must not run on two streams at once.
     """
-    known = _WORKSPACE_BY_DEVICE.get(device)
-    if known is None or known.numel() < nbytes:
-        known = _WORKSPACE_BY_DEVICE[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    return known
+    workspace = _WORKSPACE_BY_DEVICE.get(device)
+    if workspace is None or workspace.numel() < nbytes:
+        workspace = _WORKSPACE_BY_DEVICE[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return workspace

@@ -27,7 +27,7 @@ _LIBRARY_FOLDERS = (
 )
 
 #: The number of each dtype in CUDA's enumeration cudaDataType.
-DATA_TYPES: Mapping[str, int] = {
+CUDA_DATA_TYPES: Mapping[str, int] = {
     "float32": 0,
     "tf32": 0,
     "float64": 1,
@@ -40,9 +40,9 @@ DATA_TYPES: Mapping[str, int] = {
     "float4_e2m1fn_x2": 33,
 }
 #: The C type of the factors alpha and beta by their cudaDataType, if it is not float32.
-_SCALAR_TYPES: Mapping[int, Any] = {
-    DATA_TYPES["float64"]: c_double,
-    DATA_TYPES["int32"]: lambda value: c_int(int(value)),
+_SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
+    CUDA_DATA_TYPES["float64"]: c_double,
+    CUDA_DATA_TYPES["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
 # The numbers of a matmul descriptor's attributes: TRANS, SCALE_POINTER and SCALE_MODE of A and of B, and FAST_ACCUM.
@@ -50,7 +50,13 @@ _OPERAND_ATTRIBUTES, _FAST_ACCUMULATION_ATTRIBUTE = ((3, 17, 31), (4, 18, 32)), 
 _MAX_WORKSPACE_ATTRIBUTE = 1
 #: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of the block that shares a
 #: scale. None columns mean all of K.
-SCALE_MODES: Mapping[tuple[int, int | None], int] = {(1, 16): 1, (1, 32): 2, (1, None): 3, (1, 128): 4, (128, 128): 5}
+SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
+    (1, 16): 1,
+    (1, 32): 2,
+    (1, None): 3,
+    (1, 128): 4,
+    (128, 128): 5,
+}
 
 _STATUS_INVALID_VALUE, _STATUS_ARCH_MISMATCH, _STATUS_NOT_SUPPORTED = 7, 8, 15
 _STATUS_NAMES = {
@@ -72,7 +78,7 @@ class AlgorithmStructure(ctypes.Structure):
     _fields_ = (("data", c_uint64 * 8),)
 
 
-class Proposal(ctypes.Structure):
+class AlgorithmProposal(ctypes.Structure):
     """The C structure cublasLtMatmulHeuristicResult_t: an algorithm that the heuristic proposes."""
 
     _fields_ = (
@@ -84,22 +90,22 @@ class Proposal(ctypes.Structure):
     )
 
 
-_MATMUL_FUNCTION = "cublasLtMatmul"
-_CREATED_OBJECT = POINTER(c_void_p)
-_SET_ATTRIBUTE_PARAMETERS = (c_void_p, c_int, c_void_p, c_size_t)
+_MATMUL_FUNCTION_NAME = "cublasLtMatmul"
+_OBJECT_POINTER_TYPE = POINTER(c_void_p)
+_SET_ATTRIBUTE_PARAMETER_TYPES = (c_void_p, c_int, c_void_p, c_size_t)
 #: The types of the parameters of each C function. All of these functions return a status.
-PARAMETER_TYPES: Mapping[str, tuple[Any, ...]] = {
-    "cublasLtCreate": (_CREATED_OBJECT,),
-    "cublasLtMatmulDescCreate": (_CREATED_OBJECT, c_int, c_int),
-    "cublasLtMatmulDescSetAttribute": _SET_ATTRIBUTE_PARAMETERS,
+PARAMETER_TYPES_BY_FUNCTION: Mapping[str, tuple[Any, ...]] = {
+    "cublasLtCreate": (_OBJECT_POINTER_TYPE,),
+    "cublasLtMatmulDescCreate": (_OBJECT_POINTER_TYPE, c_int, c_int),
+    "cublasLtMatmulDescSetAttribute": _SET_ATTRIBUTE_PARAMETER_TYPES,
     "cublasLtMatmulDescDestroy": (c_void_p,),
-    "cublasLtMatrixLayoutCreate": (_CREATED_OBJECT, c_int, c_uint64, c_uint64, c_int64),
+    "cublasLtMatrixLayoutCreate": (_OBJECT_POINTER_TYPE, c_int, c_uint64, c_uint64, c_int64),
     "cublasLtMatrixLayoutDestroy": (c_void_p,),
-    "cublasLtMatmulPreferenceCreate": (_CREATED_OBJECT,),
-    "cublasLtMatmulPreferenceSetAttribute": _SET_ATTRIBUTE_PARAMETERS,
+    "cublasLtMatmulPreferenceCreate": (_OBJECT_POINTER_TYPE,),
+    "cublasLtMatmulPreferenceSetAttribute": _SET_ATTRIBUTE_PARAMETER_TYPES,
     "cublasLtMatmulPreferenceDestroy": (c_void_p,),
-    "cublasLtMatmulAlgoGetHeuristic": (*(c_void_p,) * 7, c_int, POINTER(Proposal), POINTER(c_int)),
-    _MATMUL_FUNCTION: (*(c_void_p,) * 14, c_size_t, c_void_p),
+    "cublasLtMatmulAlgoGetHeuristic": (*(c_void_p,) * 7, c_int, POINTER(AlgorithmProposal), POINTER(c_int)),
+    _MATMUL_FUNCTION_NAME: (*(c_void_p,) * 14, c_size_t, c_void_p),
 }
 
 
@@ -117,12 +123,12 @@ class CublasLtError(RuntimeError):
         This includes an invalid value in a call before the launch, because older releases of cuBLASLt return this
         status for attributes and layouts that they do not know.
         """
-        is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION
+        is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION_NAME
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
 
 
 class CublasLtLibrary:
-    """A loaded libcublasLt: its version (major, minor, patch), and its functions by name in ``call``.
+    """A loaded libcublasLt: its version (major, minor, patch), and its functions by name.
 
     The functions raise CublasLtError if they return another status than success.
     """
@@ -131,7 +137,7 @@ class CublasLtLibrary:
         cdll.cublasLtGetVersion.restype = c_size_t
         number = int(cdll.cublasLtGetVersion())
         self.version = number // 10000, number // 100 % 100, number % 100
-        self.call = {name: _declare_function(cdll, name) for name in PARAMETER_TYPES}
+        self.functions = {name: _declare_function(cdll, name) for name in PARAMETER_TYPES_BY_FUNCTION}
 
     def create_object(self, object_type: str, *arguments: object) -> c_void_p:
         """Create an object of the library, and return a pointer to it.
@@ -139,13 +145,13 @@ class CublasLtLibrary:
         ``object_type``: ``MatmulDesc``, ``MatrixLayout`` or ``MatmulPreference``; empty for a handle of the library.
         ``arguments``: further arguments of the C function that creates it.
         """
-        created = c_void_p()
-        self.call[f"cublasLt{object_type}Create"](byref(created), *arguments)
-        return created
+        pointer = c_void_p()
+        self.functions[f"cublasLt{object_type}Create"](byref(pointer), *arguments)
+        return pointer
 
-    def set_attribute(self, object_type: str, descriptor: c_void_p, attribute: int, value: Any) -> None:
+    def set_attribute(self, object_type: str, descriptor: c_void_p, attribute_number: int, value: Any) -> None:
         """Set an attribute of a descriptor to a ctypes value. ``object_type``: as in ``create_object``."""
-        self.call[f"cublasLt{object_type}SetAttribute"](descriptor, attribute, byref(value), sizeof(value))
+        self.functions[f"cublasLt{object_type}SetAttribute"](descriptor, attribute_number, byref(value), sizeof(value))
 
 
 def _declare_function(cdll: Any, name: str) -> Any:
@@ -154,14 +160,14 @@ def _declare_function(cdll: Any, name: str) -> Any:
             raise CublasLtError(name, status)
 
     function = getattr(cdll, name)
-    function.argtypes, function.restype, function.errcheck = PARAMETER_TYPES[name], c_int, raise_if_failed
+    function.argtypes, function.restype, function.errcheck = PARAMETER_TYPES_BY_FUNCTION[name], c_int, raise_if_failed
     return function
 
 
 @functools.cache
 def load_cublaslt() -> CublasLtLibrary | Unavailable:
     """Load the libcublasLt that torch uses, and return it, or the reason why it cannot be used."""
-    cdll = next(_yield_loaded_libraries(), None)
+    cdll = next(_load_candidate_libraries(), None)
     if cdll is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
@@ -169,12 +175,12 @@ def load_cublaslt() -> CublasLtLibrary | Unavailable:
     except AttributeError as error:  # The text of ctypes' error names the missing function.
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _SUPPORTED_MAJOR_VERSIONS:
-        version, known = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_SUPPORTED_MAJOR_VERSIONS)))
-        return Unavailable(f"cuBLASLt {version} is not supported, only versions {known}", "use the kernel torch.mm")
+        version = ".".join(map(str, library.version))
+        return Unavailable(f"cuBLASLt {version} is not supported, only versions 12 and 13", "use the kernel torch.mm")
     return library
 
 
-def _yield_loaded_libraries() -> Iterator[Any]:
+def _load_candidate_libraries() -> Iterator[Any]:
     """Load libcublasLt from each possible place, and yield the libraries: first the one that this process already uses,
     then those in wheels, and last the system's.
     """
@@ -184,9 +190,9 @@ def _yield_loaded_libraries() -> Iterator[Any]:
     ]
     wheels = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _LIBRARY_FOLDERS]
     # A name without a path finds a library that is already loaded, wherever its file is.
-    in_process = getattr(os, "RTLD_NOLOAD", None)
-    tried = [] if in_process is None else [(name, in_process | os.RTLD_LAZY) for name in names]
-    for path, mode in (*tried, *((path, ctypes.DEFAULT_MODE) for path in (*wheels, *names))):
+    no_load_flag = getattr(os, "RTLD_NOLOAD", None)
+    paths_and_modes = [] if no_load_flag is None else [(name, no_load_flag | os.RTLD_LAZY) for name in names]
+    for path, mode in (*paths_and_modes, *((path, ctypes.DEFAULT_MODE) for path in (*wheels, *names))):
         with suppress(OSError):
             yield ctypes.CDLL(path, mode)
 
@@ -198,7 +204,8 @@ class MatrixDescription:
     - ``data_type``: its dtype, as a cudaDataType. ``address``: the address of its first element.
     - ``column_stride``: the number of elements from the start of a column to the start of the next one.
     - ``is_transposed``: whether the matmul uses its transpose.
-    - ``scales``: the address of its scales and their mode (see SCALE_MODES); None without scales.
+    - ``scales_address_and_mode``: the address of its scales, and a number of SCALE_MODE_BY_BLOCK_SIZE; None if the
+      matrix has no scales.
     """
 
     data_type: int
@@ -207,13 +214,13 @@ class MatrixDescription:
     column_stride: int
     address: int
     is_transposed: bool = False
-    scales: tuple[int, int] | None = None
+    scales_address_and_mode: tuple[int, int] | None = None
 
 
 class MatmulDescriptors:
     """cuBLASLt's descriptors of the matmul D = alpha op(A) op(B), which exist until ``destroy_descriptors``.
 
-    - ``handle``: the library's handle for the device. ``operands``: A, B and D.
+    - ``handle``: the library's handle for the device. ``matrices``: A, B and D.
     - ``compute_type``: the arithmetic, as a cublasComputeType_t. ``scale_type``: the cudaDataType of alpha.
     - ``fast_accumulation``: whether partial sums of 8-bit floats may have fewer bits.
     """
@@ -222,71 +229,78 @@ class MatmulDescriptors:
         self,
         library: CublasLtLibrary,
         handle: c_void_p,
-        operands: tuple[MatrixDescription, MatrixDescription, MatrixDescription],
+        matrices: tuple[MatrixDescription, MatrixDescription, MatrixDescription],
         compute_type: int,
         scale_type: int,
         fast_accumulation: bool = False,
     ) -> None:
-        self._library, self._handle, self._operands = library, handle, operands
+        self._library, self._handle, self._matrices = library, handle, matrices
         self._created_objects: list[tuple[str, c_void_p]] = []
-        self._scalar_type = _SCALAR_TYPES.get(scale_type, c_float)
+        self._scalar_type = _SCALAR_TYPE_BY_DATA_TYPE.get(scale_type, c_float)
         try:
             self._matmul_descriptor = self._create_object("MatmulDesc", compute_type, scale_type)
-            for matrix, (transpose, pointer, mode) in zip(operands[:2], _OPERAND_ATTRIBUTES, strict=True):
+            for matrix, (transpose, pointer, mode) in zip(matrices[:2], _OPERAND_ATTRIBUTES, strict=True):
                 self._set_matmul_attribute(transpose, c_int(matrix.is_transposed))
-                if matrix.scales is not None:
-                    self._set_matmul_attribute(mode, c_int(matrix.scales[1]))
-                    self._set_matmul_attribute(pointer, c_void_p(matrix.scales[0]))
+                if matrix.scales_address_and_mode is not None:
+                    self._set_matmul_attribute(mode, c_int(matrix.scales_address_and_mode[1]))
+                    self._set_matmul_attribute(pointer, c_void_p(matrix.scales_address_and_mode[0]))
             if fast_accumulation:
                 self._set_matmul_attribute(_FAST_ACCUMULATION_ATTRIBUTE, ctypes.c_int8(1))
             self._layouts = [
                 self._create_object("MatrixLayout", each.data_type, each.rows, each.columns, each.column_stride)
-                for each in operands
+                for each in matrices
             ]
         except CublasLtError:
             self.destroy_descriptors()
             raise
 
     def _create_object(self, object_type: str, *arguments: object) -> c_void_p:
-        created = self._library.create_object(object_type, *arguments)
-        self._created_objects.append((object_type, created))
-        return created
+        pointer = self._library.create_object(object_type, *arguments)
+        self._created_objects.append((object_type, pointer))
+        return pointer
 
-    def _set_matmul_attribute(self, attribute: int, value: Any) -> None:
-        self._library.set_attribute("MatmulDesc", self._matmul_descriptor, attribute, value)
+    def _set_matmul_attribute(self, attribute_number: int, value: Any) -> None:
+        self._library.set_attribute("MatmulDesc", self._matmul_descriptor, attribute_number, value)
 
-    def request_proposals(self, count: int, workspace_bytes: int) -> list[Proposal]:
+    def request_proposals(self, count: int, workspace_bytes: int) -> list[AlgorithmProposal]:
         """Return up to ``count`` algorithms that the library's heuristic proposes, the most promising first.
 
         ``workspace_bytes``: the largest workspace that an algorithm may need.
         """
-        preference, found, number = self._create_object("MatmulPreference"), (Proposal * count)(), c_int()
+        preference, proposals, proposal_count = (
+            self._create_object("MatmulPreference"),
+            (AlgorithmProposal * count)(),
+            c_int(),
+        )
         self._library.set_attribute("MatmulPreference", preference, _MAX_WORKSPACE_ATTRIBUTE, c_size_t(workspace_bytes))
         a, b, d = self._layouts
-        self._library.call["cublasLtMatmulAlgoGetHeuristic"](
-            self._handle, self._matmul_descriptor, a, b, d, d, preference, count, found, byref(number)
+        self._library.functions["cublasLtMatmulAlgoGetHeuristic"](
+            self._handle, self._matmul_descriptor, a, b, d, d, preference, count, proposals, byref(proposal_count)
         )
-        return [each for each in found[: number.value] if not each.status]
+        return [each for each in proposals[: proposal_count.value] if not each.status]
 
-    def make_launch_arguments(self, proposal: Proposal, alpha: float, workspace: int) -> tuple[Any, ...]:
+    def make_launch_arguments(
+        self, proposal: AlgorithmProposal, alpha: float, workspace_address: int
+    ) -> tuple[Any, ...]:
         """Return the arguments of the C function cublasLtMatmul, except the last one, the stream.
 
-        ``proposal``: the algorithm. ``workspace``: the address of its workspace. The arguments refer to the host memory
-        to which they point, so that it is not freed.
+        ``proposal``: the algorithm. ``workspace_address``: the address of the algorithm's workspace on the device. The
+        returned arguments keep the host memory alive to which they point.
         """
-        (a, b, d), (layout_a, layout_b, layout_d) = self._operands, self._layouts
+        (a, b, d), (layout_a, layout_b, layout_d) = self._matrices, self._layouts
         factor, zero, output = self._scalar_type(alpha), self._scalar_type(0), c_void_p(d.address)
         return (
             *(self._handle, self._matmul_descriptor, byref(factor), c_void_p(a.address), layout_a),
             *(c_void_p(b.address), layout_b, byref(zero), output, layout_d, output, layout_d),
-            *(byref(proposal.algorithm), c_void_p(workspace), proposal.workspace_bytes),
+            *(byref(proposal.algorithm), c_void_p(workspace_address), proposal.workspace_bytes),
         )
 
-    def destroy_descriptors(self, *kept_alive: object) -> None:
+    def destroy_descriptors(self, *objects_to_keep_alive: object) -> None:
         """Destroy all descriptors that this object has created in the library.
 
-        ``kept_alive``: ignored. A finalizer that calls this method passes objects that must exist until then.
+        ``objects_to_keep_alive``: ignored. A finalizer that calls this method passes objects that must exist until the
+        call.
         """
         while self._created_objects:
-            object_type, created = self._created_objects.pop()
-            self._library.call[f"cublasLt{object_type}Destroy"](created)
+            object_type, pointer = self._created_objects.pop()
+            self._library.functions[f"cublasLt{object_type}Destroy"](pointer)

@@ -24,10 +24,10 @@ locate_tile = gluon.jit(triton_kernels.locate_tile.fn)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def load_operand_blocks(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+def load_operand_blocks(a, b, ring, tiles, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
     """Load blocks of A and B into each stage of the ring buffer, as soon as both groups of warps have read the stage.
 
-    All ``BLOCKS`` blocks of A in a stage are multiplied by the same block of B.
+    A stage contains ``BLOCKS_PER_TILE`` blocks of A, which are all multiplied by the same block of B.
     """
     left, right, _, ready, free = ring
     tiles_m, tiles_n, steps = tiles
@@ -40,10 +40,13 @@ def load_operand_blocks(a, b, ring, tiles, BLOCKS: gl.constexpr, GROUP_M: gl.con
             stage = count % right.shape[0]
             mbarrier.wait(free.index(stage), (count // right.shape[0] + 1) & 1)
             filled = ready.index(stage)
-            mbarrier.expect(filled, (BLOCKS * 64 + BLOCK_N) * BLOCK_K * a.dtype.primitive_bitwidth // 8)
-            for block in gl.static_range(BLOCKS):
+            mbarrier.expect(filled, (BLOCKS_PER_TILE * 64 + BLOCK_N) * BLOCK_K * a.dtype.primitive_bitwidth // 8)
+            for block in gl.static_range(BLOCKS_PER_TILE):
                 tma.async_copy_global_to_shared(
-                    a, [(row * BLOCKS + block) * 64, step * BLOCK_K], filled, left.index(stage * BLOCKS + block)
+                    a,
+                    [(row * BLOCKS_PER_TILE + block) * 64, step * BLOCK_K],
+                    filled,
+                    left.index(stage * BLOCKS_PER_TILE + block),
                 )
             tma.async_copy_global_to_shared(b, [column * BLOCK_N, step * BLOCK_K], filled, right.index(stage))
             count += 1
@@ -63,7 +66,7 @@ def store_tile_part(c, store_buffer, part, row, column):  # type: ignore[no-unty
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def compute_tile_part(  # type: ignore[no-untyped-def]
-    c, ring, tiles, GROUP: gl.constexpr, BLOCKS: gl.constexpr, GROUP_M: gl.constexpr
+    c, ring, tiles, GROUP: gl.constexpr, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr
 ):
     """Compute the part of each tile that one group of four warps computes, and write it to C.
 
@@ -74,50 +77,61 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
     tiles_m, tiles_n, steps = tiles
     STAGES: gl.constexpr = right.shape[0]
     BLOCK_N: gl.constexpr = right.shape[1]
-    HALF: gl.constexpr = BLOCK_N // 2
+    HALF_BLOCK_N: gl.constexpr = BLOCK_N // 2
     count = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         sums = gl.zeros((64, BLOCK_N), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16]))
-        third = gl.zeros((64, HALF), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
+        third_block_sums = gl.zeros(
+            (64, HALF_BLOCK_N), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF_BLOCK_N, 16])
+        )
         for step in range(steps):
             mbarrier.wait(ready.index(count % STAGES), (count // STAGES) & 1)
-            first, shared = count % STAGES * BLOCKS, right.index(count % STAGES)
-            sums = warpgroup_mma(left.index(first + GROUP), shared.permute((1, 0)), sums, is_async=True)
-            if BLOCKS == 3:
-                columns = shared.slice(GROUP * HALF, HALF).permute((1, 0))
-                third = warpgroup_mma(left.index(first + 2), columns, third, is_async=True)
-                sums, third = warpgroup_mma_wait(2, deps=(sums, third))
+            first_block, b_block = count % STAGES * BLOCKS_PER_TILE, right.index(count % STAGES)
+            sums = warpgroup_mma(left.index(first_block + GROUP), b_block.permute((1, 0)), sums, is_async=True)
+            if BLOCKS_PER_TILE == 3:
+                columns = b_block.slice(GROUP * HALF_BLOCK_N, HALF_BLOCK_N).permute((1, 0))
+                third_block_sums = warpgroup_mma(left.index(first_block + 2), columns, third_block_sums, is_async=True)
+                sums, third_block_sums = warpgroup_mma_wait(2, deps=(sums, third_block_sums))
             else:
                 sums = warpgroup_mma_wait(1, deps=(sums,))
             mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=step > 0)
             count += 1
-        sums, third = warpgroup_mma_wait(0, deps=(sums, third))
+        sums, third_block_sums = warpgroup_mma_wait(0, deps=(sums, third_block_sums))
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
-        halves = sums.reshape((64, 2, HALF)).permute((0, 2, 1)).split()
+        halves = sums.reshape((64, 2, HALF_BLOCK_N)).permute((0, 2, 1)).split()
         for half in gl.static_range(2):
             store_tile_part(
-                c, store_buffer.index(GROUP), halves[half], (row * BLOCKS + GROUP) * 64, column * BLOCK_N + half * HALF
+                c,
+                store_buffer.index(GROUP),
+                halves[half],
+                (row * BLOCKS_PER_TILE + GROUP) * 64,
+                column * BLOCK_N + half * HALF_BLOCK_N,
             )
-        if BLOCKS == 3:
+        if BLOCKS_PER_TILE == 3:
             store_tile_part(
-                c, store_buffer.index(GROUP), third, (row * BLOCKS + 2) * 64, column * BLOCK_N + GROUP * HALF
+                c,
+                store_buffer.index(GROUP),
+                third_block_sums,
+                (row * BLOCKS_PER_TILE + 2) * 64,
+                column * BLOCK_N + GROUP * HALF_BLOCK_N,
             )
     tma.store_wait(0)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
-    a, b, c, m, n, k, BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
+    a, b, c, m, n, k, BLOCKS_PER_TILE: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr
 ):
     """Compute C = A @ B^T with two groups of warps that multiply and one warp that loads.
 
     - ``a``, ``b``, ``c``: tensor descriptors of A (M, K), B (N, K) and C (M, N).
-    - ``BLOCKS``: the number of blocks of 64 rows in a tile, 2 or 3. ``STAGES``: the stages of the ring buffer.
+    - ``BLOCKS_PER_TILE``: the number of blocks of 64 rows in a tile, 2 or 3.
+    - ``STAGES``: the number of stages of the ring buffer.
     """
     BLOCK_N: gl.constexpr = b.block_shape[0]
     BLOCK_K: gl.constexpr = b.block_shape[1]
-    left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS, 64, BLOCK_K], a.layout)
+    left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS_PER_TILE, 64, BLOCK_K], a.layout)
     right = gl.allocate_shared_memory(b.dtype, [STAGES, BLOCK_N, BLOCK_K], b.layout)
     store_buffer = gl.allocate_shared_memory(c.dtype, [2, 64, c.block_shape[1]], c.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -126,14 +140,14 @@ def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(free.index(stage), count=2)
     ring = (left, right, store_buffer, ready, free)
-    tiles = (gl.cdiv(m, BLOCKS * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
+    tiles = (gl.cdiv(m, BLOCKS_PER_TILE * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
     # The last two lists are the warps of each group and the registers of each thread. They omit the first group, which
     # gets the registers that remain.
     gl.warp_specialize(
         [
-            (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS, GROUP_M)),
-            (compute_tile_part, (c, ring, tiles, gl.constexpr(1), BLOCKS, GROUP_M)),
-            (load_operand_blocks, (a, b, ring, tiles, BLOCKS, GROUP_M)),
+            (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS_PER_TILE, GROUP_M)),
+            (compute_tile_part, (c, ring, tiles, gl.constexpr(1), BLOCKS_PER_TILE, GROUP_M)),
+            (load_operand_blocks, (a, b, ring, tiles, BLOCKS_PER_TILE, GROUP_M)),
         ],
         [4, 1],
         [240, 24],

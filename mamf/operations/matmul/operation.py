@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES, canonicalize_dtype_name
-from mamf.errors import UnavailableError, UnknownNameError, UnsupportedError, UsageError, require_known, require_values
+from mamf.errors import (
+    UnavailableError,
+    UnknownNameError,
+    UnsupportedError,
+    UsageError,
+    require_known_names,
+    require_nonempty_list,
+)
 from mamf.measurement import Measurement
 from mamf.operation import FlopOperation, Parameter, Preset, draw_sizes
 from mamf.operations.matmul.shapes import (
@@ -38,7 +45,7 @@ from mamf.plugins.discovery import (
 # This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
 # among compute units. Two thirds of them have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or H200.
 # Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
-_LONG_K_SHARE, _KNOWN_FAULTY_KS, _LONG_KS = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
+_LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
 
 
@@ -56,10 +63,10 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
 
         The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
         """
-        output = asked.get("out_dtype") or ""
-        if output and output not in DTYPES:
-            output = backend.resolve_dtype(canonicalize_dtype_name(output))
-        return super().make_problem(backend, {**asked, "out_dtype": output})
+        out_dtype = asked.get("out_dtype") or ""
+        if out_dtype and out_dtype not in DTYPES:
+            out_dtype = backend.resolve_dtype(canonicalize_dtype_name(out_dtype))
+        return super().make_problem(backend, {**asked, "out_dtype": out_dtype})
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: FLOP per byte of a launch, counting each operand once, and for scaled
@@ -70,8 +77,11 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
 
     def list_identifying_fields(self, problem: MatmulProblemT) -> Sequence[str]:
         """Return the fields of a problem that differ from the defaults, each as its name and its value."""
-        usual = {**asdict(self.problem_type(problem.dtype)), "out_dtype": DTYPES[problem.dtype].default_output_dtype}
-        return [f"{name} {value}" for name, value in asdict(problem).items() if value != usual[name]]
+        default_values = {
+            **asdict(self.problem_type(problem.dtype)),
+            "out_dtype": DTYPES[problem.dtype].default_output_dtype,
+        }
+        return [f"{name} {value}" for name, value in asdict(problem).items() if value != default_values[name]]
 
     #: The possible numbers of matmuls in a random problem, if the number is the first size of a shape; empty for the
     #: operation with a single matmul.
@@ -85,7 +95,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         counts = [chooser.choice(self.random_matmul_counts)] if self.random_matmul_counts else []
         sizes = [
             *chooser.choices(_LONG_K_ROWS_AND_COLUMNS, k=2),
-            chooser.choice(chooser.choice((_KNOWN_FAULTY_KS, _KNOWN_FAULTY_KS, _LONG_KS))),
+            chooser.choice(chooser.choice((_KNOWN_FAULTY_K_SIZES, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES))),
         ]
         if chooser.random() > _LONG_K_SHARE or math.prod(counts + sizes) not in terms:
             sizes = draw_sizes(chooser, 3, terms, *counts)
@@ -137,7 +147,7 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         ``values``: values of ``m``, which are numbers of tokens, and of ``product``, the pass through the layers.
         Raises UnknownNameError for an unknown name.
         """
-        require_known(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
+        require_known_names(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
         (product,) = values.get("product", ("forward",))
         names_by_shape: dict[MatmulShape, list[str]] = {}
         for m in values.get("m") or MATMUL_PRESETS[name].token_counts:
@@ -199,12 +209,12 @@ def choose_search_kernels(
     """
     if names is None:
         return _find_usable_kernels(backend, problem, lambda each: each.is_default or each.is_tried_by_default)
-    require_values("kernels", names, str)
-    chosen = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
-    for each in chosen:
+    require_nonempty_list("kernels", names, str)
+    kernels = [choose_matmul_kernel(backend, problem, name) for name in dict.fromkeys(names)]
+    for each in kernels:
         if reason := each.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
-    return chosen
+    return kernels
 
 
 def _find_usable_kernels(
@@ -215,16 +225,16 @@ def _find_usable_kernels(
     ``is_wanted``: returns whether to consider a kernel. Broken kernels are omitted. Raises UnavailableError if no
     kernel remains.
     """
-    found: list[tuple[MatmulKernel, str | None]] = []
+    kernels_and_reasons: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = load_registered_kernels(Matmul())
     for _, each in kernels:
         with warn_if_plugin_broken():
             if is_wanted(each) and each.explain_unavailability(backend) is None:
-                found.append((each, each.explain_unsupported_problem(backend, problem)))
-    if usable := [each for each, reason in found if reason is None]:
-        return sorted(usable, key=lambda each: not each.is_default)
+                kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
+    if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
+        return sorted(usable_kernels, key=lambda each: not each.is_default)
     # Prefer the reason of a kernel that supports the dtype, because it is more specific.
-    reasons = [reason for each, reason in found if each.is_default and reason]
+    reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
     raise UnavailableError([*reasons, f"no default matmul kernel runs on backend {backend.name}: name a kernel"][0])
 
@@ -244,29 +254,32 @@ def get_installed_kernel(name: str) -> MatmulKernel:
 
 
 def get_ceiling_kernels(
-    names: Iterable[str], given: Iterable[str] = (), warn: Callable[[str], object] = lambda remark: None
+    ceiling_kernel_names: Iterable[str],
+    user_kernel_names: Iterable[str] = (),
+    warn: Callable[[str], object] = lambda warning: None,
 ) -> dict[str, MatmulKernel]:
     """Return the kernels with which ceilings were measured, by their names in logs.
 
-    - ``names``: the names of these kernels.
-    - ``given``: kernels that the user names, such as ``package.module:Class``, because they are not installed.
-    - ``warn``: called with a remark for each kernel that is neither given nor installed. mamf still reports shares of
-      its ceiling, but does not repeat the ceiling's matmul between the rows.
+    - ``ceiling_kernel_names``: the names of these kernels in logs.
+    - ``user_kernel_names``: kernels that are not installed and whose classes the user names (``package.module:Class``).
+    - ``warn``: called with a warning for each kernel that is not installed and that the user does not name. The result
+      omits this kernel. Callers then report shares of its ceiling, but do not measure the ceiling again to see how much
+      the speed of the device has changed.
 
-    Raises UsageError for a given kernel that has no ceiling.
+    Raises UsageError if the user names a kernel with which no ceiling was measured.
     """
-    wanted, found = set(names), {each.name: each for each in map(make_matmul_kernel, given)}
-    if unused := found.keys() - wanted:
+    names, kernels = set(ceiling_kernel_names), {each.name: each for each in map(make_matmul_kernel, user_kernel_names)}
+    if kernels_without_ceiling := kernels.keys() - names:
         raise UsageError(
-            f"no ceiling was measured with kernel {min(unused)}; the ceilings were measured with: "
-            f"{', '.join(sorted(wanted)) or 'no kernel'}"
+            f"no ceiling was measured with kernel {min(kernels_without_ceiling)}; the ceilings were measured with: "
+            f"{', '.join(sorted(names)) or 'no kernel'}"
         )
-    for name in sorted(wanted - found.keys()):
+    for name in sorted(names - kernels.keys()):
         try:
-            found[name] = get_installed_kernel(name)
+            kernels[name] = get_installed_kernel(name)
         except UsageError:
             warn(
                 f"kernel {name}, with which the ceiling was measured, is not installed, so the drift of the device is "
                 "not measured: name the kernel's class with --ceiling-kernel package.module:Class"
             )
-    return found
+    return kernels

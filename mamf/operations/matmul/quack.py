@@ -16,12 +16,12 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import get_architecture_major
+from mamf.operations.compilation import get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
 
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
-_ALIGNMENT_ELEMENTS = 8
+_ROW_ALIGNMENT_ELEMENTS = 8
 #: The configurations to try, by the major version of NVIDIA's architecture: the rows and columns of a tile of C, those
 #: of a cluster of tiles, and whether two groups of warps compute tiles in turn ("pingpong"). The first one is the
 #: default.
@@ -42,7 +42,7 @@ class Quack(TorchMatmul):
     """A matmul by quack in one configuration.
 
     - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising one.
-    - ``architecture``: the major version of the device's architecture.
+    - ``architecture_major``: the major version of the device's architecture: 9 for Hopper, 10 for Blackwell.
 
     Each configuration takes seconds to compile, so a search tries this kernel only if the user names it.
     """
@@ -51,8 +51,8 @@ class Quack(TorchMatmul):
     argument_description = "a configuration"
     is_tried_by_default = False
 
-    def __init__(self, configuration: str | None = None, architecture: int = 9) -> None:
-        self.configuration, self._architecture = configuration, architecture
+    def __init__(self, configuration: str | None = None, architecture_major: int = 9) -> None:
+        self.configuration, self._architecture_major = configuration, architecture_major
         if configuration is not None and _CONFIGURATION_PATTERN.fullmatch(configuration) is None:
             raise UsageError(f"{configuration!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
         self.name = "quack" if configuration is None else f"quack[{configuration}]"
@@ -60,30 +60,30 @@ class Quack(TorchMatmul):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        if get_architecture_major(backend) not in _CONFIGURATIONS:
+        if get_architecture_major_version(backend) not in _CONFIGURATIONS:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
         return None
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        rows = {
+        row_lengths = {
             shape.m if problem.layout[0] == "t" else shape.k,
             shape.k if problem.layout[1] == "t" else shape.n,
             shape.n,
         }
-        if any(length % _ALIGNMENT_ELEMENTS for length in rows):
-            return f"{self.name} needs rows whose length in memory is a multiple of {_ALIGNMENT_ELEMENTS} elements"
+        if any(length % _ROW_ALIGNMENT_ELEMENTS for length in row_lengths):
+            return f"{self.name} needs rows whose length in memory is a multiple of {_ROW_ALIGNMENT_ELEMENTS} elements"
         return None
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
         if self.configuration is not None:
             return (self,)
-        architecture = get_architecture_major(backend)
-        return [Quack(configuration, architecture) for configuration in _CONFIGURATIONS[architecture]]
+        architecture_major = get_architecture_major_version(backend)
+        return [Quack(configuration, architecture_major) for configuration in _CONFIGURATIONS[architecture_major]]
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
-        return Quack(self.configuration, get_architecture_major(backend))
+        return Quack(self.configuration, get_architecture_major_version(backend))
 
     def is_refusal(self, error: Exception) -> bool:
         """Return whether an error means that CuTe DSL, or an assertion in quack, rejects the configuration."""
@@ -99,23 +99,23 @@ class Quack(TorchMatmul):
             from quack.gemm_config import GemmConfig
             from quack.gemm_interface import gemm_tuned
 
-            gemm: Any = gemm_tuned.fn  # This is the function without its tuner.
+            run_gemm: Any = gemm_tuned.fn  # This is the function without its tuner.
             config = GemmConfig(
                 tile_m=tile_m,
                 tile_n=tile_n,
                 cluster_m=cluster_m,
                 cluster_n=cluster_n,
                 pingpong=match[5] is not None,
-                is_dynamic_persistent=self._architecture == 10,
-                device_capacity=self._architecture,
+                is_dynamic_persistent=self._architecture_major == 10,
+                device_capacity=self._architecture_major,
             )
         except (ImportError, AttributeError, TypeError) as error:
             raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
-        return functools.partial(gemm, a, b, c, config=config), 1.0
+        return functools.partial(run_gemm, a, b, c, config=config), 1.0
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         return {"configuration": self._chosen_configuration}
 
     @property
     def _chosen_configuration(self) -> str:
-        return self.configuration or _CONFIGURATIONS[self._architecture][0]
+        return self.configuration or _CONFIGURATIONS[self._architecture_major][0]

@@ -49,8 +49,8 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
         c = view_as(flat["c"], shape.m, shape.n)
         return make_scaled_operand_set(
             *(backend, problem, shape, flat, c),
-            bind=lambda a, b: self.bind_operands(backend, problem, a, b, c),
-            split=lambda a, b, output: [MatmulPart(a, b, output[None])],
+            bind_operands=lambda a, b: self.bind_operands(backend, problem, a, b, c),
+            split_into_parts=lambda a, b, output: [MatmulPart(a, b, output[None])],
         )
 
 
@@ -71,14 +71,14 @@ class FunctionalScaledMm(ScaledFormatMatmul):
             scale_b = scale_b.t()
         options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
         if a.scaling.scale_dtype != "float32":
-            kinds = functional.SwizzleType
-            swizzle_scales = kinds.SWIZZLE_32_4_4 if has_swizzle else kinds.NO_SWIZZLE
-            options |= {"swizzle_a": swizzle_scales, "swizzle_b": swizzle_scales}
+            swizzle_types = functional.SwizzleType
+            swizzle_type = swizzle_types.SWIZZLE_32_4_4 if has_swizzle else swizzle_types.NO_SWIZZLE
+            options |= {"swizzle_a": swizzle_type, "swizzle_b": swizzle_type}
         recipe_a, recipe_b = (
             getattr(functional.ScalingType, _TORCH_SCALING_NAMES[each.scaling.block_rows, each.scaling.block_columns])
             for each in (a, b)
         )
-        left, right = a.packed, b.packed.t()
+        left, right = a.packed_elements, b.packed_elements.t()
         return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
 
 

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from mamf.dtypes import DTYPES, compute_error_tolerance
-from mamf.errors import MAX_SIZE, Sizes, count_values, parse_size, require_known, require_steps, require_whole_number
-from mamf.kernel import ALL_DATA, Buffer, Kernel, Work, aligned
-from mamf.operation import DeclaredProblem, describe
+from mamf.errors import (
+    MAX_SIZE,
+    BaseShape,
+    count_values,
+    parse_size,
+    require_known_names,
+    require_rows_within_limit,
+    require_whole_number,
+)
+from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
+from mamf.operation import CheckedProblem, describe
 from mamf.plans import Shape
 
 
@@ -21,8 +29,10 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
     return describe(help, parse_text=parse_size, default="4096", has_range=True)
 
 
-class BaseMatmulShape(Sizes):
-    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``rows``."""
+class BaseMatmulShape(BaseShape):
+    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define
+    ``row_counts``.
+    """
 
     __slots__ = ()
     n: int
@@ -30,27 +40,27 @@ class BaseMatmulShape(Sizes):
 
     @property
     @abstractmethod
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
 
     @property
     def flop(self) -> int:
         """The FLOP of all matmuls: 2*M*N*K each, for one multiplication and one addition per term."""
-        return 2 * self.rows["a"] * self.n * self.k
+        return 2 * self.row_counts["a"] * self.n * self.k
 
     @property
-    def elements(self) -> dict[str, int]:
+    def element_counts(self) -> dict[str, int]:
         """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
-        rows = self.rows
-        return {"a": rows["a"] * self.k, "b": rows["b"] * self.k, "c": rows["a"] * self.n}
+        row_counts = self.row_counts
+        return {"a": row_counts["a"] * self.k, "b": row_counts["b"] * self.k, "c": row_counts["a"] * self.n}
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
-    written: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
 
     m: int = field(metadata=_make_size_metadata("rows of A and C"))
     n: int = field(metadata=_make_size_metadata("columns of B and C"))
@@ -67,7 +77,7 @@ class MatmulShape(BaseMatmulShape):
         return f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         return {"a": self.m, "b": self.n}
 
 
@@ -125,12 +135,12 @@ class SearchOptions:
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
     """Return a matmul shape for every combination of the sizes, without duplicates, in the given order.
 
-    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_STEPS``).
+    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_RUN_ROWS``).
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
     """
-    require_steps(*map(count_values, (m, n, k)))
+    require_rows_within_limit(*map(count_values, (m, n, k)))
     return list(dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(m, n, k)))
 
 
@@ -191,15 +201,19 @@ def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
     The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Shapes
     whose N and K occur with only one M are omitted.
     """
-    tokens: dict[tuple[int, int], set[int]] = {}
+    token_counts_by_weights: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
-        tokens.setdefault((shape.n, shape.k), set()).add(shape.m)
-    names = {weights: f"Mx{weights[0]}x{weights[1]}" for weights, counts in tokens.items() if len(counts) > 1}
+        token_counts_by_weights.setdefault((shape.n, shape.k), set()).add(shape.m)
+    names = {
+        weights: f"Mx{weights[0]}x{weights[1]}"
+        for weights, counts in token_counts_by_weights.items()
+        if len(counts) > 1
+    }
     for preset in MATMUL_PRESETS.values():
         layers = {(layer.output_size, layer.input_size): layer.name for layer in preset.layers}
         if layers.keys() <= names.keys():
             names |= layers
-    return {MatmulShape(m, *weights): name for weights, name in names.items() for m in tokens[weights]}
+    return {MatmulShape(m, *weights): name for weights, name in names.items() for m in token_counts_by_weights[weights]}
 
 
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
@@ -214,7 +228,7 @@ UNQUANTIZED_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
-class BaseMatmulProblem(DeclaredProblem):
+class BaseMatmulProblem(CheckedProblem):
     """All parameters of single, batched or grouped matmuls except their shape. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
@@ -241,7 +255,7 @@ class BaseMatmulProblem(DeclaredProblem):
         default="normal",
         metadata=describe(
             "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
-            choices=ALL_DATA,
+            choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
     )
@@ -257,7 +271,7 @@ class BaseMatmulProblem(DeclaredProblem):
         super().__post_init__()
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", DTYPES[self.dtype].default_output_dtype)
-        require_known(("output dtype", self.out_dtype, DTYPES))
+        require_known_names(("output dtype", self.out_dtype, DTYPES))
 
     @property
     def tolerance(self) -> float:
@@ -300,41 +314,46 @@ class BaseMatmulProblem(DeclaredProblem):
         With ``rewrite`` there is also ``c_rewrite``, which the classic regime copies over C. For a scaled format, ``a``
         and ``b`` are the values before quantization, and launches read ``a_quantized`` and ``b_quantized`` instead.
         """
-        elements, scaled_format = shape.elements, DTYPES[self.dtype].scaled_format
-        needed: dict[str, Buffer] = {}
+        element_counts, scaled_format = shape.element_counts, DTYPES[self.dtype].scaled_format
+        buffers_by_name: dict[str, Buffer] = {}
         for name, dtype, is_by_k in (
             ("a", self.dtype, self.layout[0] == "n"),
             ("b", self.b_dtype, self.layout[1] == "t"),
         ):
             # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
-            rows = shape.rows[name] if is_by_k else elements["b"] // shape.n
-            stored = aligned(elements[name] + rows * self.padding) * sets
-            needed[name] = Buffer(stored, UNQUANTIZED_DTYPE if scaled_format else dtype)
+            stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
+            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding) * sets
+            buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
-                size = aligned(elements[name] // scaled_format.values_per_byte) * sets
-                needed[f"{name}_quantized"] = Buffer(size, "uint8", fill=False)
-        needed["c"] = Buffer(aligned(elements["c"]) * sets, self.out_dtype, fill=False)
+                quantized_bytes = round_up_to_alignment(element_counts[name] // scaled_format.values_per_byte) * sets
+                buffers_by_name[f"{name}_quantized"] = Buffer(quantized_bytes, "uint8", fill=False)
+        buffers_by_name["c"] = Buffer(round_up_to_alignment(element_counts["c"]) * sets, self.out_dtype, fill=False)
         if rewrite:
-            needed["c_rewrite"] = Buffer(elements["c"], self.out_dtype)
-        return needed
+            buffers_by_name["c_rewrite"] = Buffer(element_counts["c"], self.out_dtype)
+        return buffers_by_name
 
     def compute_work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
-        return Work(shape.flop, operands + shape.elements["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
+        return Work(shape.flop, operands + shape.element_counts["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
 
     def count_operand_bytes(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""
-        count, scaled_format = shape.elements[operand], DTYPES[self.dtype].scaled_format
+        count, scaled_format = shape.element_counts[operand], DTYPES[self.dtype].scaled_format
         if scaled_format is None:
             return count * DTYPES[self.dtype].itemsize
         scaling = scaled_format.get_scaling(operand)
         scale_size = 4 if scaling.scale_dtype == "float32" else 1
-        return count // scaled_format.values_per_byte + scaling.count_scales(shape.rows[operand], shape.k) * scale_size
+        return (
+            count // scaled_format.values_per_byte
+            + scaling.count_scales(shape.row_counts[operand], shape.k) * scale_size
+        )
 
     def count_bytes(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of all buffers that launches read or write, for ``sets`` operand sets."""
-        unread = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
-        return sum(each.nbytes for name, each in self.list_buffers(shape, sets, rewrite).items() if name not in unread)
+        unread_names = ("a", "b") if DTYPES[self.dtype].scaled_format else ()
+        return sum(
+            each.nbytes for name, each in self.list_buffers(shape, sets, rewrite).items() if name not in unread_names
+        )
 
 
 MatmulProblemT = TypeVar("MatmulProblemT", bound=BaseMatmulProblem)

@@ -56,13 +56,14 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
         )
 
 
-def describe_busy_units(programs: int, units: int | None) -> dict[str, str]:
+def describe_busy_units(program_count: int, unit_count: int | None) -> dict[str, str]:
     """Return a detail that says how many of the device's compute units are busy, if a launch cannot use all of them.
 
-    ``programs``: the number of Triton programs of the launch. ``units``: the number of compute units, if known.
+    ``program_count``: the number of Triton programs of the launch. ``unit_count``: the number of compute units of the
+    device, if known.
     """
-    if programs < (units or 0):
-        return {"ran": f"{programs} programs, so at most {programs} of {units} compute units are busy"}
+    if program_count < (unit_count or 0):
+        return {"ran": f"{program_count} programs, so at most {program_count} of {unit_count} compute units are busy"}
     return {}
 
 
@@ -121,15 +122,15 @@ class TunableOp(TorchMm):
     @contextmanager
     def apply_settings(self, backend: Backend, problem: MatmulProblem) -> Iterator[None]:
         tunable = torch.cuda.tunable
-        enabled, tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
+        was_enabled, was_tuning = tunable.is_enabled(), tunable.tuning_is_enabled()
         tunable.enable(True)
         tunable.tuning_enable(True)
         try:
             with super().apply_settings(backend, problem):
                 yield
         finally:
-            tunable.enable(enabled)
-            tunable.tuning_enable(tuning)
+            tunable.enable(was_enabled)
+            tunable.tuning_enable(was_tuning)
 
 
 # torch._int_mm on CUDA does not support matrices A with this number of rows or fewer.

@@ -12,23 +12,25 @@ import triton.language as tl
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def locate_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the row and the column of the tile with number ``tile``, in units of tiles. The output has ``tiles_m`` x
-    ``tiles_n`` tiles.
+def locate_tile(tile_index, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the row and the column of a tile, in units of tiles. The output has ``tiles_m`` x ``tiles_n`` tiles.
+
+    ``tile_index``: the number of the tile, in the order that the module's docstring describes.
     """
-    in_group = GROUP_M * tiles_n
-    first = tile // in_group * GROUP_M
-    rows = min(tiles_m - first, GROUP_M)
-    return first + tile % in_group % rows, tile % in_group // rows
+    tiles_per_group = GROUP_M * tiles_n
+    first_row = tile_index // tiles_per_group * GROUP_M
+    row_count = min(tiles_m - first_row, GROUP_M)
+    return first_row + tile_index % tiles_per_group % row_count, tile_index % tiles_per_group // row_count
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def make_clamped_indices(first, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the BLOCK indices of the block with number ``first``.
+def make_clamped_indices(block_index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the BLOCK indices of rows or columns that the block with number ``block_index`` contains.
 
-    Indices of ``size`` and above become 0, which can be read safely. The caller does not store their results.
+    Replace indices of ``size`` and above by 0, because index 0 can always be read. The caller does not store results
+    for the replaced indices.
     """
-    indices = first * BLOCK + tl.arange(0, BLOCK)
+    indices = block_index * BLOCK + tl.arange(0, BLOCK)
     return tl.max_contiguous(tl.multiple_of(tl.where(indices < size, indices, 0), BLOCK), BLOCK).to(tl.int64)
 
 

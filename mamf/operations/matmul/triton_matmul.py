@@ -20,7 +20,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import check_triton_backend, get_architecture_major
+from mamf.operations.compilation import check_triton_backend, get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
@@ -137,14 +137,14 @@ _ASSUMED_COMPUTE_UNITS = 64
 # 128 x 256 with 8 warps, fill its registers.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT_BYTES = 16
-_HOPPER_MAJOR = 9
+_HOPPER_MAJOR_VERSION = 9
 
 
 class TritonMatmul(TorchMatmul):
     """A matmul by mamf's Triton kernels in one configuration.
 
-    - ``text``: the configuration, such as ``128x256x64/8w3s``; None: the most promising one for the dtype.
-    - ``compute_units``: the number of compute units of the device for which it is prepared, if known.
+    - ``configuration_text``: such as ``128x256x64/8w3s``; None: the most promising configuration for the dtype.
+    - ``compute_units``: the number of compute units of the device, if known.
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
@@ -152,9 +152,9 @@ class TritonMatmul(TorchMatmul):
     fast_dtypes = _FLOAT8_DTYPES
     argument_description = "a configuration"
 
-    def __init__(self, text: str | None = None, compute_units: int | None = None) -> None:
-        self.configuration = None if text is None else TritonConfiguration.parse(text)
-        self.name = "triton" if text is None else f"triton[{self.configuration}]"
+    def __init__(self, configuration_text: str | None = None, compute_units: int | None = None) -> None:
+        self.configuration = None if configuration_text is None else TritonConfiguration.parse(configuration_text)
+        self.name = "triton" if configuration_text is None else f"triton[{self.configuration}]"
         self._compute_units = compute_units
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
@@ -173,12 +173,12 @@ class TritonMatmul(TorchMatmul):
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if not self._uses_descriptors:
             return None
-        rows = {
+        row_lengths = {
             "A": (shape.m if problem.layout[0] == "t" else shape.k, problem.dtype),
             "B": (shape.k if problem.layout[1] == "t" else shape.n, problem.b_dtype),
             "C": (shape.n, problem.out_dtype),
         }
-        for name, (length, dtype) in rows.items():
+        for name, (length, dtype) in row_lengths.items():
             if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT_BYTES:
                 return (
                     f"{self.name} needs rows whose length is a multiple of "
@@ -193,10 +193,10 @@ class TritonMatmul(TorchMatmul):
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[TritonMatmul]:
         if self.configuration is not None:
             return (self,)
-        found = (TritonMatmul(str(each)) for each in list_triton_configurations(backend.runtime, problem.dtype))
+        kernels = (TritonMatmul(str(each)) for each in list_triton_configurations(backend.runtime, problem.dtype))
         return [
             each
-            for each in found
+            for each in kernels
             if each.unsupported_problem(backend, problem) is None
             and each.explain_unsupported_shape(problem, shape) is None
         ]
@@ -214,12 +214,12 @@ class TritonMatmul(TorchMatmul):
         Hopper keeps sums of 8-bit floats in 14 bits, unless a kernel adds them to float32 regularly.
         """
         assert self.configuration is not None, "a prepared kernel has a configuration"
-        idle = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
-        details = {"configuration": str(self.configuration), **idle}
+        busy_units = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
+        details = {"configuration": str(self.configuration), **busy_units}
         if problem.dtype not in _FLOAT8_DTYPES:
             return details
-        precise = f"in float32 after every {self.configuration.block_k} terms of K"
-        accumulation = "fast" if problem.fast_accumulation else precise
+        float32_accumulation = f"in float32 after every {self.configuration.block_k} terms of K"
+        accumulation = "fast" if problem.fast_accumulation else float32_accumulation
         return {**details, "accumulation": accumulation}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
@@ -265,7 +265,7 @@ class TritonMatmul(TorchMatmul):
 
 def supports_tensor_descriptors(backend: Backend) -> bool:
     """Return whether the device supports tensor descriptors, and the installed Triton can create them on the host."""
-    has_hardware = backend.runtime == "cuda" and get_architecture_major(backend) >= _HOPPER_MAJOR
+    has_hardware = backend.runtime == "cuda" and get_architecture_major_version(backend) >= _HOPPER_MAJOR_VERSION
     return has_hardware and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
 
@@ -319,8 +319,8 @@ _BLOCK_ROW_BYTES, _ROW_ALIGNMENT_BYTES = 128, 16
 class Gluon(TorchMatmul):
     """A matmul by mamf's Gluon kernel for Hopper.
 
-    ``text``: the rows and columns of a tile of C, and the stages of the ring buffer of operands, such as
-    ``192x256/3s``; None: the most promising ones.
+    ``tile``: the rows and columns of a tile of C, and the stages of the ring buffer of operands, such as
+    ``192x256/3s``; None: the most promising tile.
     """
 
     dtypes = ("bfloat16", "float16")
@@ -329,13 +329,13 @@ class Gluon(TorchMatmul):
     #: The number of programs of a launch: one per compute unit of the device for which the kernel is prepared.
     program_count = 1
 
-    def __init__(self, text: str | None = None) -> None:
-        self.text = text or _GLUON_TILES[0]
-        match = _GLUON_TILE_PATTERN.fullmatch(self.text)
+    def __init__(self, tile: str | None = None) -> None:
+        self.tile = tile or _GLUON_TILES[0]
+        match = _GLUON_TILE_PATTERN.fullmatch(self.tile)
         if match is None:
-            raise UsageError(f"{text!r} is not a tile of kernel gluon; write it like {_GLUON_TILES[0]}")
-        self.rows, self.stages = int(match[1]), int(match[2])
-        self.is_named, self.name = text is not None, f"gluon[{text}]" if text else "gluon"
+            raise UsageError(f"{tile!r} is not a tile of kernel gluon; write it like {_GLUON_TILES[0]}")
+        self.tile_rows, self.stages = int(match[1]), int(match[2])
+        self.is_tile_given, self.name = tile is not None, f"gluon[{tile}]" if tile else "gluon"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
@@ -345,10 +345,10 @@ class Gluon(TorchMatmul):
         )
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self.is_named else [Gluon(text) for text in _GLUON_TILES]
+        return (self,) if self.is_tile_given else [Gluon(tile) for tile in _GLUON_TILES]
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
-        configured = Gluon(self.text)
+        configured = Gluon(self.tile)
         configured.program_count = backend.info.compute_units or 1
         return configured
 
@@ -374,8 +374,8 @@ class Gluon(TorchMatmul):
         return None
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        tiles = -(-shape.m // self.rows) * -(-shape.n // _TILE_COLUMNS)
-        return {"configuration": self.text, **describe_busy_units(tiles, self.program_count)}
+        tile_count = -(-shape.m // self.tile_rows) * -(-shape.n // _TILE_COLUMNS)
+        return {"configuration": self.tile, **describe_busy_units(tile_count, self.program_count)}
 
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
@@ -387,20 +387,20 @@ class Gluon(TorchMatmul):
             from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
         except (ImportError, AttributeError) as error:
             raise UnsupportedError(f"this release of Triton lacks the Gluon API of Triton 3.6 ({error})") from error
-        (m, k), n, step = a.shape, b.shape[1], _BLOCK_ROW_BYTES // a.element_size()
-        described = [
+        (m, k), n, block_k = a.shape, b.shape[1], _BLOCK_ROW_BYTES // a.element_size()
+        descriptors = [
             TensorDescriptor.from_tensor(each, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * each.element_size(), 2))
             for each, block in (
-                (a, [_BLOCK_ROWS, step]),
-                (b.t(), [_TILE_COLUMNS, step]),
+                (a, [_BLOCK_ROWS, block_k]),
+                (b.t(), [_TILE_COLUMNS, block_k]),
                 (c, [_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
             )
         ]
-        kernel = multiply_with_warp_groups[(min(self.program_count, -(-m // self.rows) * -(-n // _TILE_COLUMNS)),)]
+        kernel = multiply_with_warp_groups[(min(self.program_count, -(-m // self.tile_rows) * -(-n // _TILE_COLUMNS)),)]
         launch = partial(
             kernel,
-            *(*described, m, n, k),
-            BLOCKS=self.rows // _BLOCK_ROWS,
+            *(*descriptors, m, n, k),
+            BLOCKS_PER_TILE=self.tile_rows // _BLOCK_ROWS,
             STAGES=self.stages,
             GROUP_M=_TILE_ROWS_PER_GROUP,
             num_warps=4,

@@ -18,8 +18,8 @@ from mamf.operations.model.operation import ModelProblem, ModelShape
 
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: Standard deviation of the attention scores before the softmax. It is so large that a kernel which attends to wrong
-#: keys changes the loss.
+#: Standard deviation of the attention scores before the softmax. It is large enough that a kernel which attends to
+#: wrong keys changes the loss.
 _SCORE_DEVIATION = 2.0
 
 
@@ -33,16 +33,16 @@ class Network(nn.Module):
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = Embedding(problem, shape)
-        #: The blocks of the network as a tuple, because the elements of an nn.ModuleList have no type.
-        self.stack = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
-        self.blocks = nn.ModuleList(self.stack)
+        #: The blocks again, as a tuple, because mypy does not know the type of the elements of an nn.ModuleList.
+        self.typed_blocks = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
+        self.blocks = nn.ModuleList(self.typed_blocks)
         self.head = LossHead(problem)
         if problem.tied:
             self.head.logits.weight = self.embedding.tokens.weight
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
-        for block in self.stack:
+        for block in self.typed_blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         return self.head(x, targets)  # type: ignore[no-any-return]
 
@@ -88,8 +88,8 @@ class Block(nn.Module):
 class SelfAttention(nn.Module):
     """A causal self-attention layer. One matmul computes its queries, keys and values."""
 
-    cosine: torch.Tensor
-    sine: torch.Tensor
+    rotary_cosine: torch.Tensor
+    rotary_sine: torch.Tensor
 
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
@@ -105,15 +105,15 @@ class SelfAttention(nn.Module):
             pairs = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float32)
             positions = torch.arange(shape.context, device=device, dtype=torch.float32)
             angles = torch.outer(positions, _ROTARY_BASE ** (-pairs / self.head_dim))[:, None, :]
-            self.register_buffer("cosine", angles.cos(), persistent=False)
-            self.register_buffer("sine", angles.sin(), persistent=False)
+            self.register_buffer("rotary_cosine", angles.cos(), persistent=False)
+            self.register_buffer("rotary_sine", angles.sin(), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, context, d_model = x.shape
         heads = self.qkv(x).view(batch, context, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         if self.is_rotary:
-            q, k = (apply_rotary(each, self.cosine, self.sine) for each in (q, k))
+            q, k = (apply_rotary_positions(each, self.rotary_cosine, self.rotary_sine) for each in (q, k))
         return self.out(self.attend(q, k, v).reshape(batch, context, d_model))  # type: ignore[no-any-return]
 
 
@@ -142,23 +142,28 @@ class ExpertsMlp(nn.Module):
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
-        d, d_ff, self.experts, self.active = problem.d_model, problem.d_ff, problem.experts, problem.active_experts
+        d, d_ff, self.experts, self.active_experts = (
+            problem.d_model,
+            problem.d_ff,
+            problem.experts,
+            problem.active_experts,
+        )
         self.router = nn.Linear(d, self.experts, bias=False)
         self.gate = nn.Parameter(torch.empty(self.experts, d, d_ff))
         self.up = nn.Parameter(torch.empty(self.experts, d, d_ff))
         self.down = nn.Parameter(torch.empty(self.experts, d_ff, d))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. Each group goes to ``active`` experts
-        # one after another: in turn n, group e goes to expert (e + n) % experts.
+        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. Each group goes to ``active_experts``
+        # experts in turn: in turn n, group e goes to expert (e + n) % experts.
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         group_indices = torch.arange(self.experts, device=x.device)
-        turns = [(group_indices + turn) % self.experts for turn in range(self.active)]
+        turns = [(group_indices + turn) % self.experts for turn in range(self.active_experts)]
         routed = self.router(groups)
-        chosen = torch.stack([routed[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
+        expert_weights = torch.stack([routed[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
         mixed = sum(
-            self.compute_expert_outputs(groups.roll(turn, 0)).roll(-turn, 0) * chosen[..., turn, None]
-            for turn in range(self.active)
+            self.compute_expert_outputs(groups.roll(turn, 0)).roll(-turn, 0) * expert_weights[..., turn, None]
+            for turn in range(self.active_experts)
         )
         assert isinstance(mixed, torch.Tensor)
         return mixed.transpose(0, 1).reshape(x.shape)
@@ -172,7 +177,7 @@ def make_norm(problem: ModelProblem) -> nn.Module:
     return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
 
 
-def apply_rotary(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def apply_rotary_positions(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
@@ -193,6 +198,6 @@ def initialize_weights(network: Network, generator: torch.Generator) -> None:
             module.weight.fill_(1)
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             module.bias.zero_()
-    for attention in (block.attention for block in network.stack):
+    for attention in (block.attention for block in network.typed_blocks):
         width = (attention.heads + attention.kv_heads) * attention.head_dim
         attention.qkv.weight[:width] *= math.sqrt(_SCORE_DEVIATION)

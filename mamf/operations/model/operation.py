@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.errors import Sizes, UsageError, parse_size
+from mamf.errors import BaseShape, UsageError, parse_size
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import Measurement
-from mamf.operation import DeclaredProblem, FlopOperation, Parameter, Preset, describe
+from mamf.operation import CheckedProblem, FlopOperation, Parameter, Preset, describe
 from mamf.operations.attention.operation import AttentionShape
 from mamf.plans import SUSTAINED
 
@@ -24,12 +24,12 @@ Style = Literal["gpt2", "llama", "moe"]
 Phase = Literal["forward", "forward-backward", "step"]
 Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
-#: FLOP of each phase of a training step, as a multiple of the FLOP of a forward pass. A backward pass has two matmuls
-#: for each matmul of the forward pass.
+#: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
+#: each matmul of the forward pass.
 FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: For each phase of a training step: the minimum bytes that it reads or writes, as a multiple of the parameters' bytes,
-#: and the data that these bytes contain, in words.
-_PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
+#: For each phase of a training step: the minimum number of bytes that it reads or writes, divided by the bytes of the
+#: parameters, and a text that says which data these bytes contain.
+_MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
@@ -37,11 +37,11 @@ _PARAMETER_COPIES_MOVED: Mapping[str, tuple[int, str]] = {
 
 
 @dataclass(frozen=True, order=True)
-class ModelShape(Sizes):
+class ModelShape(BaseShape):
     """The shape of a training step: ``batch`` sequences of ``context`` tokens each. A shape is written ``b8s1024``."""
 
-    pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
-    written: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
+    text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
+    text_description: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
     batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size, metavar="N"))
     context: int = field(
@@ -54,17 +54,17 @@ class ModelShape(Sizes):
         return f"b{self.batch}s{self.context}"
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return self.batch * self.context
 
 
-def _describe_rare_field(help: str) -> Mapping[str, Any]:
-    """Return the metadata of a field that users rarely set themselves, because the option --size sets it."""
+def _describe_preset_field(help: str) -> Mapping[str, Any]:
+    """Return the metadata of a field that users rarely set, because a preset (the option --size) sets it."""
     return describe(help, is_rare=True)
 
 
 @dataclass(frozen=True)
-class ModelProblem(DeclaredProblem):
+class ModelProblem(CheckedProblem):
     """All parameters of a training step except its shape.
 
     - ``style``: ``gpt2`` (LayerNorm, learned positions, GELU, biases), ``llama`` (RMSNorm, rotary positions, SwiGLU,
@@ -84,20 +84,20 @@ class ModelProblem(DeclaredProblem):
 
     style: Style = field(
         default="gpt2",
-        metadata=_describe_rare_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
+        metadata=_describe_preset_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
     )
-    d_model: int = field(default=768, metadata=_describe_rare_field("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_describe_rare_field("width of the hidden layer of the MLP"))
-    layers: int = field(default=12, metadata=_describe_rare_field("number of blocks"))
-    heads: int = field(default=12, metadata=_describe_rare_field("number of query heads"))
-    kv_heads: int = field(default=12, metadata=_describe_rare_field("number of key and value heads"))
-    experts: int = field(default=1, metadata=_describe_rare_field("number of experts per block, if --style is moe"))
+    d_model: int = field(default=768, metadata=_describe_preset_field("width of the residual stream (embedding size)"))
+    d_ff: int = field(default=3072, metadata=_describe_preset_field("width of the hidden layer of the MLP"))
+    layers: int = field(default=12, metadata=_describe_preset_field("number of blocks"))
+    heads: int = field(default=12, metadata=_describe_preset_field("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_describe_preset_field("number of key and value heads"))
+    experts: int = field(default=1, metadata=_describe_preset_field("number of experts per block, if --style is moe"))
     active_experts: int = field(
-        default=1, metadata=_describe_rare_field("number of experts that each token uses, if --style is moe")
+        default=1, metadata=_describe_preset_field("number of experts that each token uses, if --style is moe")
     )
-    vocabulary: int = field(default=50257, metadata=_describe_rare_field("number of tokens in the vocabulary"))
+    vocabulary: int = field(default=50257, metadata=_describe_preset_field("number of tokens in the vocabulary"))
     tied: bool = field(
-        default=True, metadata=_describe_rare_field("use the embedding's weights also to compute the logits")
+        default=True, metadata=_describe_preset_field("use the embedding's weights also to compute the logits")
     )
     phase: Phase = field(
         default="forward",
@@ -107,13 +107,14 @@ class ModelProblem(DeclaredProblem):
         ),
     )
     autocast: bool = field(
-        default=False, metadata=_describe_rare_field("keep parameters in float32 and run matmuls under torch.autocast")
+        default=False,
+        metadata=_describe_preset_field("keep parameters in float32 and run matmuls under torch.autocast"),
     )
     checkpointing: bool = field(
-        default=False, metadata=_describe_rare_field("recompute the activations of each block in the backward pass")
+        default=False, metadata=_describe_preset_field("recompute the activations of each block in the backward pass")
     )
     optimizer: Optimizer = field(
-        default="adamw", metadata=_describe_rare_field("optimizer of the training step, if --phase is step")
+        default="adamw", metadata=_describe_preset_field("optimizer of the training step, if --phase is step")
     )
     dtype: str = "bfloat16"
     data: str = field(
@@ -134,9 +135,12 @@ class ModelProblem(DeclaredProblem):
                 f"kv heads ({self.kv_heads})"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"style gpt2 needs as many kv heads as query heads ({self.heads}), not {self.kv_heads}")
+            raise UsageError(f"style gpt2 needs as many kv heads as query heads: {self.heads}, not {self.kv_heads}")
         if self.style != "gpt2" and self.head_dim % 2:
-            raise UsageError(f"head dimension {self.head_dim} is odd: rotary positions need an even one")
+            raise UsageError(
+                f"the head dimension {self.head_dim} (d_model / heads) is odd, but rotary positions need an even one: "
+                "change d_model or heads"
+            )
         if self.active_experts > self.experts:
             raise UsageError(
                 f"active_experts ({self.active_experts}) must be at most the number of experts ({self.experts})"
@@ -191,18 +195,18 @@ class ModelProblem(DeclaredProblem):
     # -- work --------------------------------------------------------------------------------------------------------
 
     def compute_work(self, shape: ModelShape) -> Work:
-        copies, moved = _PARAMETER_COPIES_MOVED[self.phase]
+        copies, moved = _MOVED_BYTES_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes: {moved}"
         )
-        return Work(self.flop(shape), copies * self.count_parameter_bytes(shape), convention)
+        return Work(self.compute_flop(shape), copies * self.count_parameter_bytes(shape), convention)
 
-    def flop(self, shape: ModelShape) -> float:
+    def compute_flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
         layer = self._count_layer_weights(self.active_experts)
-        # These are the FLOP of the matmuls with weights in a forward pass, including the logits.
-        matmul_flop = 2 * shape.tokens * (self.layers * layer + self.vocabulary * self.d_model)
+        # Count the FLOP of the matmuls with weights in a forward pass, including the matmul that computes the logits.
+        matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
         attention_flop = self.layers * self.make_attention_shape(shape).flop
         return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
@@ -221,8 +225,8 @@ def _make_fields(
     return {"style": style, **sizes, "vocabulary": 50257 if style == "gpt2" else 128256, "tied": tied}
 
 
-#: Fields of ModelProblem for each name of the option --size: models of GPT-2 and Llama 3, and a mixture of experts with
-#: the width of the small GPT-2.
+#: The fields of ModelProblem that each value of the option --size sets: models of GPT-2 and Llama 3, and a mixture of
+#: experts with the width of the small GPT-2.
 FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
     "small": _make_fields("gpt2", 768, 3072, 12, 12, 12),
     "medium": _make_fields("gpt2", 1024, 4096, 24, 16, 16),
@@ -237,7 +241,9 @@ FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """A kernel that runs a training step. ``dtypes``: its dtypes. They lack float16, which would need loss scaling."""
+    """A kernel that runs a training step. ``dtypes``: the dtypes that it supports, without float16, which needs loss
+    scaling.
+    """
 
     operation = "model"
     reports_memory = True
@@ -247,20 +253,21 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"autocast has no effect, because the parameters are {problem.dtype} too: leave autocast out"
+            return f"--autocast has no effect, because the parameters are {problem.dtype} too: remove --autocast"
         return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
     def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
         if shape.context % problem.experts:
             return (
-                f"the context length ({shape.context}) must be a multiple of the number of experts ({problem.experts})"
+                f"the context length ({shape.context}) must be a multiple of the number of experts "
+                f"({problem.experts}): change --context-lengths"
             )
         return None
 
 
-#: Fields of ModelProblem that the title of a table names only if they differ from their defaults.
+#: Fields of ModelProblem that appear in the title of a table only if they differ from their defaults.
 _RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
-#: Names of the model families in titles, by the style of their blocks.
+#: The names of model families in titles, by the style of their blocks.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 
@@ -314,7 +321,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
         shape = row.shape
         return {
-            "tokens/s": round(shape.tokens / row.seconds) if row.ok else None,
+            "tokens/s": round(shape.token_count / row.seconds) if row.ok else None,
             "parameters": row.problem.count_parameters(shape),
             "GB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e9,
             "GB reserved": None if row.peak_reserved_bytes is None else row.peak_reserved_bytes / 1e9,

@@ -1,10 +1,11 @@
-"""Run training steps in torch, with any installed attention kernel: ``torch[sdpa-flash]`` names it in brackets.
+"""Run training steps in torch with any installed attention kernel, which the name of the model kernel contains in
+brackets, as in ``torch[sdpa-flash]``.
 
 The reference result comes from the same network in float32 with eager attention, one block at a time. The optimizer has
 a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known.
-After each train (a number of launches back to back), mamf verifies losses and gradients, and that the parameters have
-not changed. mamf clears the optimizer's moments before a train. If they are still zero after the train, the optimizer
-did not run.
+mamf times a series of launches and then verifies the losses and gradients, and that the parameters have not changed.
+mamf sets the optimizer's moments to zero before each series. If they are still zero afterward, the optimizer did not
+run.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
 
-#: Maximum number of batches that consecutive launches rotate over. All launches share the parameters, so more batches
-#: would not evict more data from the cache.
+#: Launches use this many batches in turn, at most. All launches share the parameters, so more batches would not evict
+#: more data from the cache.
 _MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """A kernel that runs a model in eager torch, with the attention kernel that its name has in brackets."""
+    """A kernel that runs a model in eager torch, with the attention kernel that its name contains in brackets."""
 
     argument_description = "an attention kernel"
     base: ClassVar[str] = "torch"
@@ -54,7 +55,10 @@ class TorchModel(ModelKernel):
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention, TorchAttention):
-            return f"a model cannot use kernel {self.attention.name}, because it is no subclass of TorchAttention"
+            return (
+                f"a model cannot use the attention kernel {self.attention.name}, because it is not a subclass of "
+                "TorchAttention: choose another --attention"
+            )
         return super().explain_unsupported_problem(backend, problem) or self.attention.explain_unsupported_problem(
             backend, make_attention_problem(problem)
         )
@@ -74,15 +78,17 @@ class TorchModel(ModelKernel):
         """Return a function that runs the attention kernel on Q, K and V in the layout that Network uses."""
         attention = self.attention
         assert isinstance(attention, TorchAttention)
-        call = attention.bind_operands(backend, make_attention_problem(problem), problem.make_attention_shape(shape))
-        recorded = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
+        run_attention = attention.bind_operands(
+            backend, make_attention_problem(problem), problem.make_attention_shape(shape)
+        )
+        gradient_context = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
         is_sequence_first = attention.layout == "bshd"
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            with recorded():
+            with gradient_context():
                 if is_sequence_first:
-                    return call(q, k, v)
-                return call(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+                    return run_attention(q, k, v)
+                return run_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
         return attend
 
@@ -103,15 +109,15 @@ class TorchModel(ModelKernel):
         gc.collect()  # Free the memory of the previous model, which may be in a reference cycle.
         require_memory(backend, problem.count_bytes(shape))
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
-        run = self.make_forward_function(network)
+        run_forward = self.make_forward_function(network)
         if problem.autocast:
-            # As in training code, the backward pass runs in the dtypes that autocast chose in the forward pass.
-            run = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run)
-        return PreparedModel(problem, shape, network, run, min(sets, _MAX_BATCHES)).prepare()
+            # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
+            run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
+        return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
 class CompiledModel(TorchModel):
-    """A kernel like TorchModel that runs the network under torch.compile, compiled separately for each shape."""
+    """A kernel like TorchModel, but under torch.compile, which compiles the network separately for each shape."""
 
     base = "compiled"
 
@@ -119,7 +125,8 @@ class CompiledModel(TorchModel):
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
-        # Dynamo compiles a code object at most 8 times. Reset its count, or else later networks would run uncompiled.
+        # Dynamo compiles a code object at most 8 times. Reset its counter, without which later networks would not be
+        # compiled.
         torch.compiler.reset()
         return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]
 
@@ -150,13 +157,13 @@ def compute_reference_results(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the loss of each token in float32, and the gradients of the mean loss with respect to ``parameters``.
 
-    They are computed with the network's current parameters, of which at most one block at a time is in float32.
+    Use the network's current parameters, and convert those of only one block at a time to float32.
     """
     losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in parameters]
     with use_eager_attention(network), torch.set_grad_enabled(bool(parameters)):
         for inputs, next_tokens in zip(tokens.split(1), targets.split(1), strict=True):
             x = call_in_float32(network.embedding, inputs)
-            for block in network.stack:
+            for block in network.typed_blocks:
                 x = checkpoint(call_in_float32, block, x, use_reentrant=False)
             loss = checkpoint(call_in_float32, network.head, x, next_tokens, use_reentrant=False)
             losses.append(loss.detach())
@@ -168,8 +175,8 @@ def compute_reference_results(
 
 @contextmanager
 def use_eager_attention(network: Network) -> Iterator[None]:
-    """Replace the attention kernel in all blocks of a network by compute_causal_attention, within the context."""
-    attentions = [block.attention for block in network.stack]
+    """Replace the attention kernel in all blocks of a network with compute_causal_attention, within the context."""
+    attentions = [block.attention for block in network.typed_blocks]
     kernels = [each.attend for each in attentions]
     try:
         for each in attentions:
@@ -192,11 +199,11 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    unseen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (scores.masked_fill(unseen, -math.inf).softmax(-1) @ v).transpose(1, 2)
+    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(masked, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
-#: Largest accepted error of the losses by dtype, as a multiple of the standard deviation of the reference losses.
+#: The largest allowed error of the losses, divided by the standard deviation of the reference losses, by dtype.
 _LOSS_TOLERANCE = {"bfloat16": 0.05, "float32": 5e-4}
 _GRADIENT_TOLERANCE_FACTOR = 2.0
 _MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
@@ -204,7 +211,7 @@ _ReferenceResult = tuple[torch.Tensor, list[torch.Tensor]]
 
 
 class PreparedModel:
-    """A network that is ready to launch, and the batches that its launches rotate over.
+    """A network that is ready to launch, and the batches that its launches use in turn.
 
     A launch returns the loss of each token. With a backward pass it also returns the gradients of the parameters of the
     last norm and of the first block's attention. The gradients in the first block depend on all other layers.
@@ -215,13 +222,13 @@ class PreparedModel:
         problem: ModelProblem,
         shape: ModelShape,
         network: Network,
-        run: Callable[..., torch.Tensor],
-        batches: int,
+        run_forward: Callable[..., torch.Tensor],
+        batch_count: int,
     ) -> None:
-        self._problem, self._network, self._run = problem, network, run
+        self._problem, self._network, self._run_forward = problem, network, run_forward
         self._device = next(network.parameters()).device
-        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batches)]
-        self._sampled_parameters = [*network.stack[0].attention.parameters(), *network.head.norm.parameters()]
+        self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
+        self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
         self._shared_references = get_cached_references(
             replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
@@ -230,30 +237,30 @@ class PreparedModel:
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
-        # Gradients and moments of the optimizer stay in memory between launches.
+        # The gradients, and the moments of the optimizer, stay in memory between launches.
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
-        self._held_bytes = tensors_per_parameter * problem.count_parameter_bytes(shape)
+        self._extra_bytes_per_set = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
     def prepare(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
         for index, (tokens, targets) in enumerate(self._batches):
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
-        self._unchanged = ChangeDetector({name: tensor.detach() for name, tensor in operands.items()})
+        self._find_changed_operands = ChangeDetector({name: tensor.detach() for name, tensor in operands.items()})
         return Prepared(
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
             poison_outputs=self.poison_outputs,
             list_changed_operands=self.changed_operands,
-            extra_bytes_per_set=self._held_bytes,
+            extra_bytes_per_set=self._extra_bytes_per_set,
         )
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
-            # Record the autograd graph as in training. The time of the phase forward-backward minus the time of this
-            # phase is then the time of the backward pass.
-            return self._run(tokens, targets).detach()
+            # Record the autograd graph, as in training. So the time of the phase forward-backward, minus the time of
+            # this phase, is the time of the backward pass.
+            return self._run_forward(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
-        losses = self._run(tokens, targets)
+        losses = self._run_forward(tokens, targets)
         losses.mean().backward()
         if self._optimizer is not None:
             self._optimizer.step()
@@ -264,7 +271,8 @@ class PreparedModel:
     def poison_outputs(self, returned: Sequence[object]) -> None:
         """Overwrite the results of earlier launches, so that only a new launch can make them right.
 
-        Poison the returned tensors, release all gradients, and set the moments of the sampled parameters to 0.
+        Fill the returned tensors with values that no launch produces, release all gradients, and set the moments of the
+        sampled parameters to 0.
         """
         for result in returned:
             for tensor in list_tensors(result):
@@ -276,15 +284,15 @@ class PreparedModel:
     def changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
-        If none has changed, the reference results are right, so other kernels may use them too.
+        If no operand has changed, the reference results are right, so store them for other kernels.
         """
-        changed = self._unchanged()
+        changed = self._find_changed_operands()
         if not changed:
             self._shared_references |= self._references
         return changed
 
     def _get_moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters; empty until the optimizer has run once."""
+        """Return the optimizer's moments of the sampled parameters; an empty list until the optimizer has run once."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled_parameters]
@@ -301,10 +309,10 @@ class PreparedModel:
         error = compute_relative_error(measured, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = off = get_max_error(
+            details["gradient_error"] = gradient_error = get_max_error(
                 map(compute_relative_error, measured_gradients, gradients, gradients)
             )
-            error = get_max_error((error, off / _GRADIENT_TOLERANCE_FACTOR))
+            error = get_max_error((error, gradient_error / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments (running averages of gradients) are 0"
         return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")
@@ -323,7 +331,7 @@ def get_cached_references(
 ) -> dict[int, _ReferenceResult]:
     """Return the dict in host memory that caches the reference results of a problem and shape, by batch.
 
-    All kernels share it, because computing a reference result takes longer than measuring a kernel.
+    All kernels share this dict, because computing a reference result takes longer than measuring a kernel.
     """
     return {}
 
@@ -333,7 +341,7 @@ def draw_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random tokens and their targets (the next token of each token), both [batch, context].
 
-    ``index``: the number of the batch, from which the tokens are drawn.
+    ``index``: the number of the batch. Each batch has different tokens, which depend only on the seed and this number.
     """
     generator = torch.Generator().manual_seed(problem.seed + index)
     text = torch.randint(problem.vocabulary, (shape.batch, shape.context + 1), generator=generator)

@@ -1,50 +1,51 @@
-"""Measure kernels for ``mamf counters``, and after each one let NVIDIA's profiler ncu read its hardware counters."""
+"""Measure kernels for ``mamf counters``. After each measurement, read the kernel's hardware counters with ncu."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mamf.engine.runner import Setup
+from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
-from mamf.profiling.counters.ncu import Ncu, StepKey, encode_counts, make_step_key
+from mamf.profiling.counters.ncu import CountsKey, Ncu, encode_counts, make_counts_key
 
 
-class CountingStrategy(RowsStrategy):
-    """A strategy that measures each kernel and shape of a plan, and then reads the hardware counters of this kernel.
+class HardwareCounterStrategy(RowsStrategy):
+    """A strategy that measures each kernel with each shape of a plan, and reads its hardware counters right after.
 
-    ``counted``: the kernels and shapes whose counters an earlier run has already read.
+    ``counted_keys``: the keys of all kernels, problems and shapes whose counters have been read. If an earlier run is
+    resumed, the counters that it read are included.
     """
 
-    def __init__(self, setup: Setup, counted: set[StepKey], ncu: Ncu) -> None:
+    def __init__(self, setup: RunSetup, counted_keys: set[CountsKey], ncu: Ncu) -> None:
         super().__init__(setup)
-        self.counted, self.ncu = counted, ncu
+        self.counted_keys, self.ncu = counted_keys, ncu
 
     @property
     def skipped_count(self) -> int:
-        return super().skipped_count + len(find_uncounted_rows(self.setup.rows, self.counted))
+        return super().skipped_count + len(find_rows_without_counters(self.setup.rows, self.counted_keys))
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
-        for row in find_uncounted_rows(self.setup.rows, self.counted):
-            yield self._count_row(row)
-        for found in super().yield_results():
-            yield found
-            if isinstance(found, Measurement) and found.ok:
-                yield self._count_row(found)
+        for row in find_rows_without_counters(self.setup.rows, self.counted_keys):
+            yield self._read_row_counters(row)
+        for result in super().yield_results():
+            yield result
+            if isinstance(result, Measurement) and result.ok:
+                yield self._read_row_counters(result)
 
-    def _count_row(self, row: Measurement) -> LogRecord:
-        """Let ncu read the counters of the kernel and shape of a row, and return them as a record for the log."""
-        self.setup.on_phase(f"counting {row.shape} {row.kernel}")
-        named = {kernel.name: name for name, kernel in self.setup.kernels}
-        counts = self.ncu.count_kernel(named.get(row.kernel, row.kernel), row)
-        if counts.ok:
-            self.counted.add(make_step_key(counts))
+    def _read_row_counters(self, row: Measurement) -> LogRecord:
+        """Read the counters of a row's kernel and shape with ncu, and return them as a record for the log."""
+        self.setup.report_phase(f"counting {row.shape} {row.kernel}")
+        requested_names = {kernel.name: name for name, kernel in self.setup.kernels}
+        counts = self.ncu.read_kernel_counters(requested_names.get(row.kernel, row.kernel), row)
+        if counts.has_counters:
+            self.counted_keys.add(make_counts_key(counts))
         return LogRecord("counters", encode_counts(counts))
 
 
-def find_uncounted_rows(rows: Sequence[Measurement], counted: set[StepKey]) -> list[Measurement]:
-    """Return the successful rows whose kernel and shape are not in ``counted``. Leave out rows that mamf measured only
+def find_rows_without_counters(rows: Sequence[Measurement], counted_keys: set[CountsKey]) -> list[Measurement]:
+    """Return the successful rows whose counters have not been read. Leave out reference rows, which mamf measures only
     to compare other rows with them.
     """
-    return [row for row in rows if row.ok and not row.is_reference and make_step_key(row) not in counted]
+    return [row for row in rows if row.ok and not row.is_reference and make_counts_key(row) not in counted_keys]

@@ -27,7 +27,7 @@ from mamf.operations.unknown import get_operation
 
 ELAPSED_CYCLES = "gpc__cycles_elapsed.max"
 DURATION_NANOSECONDS = "gpu__time_duration.sum"
-TENSOR_PERCENT = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+TENSOR_PIPE_PERCENT = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 COMPUTE_UNITS_PERCENT = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
 MEMORY_PIPES_PERCENT = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
 L2_PERCENT = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
@@ -50,11 +50,11 @@ OCCUPANCY_LIMIT_METRICS = {
     "warps": "launch__occupancy_limit_warps",
     "blocks": "launch__occupancy_limit_blocks",
 }
-#: Metrics whose values may be added over the device kernels of a launch.
+#: The metrics that can be added up over the device kernels of a launch. The others are percentages or sizes.
 SUMMED_METRICS = (ELAPSED_CYCLES, DURATION_NANOSECONDS, DRAM_BYTES_READ, DRAM_BYTES_WRITTEN, INSTRUCTION_COUNT)
 NCU_METRICS = (
     *SUMMED_METRICS,
-    *(TENSOR_PERCENT, COMPUTE_UNITS_PERCENT, MEMORY_PIPES_PERCENT, L2_PERCENT, DRAM_PERCENT),
+    *(TENSOR_PIPE_PERCENT, COMPUTE_UNITS_PERCENT, MEMORY_PIPES_PERCENT, L2_PERCENT, DRAM_PERCENT),
     *(
         L2_HIT_PERCENT,
         L1_HIT_PERCENT,
@@ -68,16 +68,16 @@ NCU_METRICS = (
     ),
     *OCCUPANCY_LIMIT_METRICS.values(),
 )
-#: What identifies counters in a log: the kernel's name, the problem and the shape.
-StepKey = tuple[str, Any, Any]
+#: The kernel's name, the problem and the shape, which together identify the counters in a log.
+CountsKey = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
 class DeviceKernel:
-    """The hardware counters of one kernel that ran on the device.
+    """The hardware counters of one kernel that the device ran.
 
     - ``grid``, ``block``: the sizes of grid and block as ncu prints them, such as ``(2, 66, 1)``.
-    - ``metrics``: values in ncu's base units, by ncu's name of the metric; None if the device does not have the metric.
+    - ``metrics``: value of each metric in ncu's base units, by ncu's name of the metric; None if the device lacks it.
     """
 
     name: str
@@ -114,35 +114,38 @@ class DeviceKernel:
 class LaunchCounts:
     """The hardware counters of the launches of a kernel with one shape.
 
-    - ``kernels``: the device kernels that a launch runs. Each metric is the median over the counted launches.
-    - ``cycles``: the elapsed cycles of each counted launch, summed over its device kernels.
-    - ``reason``: why there are no counters; empty if there are.
+    - ``device_kernels``: the device kernels that a launch runs. Each metric is the median over the profiled launches.
+    - ``cycles_by_launch``: for each profiled launch, the sum of the elapsed cycles of its device kernels.
+    - ``missing_reason``: why there are no counters; empty if there are counters.
     """
 
     kernel: str
     problem: Any
     shape: Any
-    kernels: tuple[DeviceKernel, ...] = ()
-    cycles: tuple[float, ...] = ()
-    reason: str = ""
+    device_kernels: tuple[DeviceKernel, ...] = ()
+    cycles_by_launch: tuple[float, ...] = ()
+    missing_reason: str = ""
 
     @property
-    def ok(self) -> bool:
-        return bool(self.kernels)
+    def has_counters(self) -> bool:
+        return bool(self.device_kernels)
 
     @property
     def median_cycles(self) -> float | None:
-        return statistics.median(self.cycles) if self.cycles else None
+        return statistics.median(self.cycles_by_launch) if self.cycles_by_launch else None
 
     @property
-    def total(self) -> DeviceKernel:
-        """The metrics of a launch, added up over all its device kernels, without metrics that cannot be added, such as
-        percentages. If the launch runs a single device kernel, the result is that kernel with all its metrics.
+    def device_kernel_sum(self) -> DeviceKernel:
+        """The sums of the metrics over all device kernels of a launch, without metrics that cannot be added, such as
+        percentages. If a launch runs a single device kernel, this is that kernel with all its metrics.
         """
-        if len(self.kernels) == 1:
-            return self.kernels[0]
-        summed = {name: _sum_if_all_known([each.metrics.get(name) for each in self.kernels]) for name in SUMMED_METRICS}
-        return DeviceKernel(f"{len(self.kernels)} kernels", "", "", summed)
+        if len(self.device_kernels) == 1:
+            return self.device_kernels[0]
+        sums = {
+            name: _sum_if_all_known([kernel.metrics.get(name) for kernel in self.device_kernels])
+            for name in SUMMED_METRICS
+        }
+        return DeviceKernel(f"{len(self.device_kernels)} kernels", "", "", sums)
 
 
 def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
@@ -151,31 +154,32 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
 
 
 def make_launch_counts(
-    kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launches: int
+    kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launch_count: int
 ) -> LaunchCounts:
     """Make the counts of a kernel from the device kernels that several equal launches ran.
 
-    ``kernels``: all device kernels in the order in which they ran. ``launches``: the number of launches. If the
-    launches did not run the same device kernels, the result has no counters, but says why.
+    ``kernels``: all device kernels in the order in which they ran. If the launches did not run the same device kernels,
+    the result has a ``missing_reason`` and no counters.
     """
-    per_launch, rest = divmod(len(kernels), launches)
+    kernels_per_launch, remainder = divmod(len(kernels), launch_count)
     kernels_by_launch = [
-        kernels[start : start + per_launch] for start in range(0, len(kernels) - rest, per_launch or 1)
+        kernels[start : start + kernels_per_launch]
+        for start in range(0, len(kernels) - remainder, kernels_per_launch or 1)
     ]
-    if rest or len({tuple(each.name for each in launch) for launch in kernels_by_launch}) != 1:
+    if remainder or len({tuple(kernel.name for kernel in launch) for launch in kernels_by_launch}) != 1:
         return LaunchCounts(
             kernel,
             problem,
             shape,
-            reason=f"the {launches} launches did not all run the same kernels ({len(kernels)} in total)",
+            missing_reason=f"the {launch_count} launches did not all run the same kernels ({len(kernels)} in total)",
         )
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
     known = tuple(filter(None, cycles))
-    medians = tuple(map(_compute_median_kernel, zip(*kernels_by_launch, strict=True)))
-    return LaunchCounts(kernel, problem, shape, medians, known if len(known) == launches else ())
+    medians = tuple(map(_compute_median_metrics, zip(*kernels_by_launch, strict=True)))
+    return LaunchCounts(kernel, problem, shape, medians, known if len(known) == launch_count else ())
 
 
-def _compute_median_kernel(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
+def _compute_median_metrics(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
     medians: dict[str, float | None] = {}
     for name in same_kernels[0].metrics:
         known = [value for each in same_kernels if (value := each.metrics.get(name)) is not None]
@@ -183,7 +187,7 @@ def _compute_median_kernel(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel
     return replace(same_kernels[0], metrics=medians)
 
 
-def make_step_key(row: LaunchCounts | Measurement) -> StepKey:
+def make_counts_key(row: LaunchCounts | Measurement) -> CountsKey:
     return row.kernel, row.problem, row.shape
 
 
@@ -194,20 +198,20 @@ def encode_counts(counts: LaunchCounts) -> dict[str, Any]:
         "shape": operation.make_shape_record(counts.shape),
         "problem": operation.make_problem_record(counts.problem),
         "kernel": counts.kernel,
-        "kernels": [asdict(each) for each in counts.kernels],
-        "cycles": list(counts.cycles),
-        "reason": counts.reason,
+        "kernels": [asdict(each) for each in counts.device_kernels],
+        "cycles": list(counts.cycles_by_launch),
+        "reason": counts.missing_reason,
         "time": get_utc_time(),
     }
 
 
-def read_counts(log: RunLog) -> dict[StepKey, LaunchCounts]:
+def read_counts(log: RunLog) -> dict[CountsKey, LaunchCounts]:
     """Return the latest counts of each kernel, problem and shape in a log.
 
     Raises RunLogError for an invalid record of counters.
     """
     try:
-        return {make_step_key(counts): counts for counts in map(_decode_counts, log.counter_records)}
+        return {make_counts_key(counts): counts for counts in map(_decode_counts, log.counter_records)}
     except MALFORMED_ERRORS as error:
         raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
@@ -231,51 +235,53 @@ def _decode_counts(record: Mapping[str, Any]) -> LaunchCounts:
 
 #: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
 #: part's peak.
-BUSY_PERCENT = 60.0
-# Seconds that starting and ending a kernel takes. The launch bounds a kernel that runs for less time.
+MIN_BUSY_PERCENT = 60.0
+# Seconds that it takes to start and end a kernel. If a kernel runs for less time, its launch bounds its speed.
 _MIN_KERNEL_SECONDS = 5e-6
 # If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
 _MIN_WAVES = 0.5
-# If the device kernels run for less than this share of a launch's time in burst (launches back to back for a fraction
-# of a second), the gaps between kernels bound the launch.
-_MIN_RUNNING_SHARE = 0.7
-# If the longest device kernel takes at least this share of a launch's cycles, the report does not name the kernel with
-# its bound, because the bound applies to the launch as a whole.
-_WHOLE_LAUNCH_SHARE = 0.98
+# mamf also times launches back to back without ncu. If the device kernels of a launch run for less than this share of
+# the time from one launch to the next, the gaps between the kernels bound its speed.
+_MIN_KERNEL_TIME_SHARE = 0.7
+# If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
+# whole launch, without the kernel's name.
+_MIN_DOMINANT_KERNEL_SHARE = 0.98
 _MAX_KERNEL_NAME_LENGTH = 48
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The part of the device, or another cause, that limits the speed of a launch.
+    """What limits the speed of a launch.
 
-    ``by``: the part of the device, such as "tensor pipe", or else "launch", "latency" or "unknown". ``why``: the
-    figures that show the bound, in one line.
+    - ``limiter``: a part of the device, such as "tensor pipe", or "launch", "latency" or "unknown".
+    - ``evidence``: one line with the figures that show this.
     """
 
-    by: str
-    why: str
+    limiter: str
+    evidence: str
 
 
 def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) -> Bound:
-    """Return what bounds a launch: the gaps between its device kernels or, if these are short, what bounds the longest.
+    """Return what bounds a launch: the gaps between its device kernels if they are long, or else the bound of the
+    longest device kernel.
 
-    ``burst_seconds``: the seconds from one launch to the next in burst, measured without ncu; None if unknown.
+    ``burst_seconds``: the seconds from one launch to the next when kernels are launched back to back without ncu; None
+    if unknown.
     """
-    total, longest = counts.total, max(counts.kernels, key=lambda each: each.cycles or 0.0)
-    if burst_seconds and total.seconds and total.seconds < _MIN_RUNNING_SHARE * burst_seconds:
-        busy, kernels = total.seconds / burst_seconds, len(counts.kernels)
+    kernel_sum, longest = counts.device_kernel_sum, max(counts.device_kernels, key=lambda each: each.cycles or 0.0)
+    if burst_seconds and kernel_sum.seconds and kernel_sum.seconds < _MIN_KERNEL_TIME_SHARE * burst_seconds:
+        busy, kernels = kernel_sum.seconds / burst_seconds, len(counts.device_kernels)
         what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
         return Bound(
             "launch", f"{what} for only {busy:.0%} of the {burst_seconds * 1e6:.4g} us from one launch to the next"
         )
     bound = find_kernel_bound(longest)
-    share = longest.cycles / total.cycles if longest.cycles and total.cycles else 1.0
-    if share >= _WHOLE_LAUNCH_SHARE:
+    share = longest.cycles / kernel_sum.cycles if longest.cycles and kernel_sum.cycles else 1.0
+    if share >= _MIN_DOMINANT_KERNEL_SHARE:
         return bound
     return Bound(
-        bound.by,
-        f"{bound.why}, in {shorten_kernel_name(longest.name)} ({share:.0%} of the launch's cycles)",
+        bound.limiter,
+        f"{bound.evidence}, in {shorten_kernel_name(longest.name)} ({share:.0%} of the launch's cycles)",
     )
 
 
@@ -283,11 +289,11 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     """Return what bounds one device kernel: the part of the device that it keeps busiest, too little work to fill the
     device, or latency.
     """
-    known = {name: percent for name, percent in compute_busy_percent(kernel).items() if percent is not None}
+    known = {name: percent for name, percent in compute_busy_percent_by_part(kernel).items() if percent is not None}
     if not known:
         return Bound("unknown", "the device has no counters of its pipes and memory")
     busiest = max(known, key=lambda name: known[name])
-    if known[busiest] >= BUSY_PERCENT:
+    if known[busiest] >= MIN_BUSY_PERCENT:
         return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
     text, metrics = (
         f"no part of the device is near its peak; the busiest is {busiest} at {known[busiest]:.3g} %",
@@ -308,28 +314,28 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     return Bound("latency", text)
 
 
-def compute_busy_percent(kernel: DeviceKernel) -> dict[str, float | None]:
+def compute_busy_percent_by_part(kernel: DeviceKernel) -> dict[str, float | None]:
     """Return how busy a kernel keeps each part of the device, in percent of the part's peak; None if unknown.
 
-    If counters of two parts count the same work, only the more specific part has a percentage.
+    If ncu reports the same percentage for a group of parts and for one part of the group, the group gets None.
     """
     get = kernel.metrics.get
     tensor, units, dram, l2, pipes = (
-        get(TENSOR_PERCENT),
+        get(TENSOR_PIPE_PERCENT),
         get(COMPUTE_UNITS_PERCENT),
         get(DRAM_PERCENT),
         get(L2_PERCENT),
         get(MEMORY_PIPES_PERCENT),
     )
-    # All traffic of device memory passes through the L2, so a busy memory keeps the L2 busy too.
-    is_memory_busy = dram is not None and dram >= BUSY_PERCENT
-    is_of_others = {each for each in (tensor, dram, l2) if each is not None}
+    # All traffic of device memory passes through the L2, so the L2 is busy whenever the memory is. Report the memory.
+    is_memory_busy = dram is not None and dram >= MIN_BUSY_PERCENT
+    specific_percents = {each for each in (tensor, dram, l2) if each is not None}
     return {
         "tensor pipe": tensor,
-        "other pipes": None if units in is_of_others else units,
+        "other pipes": None if units in specific_percents else units,
         "memory": dram,
         "L2": None if is_memory_busy else l2,
-        "L1 and shared": None if is_memory_busy or pipes in is_of_others else pipes,
+        "L1 and shared": None if is_memory_busy or pipes in specific_percents else pipes,
     }
 
 
@@ -341,56 +347,62 @@ def shorten_kernel_name(name: str) -> str:
 
 _NO_PERMISSION_ERROR = "ERR_NVGPUCTRPERM"
 _NCU_MESSAGE_PREFIX, _NCU_ERROR_PREFIX = "==", "==ERROR=="
-_WITHOUT_COUNTERS = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
+_ALTERNATIVES_TO_COUNTERS = "rates ('mamf sweep', 'mamf attention') and traces ('mamf profile', nsys) need no counters"
 
 
 @dataclass(frozen=True)
 class Ncu:
-    """NVIDIA's profiler ncu, with the settings with which mamf runs it for every kernel.
+    """NVIDIA's profiler ncu, and the settings that mamf uses for all kernels of a run.
 
     - ``path``: the path of the program ncu.
     - ``backend``, ``device``: the backend's name and the device's number, as the user gave them.
-    - ``launches``: the number of launches of each kernel to count.
+    - ``launch_count``: the number of launches to profile per kernel.
     """
 
     path: str
     backend: str
     device: int
-    launches: int
+    launch_count: int
 
     def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
-        """Return the command line of ncu that counts a kernel. ``kernel``: the kernel's name as the user gave it."""
-        device = ("--backend", self.backend, "--device", str(self.device), "--launches", str(self.launches))
+        """Return the command line with which ncu reads a kernel's counters.
+
+        ``kernel``: the kernel's name as the user gave it.
+        """
+        device = ("--backend", self.backend, "--device", str(self.device), "--launches", str(self.launch_count))
         program = (sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device)
-        # Without --clock-control none, ncu would lock the device's clock, but mamf never changes settings of the
-        # machine, and counts kernels at the clock at which they run.
+        # Without --clock-control none, ncu would lock the device's clock. But mamf never changes settings of the
+        # machine, and kernels should run at the clock at which they run without ncu.
         return [
             *(self.path, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base"),
             *("--metrics", ",".join(NCU_METRICS)),
             *program,
         ]
 
-    def count_kernel(self, kernel: str, row: Measurement) -> LaunchCounts:
+    def read_kernel_counters(self, kernel: str, row: Measurement) -> LaunchCounts:
         """Run ncu and return the counts of the kernel, problem and shape of a row.
 
-        ``kernel``: the kernel's name as the user gave it. If ncu fails, the result has no counters, but says why.
-        Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
+        ``kernel``: the kernel's name as the user gave it. If ncu fails, the result has a ``missing_reason`` and no
+        counters. Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
         """
-        output, errors = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
-        if _NO_PERMISSION_ERROR in output + errors:
+        output, error_output = run_and_capture_output(self.make_command(kernel, row.problem, row.shape))
+        if _NO_PERMISSION_ERROR in output + error_output:
             raise UnavailableError(
-                f"the driver does not let this user read counters ({_NO_PERMISSION_ERROR}): run as root, load its "
-                "module with NVreg_RestrictProfilingToAdminUsers=0, or start the container with --cap-add SYS_ADMIN; "
-                f"{_WITHOUT_COUNTERS}"
+                f"the driver does not let this user read counters ({_NO_PERMISSION_ERROR}): run as root, load the "
+                "driver's module with NVreg_RestrictProfilingToAdminUsers=0, or start the container with "
+                "--cap-add SYS_ADMIN; "
+                f"{_ALTERNATIVES_TO_COUNTERS}"
             )
         kernels = parse_kernel_counters(output)
-        if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in f"{output}\n{errors}".splitlines()):
-            return LaunchCounts(row.kernel, row.problem, row.shape, reason=explain_missing_counts(output, errors))
-        return make_launch_counts(row.kernel, row.problem, row.shape, kernels, self.launches)
+        if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in f"{output}\n{error_output}".splitlines()):
+            return LaunchCounts(
+                row.kernel, row.problem, row.shape, missing_reason=explain_missing_counts(output, error_output)
+            )
+        return make_launch_counts(row.kernel, row.problem, row.shape, kernels, self.launch_count)
 
 
 def make_run_options(problem: Any, shape: Any) -> list[str]:
-    """Return the options with which ``mamf run`` and ``mamf counters`` take a problem and a shape of any operation."""
+    """Return the options that give ``mamf run`` or ``mamf counters`` this problem and shape, for any operation."""
     operation = get_operation(problem.operation)
     texts = [
         f"{name}={'none' if value is None else value}"
@@ -410,27 +422,29 @@ def find_ncu(name: str | None) -> str:
         what = f"{name} is not an executable program" if name else "ncu, which reads the counters, is not on PATH"
         raise UnavailableError(
             f"{what}: install NVIDIA Nsight Compute (part of the CUDA toolkit), or give its path with --ncu; "
-            f"{_WITHOUT_COUNTERS}"
+            f"{_ALTERNATIVES_TO_COUNTERS}"
         )
     return path
 
 
-def explain_missing_counts(output: str, errors: str) -> str:
-    """Return one line that says why ncu counted nothing: the last error of the profiled program, and ncu's first error.
+def explain_missing_counts(output: str, error_output: str) -> str:
+    """Return one line that says why ncu read no counters: the program's last error and ncu's first error.
 
-    ``output``, ``errors``: what ncu and the program wrote to stdout and stderr.
+    ``output``, ``error_output``: what ncu and the program wrote to stdout and stderr.
     """
-    program_errors = [line for line in errors.splitlines() if line.strip() and not line.startswith(_NCU_MESSAGE_PREFIX)]
+    program_errors = [
+        line for line in error_output.splitlines() if line.strip() and not line.startswith(_NCU_MESSAGE_PREFIX)
+    ]
     ncu_errors = [
         line.removeprefix(_NCU_ERROR_PREFIX).strip()
-        for line in f"{output}\n{errors}".splitlines()
+        for line in f"{output}\n{error_output}".splitlines()
         if line.startswith(_NCU_ERROR_PREFIX)
     ]
     return " / ".join([*program_errors[-1:], *ncu_errors[:1]]) or "ncu counted no kernel and printed no reason"
 
 
 def parse_kernel_counters(output: str) -> list[DeviceKernel]:
-    """Read the device kernels in the output of ncu, in the order in which they ran; empty if it contains no CSV."""
+    """Return the device kernels in the output of ncu, in the order in which they ran; empty if there is no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     header = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     head, *rows = [*csv.reader(lines[header:])] or [[]]
@@ -455,10 +469,11 @@ def parse_number(text: str) -> float | None:
 def run_and_capture_output(command: Sequence[str]) -> tuple[str, str]:
     """Run a program until it ends, and return what it wrote to stdout and stderr.
 
-    An interrupt kills the program and the processes that it started. Raises UnavailableError if it cannot be started.
+    An interrupt kills the program and the processes that it started. Raises UnavailableError if the program cannot
+    be started.
     """
     try:
-        # Give the program a separate session, so that Ctrl-C reaches only mamf, which then kills that session.
+        # Give the program a separate session, so that Ctrl-C reaches only mamf, which then kills the whole session.
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         )
@@ -471,6 +486,6 @@ def run_and_capture_output(command: Sequence[str]) -> tuple[str, str]:
             with contextlib.suppress(OSError):
                 if hasattr(os, "killpg"):
                     os.killpg(process.pid, signal.SIGKILL)
-                else:  # This system has no sessions.
+                else:  # Windows has no sessions.
                     process.kill()
             raise

@@ -1,6 +1,6 @@
 """Make the report of ``mamf counters``: one row per kernel with its hardware counters and what bounds its speed.
 
-A launch of a kernel may run several device kernels. Each of these then has a separate row.
+If a launch of a kernel runs several device kernels, each device kernel has a separate row too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from mamf.profiling.counters.ncu import (
     POSSIBLE_WARPS_PERCENT,
     REGISTERS_PER_THREAD,
     SHARED_BYTES_PER_BLOCK,
-    TENSOR_PERCENT,
+    TENSOR_PIPE_PERCENT,
     Bound,
+    CountsKey,
     DeviceKernel,
     LaunchCounts,
     find_launch_bound,
-    make_step_key,
+    make_counts_key,
     read_counts,
     shorten_kernel_name,
 )
@@ -46,70 +47,80 @@ from mamf.report.shares import make_problem_title
 
 
 class CounterLine(NamedTuple):
-    """One line of the table of counters: that of a launch, or that of one device kernel of a launch.
+    """One line of the table of counters, for a launch or for one device kernel of a launch.
 
     - ``row``: the measurement of the launch.
-    - ``kernel``: the counters of the device kernel; for a launch, their sums over its device kernels.
-    - ``is_launch``: whether this is the line of a launch.
-    - ``launch``: all counts of the launch; None in the line of a device kernel, or if nothing was counted.
+    - ``counters``: the counters of the device kernel; for a launch, their sums over its device kernels.
+    - ``is_launch``: whether the line is for a whole launch.
+    - ``launch_counts``: all counts of the launch; None for a device kernel, or if no counters were read.
     - ``first_launch_cycles``: the cycles of the first launch in the table, with which the table compares all launches.
-    - ``reason``: why nothing was counted; empty if it was.
-    - ``bound``: what bounds the launch; None in the line of a device kernel, or if nothing was counted.
+    - ``missing_reason``: why no counters were read; empty if they were read.
+    - ``bound``: what bounds the launch; None for a device kernel, or if no counters were read.
     """
 
     row: Measurement
-    kernel: DeviceKernel
+    counters: DeviceKernel
     is_launch: bool = True
-    launch: LaunchCounts | None = None
+    launch_counts: LaunchCounts | None = None
     first_launch_cycles: float | None = None
-    reason: str = ""
+    missing_reason: str = ""
     bound: Bound | None = None
 
     @property
     def cycles(self) -> float | None:
-        return self.launch.median_cycles if self.launch else self.kernel.cycles
+        return self.launch_counts.median_cycles if self.launch_counts else self.counters.cycles
 
     @property
-    def verdict(self) -> str:
-        return f"bound by {self.bound.by}: {self.bound.why}" if self.bound else self.reason
+    def bound_or_missing_reason(self) -> str:
+        return f"bound by {self.bound.limiter}: {self.bound.evidence}" if self.bound else self.missing_reason
 
 
 def make_counters_document(log: RunLog) -> Document:
     """Make the report of the hardware counters in a log. Raises RunLogError for an invalid record of counters."""
     counts = read_counts(log)
-    groups: dict[tuple[Any, Any], list[Measurement]] = {}
-    for row in {make_step_key(row): row for row in log.measurements if not row.is_reference}.values():
-        groups.setdefault((row.problem, row.shape), []).append(row)
-    tables = [_make_counter_table(rows, counts) for rows in groups.values()]
+    rows_by_problem_and_shape: dict[tuple[Any, Any], list[Measurement]] = {}
+    for row in {make_counts_key(row): row for row in log.measurements if not row.is_reference}.values():
+        rows_by_problem_and_shape.setdefault((row.problem, row.shape), []).append(row)
+    tables = [_make_counter_table(rows, counts) for rows in rows_by_problem_and_shape.values()]
     blocks: list[Block] = [
         Lines([f"hardware counters from ncu on {describe_machine(log.header)}"]),
         *tables,
         Lines([describe_end(log.summary)]),
-        Answer([line for table in tables for line in _yield_answers(table)]),
+        Answer([line for table in tables for line in _yield_conclusions(table)]),
     ]
     return Document("Hardware counters", blocks, {"header": log.header, "summary": log.summary})
 
 
-def _make_counter_table(rows: Sequence[Measurement], counted: Mapping[Any, LaunchCounts]) -> Table[CounterLine]:
+def _make_counter_table(
+    rows: Sequence[Measurement], counts_by_key: Mapping[CountsKey, LaunchCounts]
+) -> Table[CounterLine]:
     """Make the table of the kernels that ran one problem with one shape.
 
-    ``rows``: their measurements. ``counted``: counts by kernel, problem and shape. The printed table shows the device
-    kernels of a launch only if it has several; csv and json always have them.
+    ``rows``: the measurements of these kernels. The printed table shows the device kernels of a launch only if the
+    launch runs several; csv and json always have them.
     """
     first_launch_cycles = next(
-        (counts.median_cycles for row in rows if (counts := counted.get(make_step_key(row))) and counts.median_cycles),
+        (
+            counts.median_cycles
+            for row in rows
+            if (counts := counts_by_key.get(make_counts_key(row))) and counts.median_cycles
+        ),
         None,
     )
     lines = [
-        line for row in rows for line in _yield_counter_lines(row, counted.get(make_step_key(row)), first_launch_cycles)
+        line
+        for row in rows
+        for line in _yield_counter_lines(row, counts_by_key.get(make_counts_key(row)), first_launch_cycles)
     ]
     return Table(
         _make_counter_columns(lines),
         lines,
         title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
-        shown_rows=[line for line in lines if line.is_launch or len(counted[make_step_key(line.row)].kernels) > 1],
-        get_remarks=lambda line: [line.verdict] if line.is_launch else [],
+        shown_rows=[
+            line for line in lines if line.is_launch or len(counts_by_key[make_counts_key(line.row)].device_kernels) > 1
+        ],
+        get_remarks=lambda line: [line.bound_or_missing_reason] if line.is_launch else [],
         get_label=attrgetter("row.kernel"),
     )
 
@@ -117,21 +128,21 @@ def _make_counter_table(rows: Sequence[Measurement], counted: Mapping[Any, Launc
 def _yield_counter_lines(
     row: Measurement, counts: LaunchCounts | None, first_launch_cycles: float | None
 ) -> Iterator[CounterLine]:
-    if counts is None or not counts.ok:
-        reason = row.reason or (counts.reason if counts else "the run ended before this kernel was counted")
+    if counts is None or not counts.has_counters:
+        reason = row.reason or (counts.missing_reason if counts else "the run ended before this kernel was counted")
         yield CounterLine(
-            row, DeviceKernel("", "", "", {}), reason=f"{'not counted' if row.ok else row.status}: {reason}"
+            row, DeviceKernel("", "", "", {}), missing_reason=f"{'not counted' if row.ok else row.status}: {reason}"
         )
         return
     yield CounterLine(
         row,
-        counts.total,
+        counts.device_kernel_sum,
         True,
         counts,
         first_launch_cycles,
         bound=find_launch_bound(counts, row.seconds if row.ok else None),
     )
-    for kernel in counts.kernels:
+    for kernel in counts.device_kernels:
         yield CounterLine(row, kernel, False)
 
 
@@ -139,7 +150,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
     """Return the columns of the table of counters. csv and json have all metrics, under the names of ncu."""
     operation = get_operation(lines[0].row.operation)
     further_metrics = dict.fromkeys(
-        name for line in lines for name in line.kernel.metrics if name not in _METRIC_COLUMNS
+        name for line in lines for name in line.counters.metrics if name not in _METRIC_COLUMNS
     )
 
     def get_rate(line: CounterLine) -> float | None:
@@ -149,7 +160,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         Column(
             "",
             "kernel",
-            lambda line: line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.kernel.name)}",
+            lambda line: line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.counters.name)}",
             is_left_aligned=True,
             min_characters=28,
         ),
@@ -165,27 +176,27 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         *make_columns_from_mappings(lines, lambda line: operation.make_problem_record(line.row.problem), titled=False),
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
-        Column("device_kernel", "", lambda line: "total" if line.is_launch else line.kernel.name),
+        Column("device_kernel", "", lambda line: "total" if line.is_launch else line.counters.name),
         make_rate_column("", lines[0].row.work.unit, get_rate, lines, importance=1),
-        Column("reason", "", attrgetter("reason")),
+        Column("reason", "", attrgetter("missing_reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
         Column("rate", "", get_rate),
-        Column("launches", "", lambda line: line.launch and len(line.launch.cycles)),
-        Column("bound_by", "", lambda line: line.bound and line.bound.by),
-        Column("bound_why", "", lambda line: line.bound and line.bound.why),
-        Column("grid", "", attrgetter("kernel.grid")),
-        Column("block", "", attrgetter("kernel.block")),
-        Column("seconds", "us", attrgetter("kernel.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
+        Column("launches", "", lambda line: line.launch_counts and len(line.launch_counts.cycles_by_launch)),
+        Column("bound_by", "", lambda line: line.bound and line.bound.limiter),
+        Column("bound_why", "", lambda line: line.bound and line.bound.evidence),
+        Column("grid", "", attrgetter("counters.grid")),
+        Column("block", "", attrgetter("counters.block")),
+        Column("seconds", "us", attrgetter("counters.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
         Column("dram_bytes_per_second", "DRAM TB/s", _compute_dram_rate, lambda rate: f"{rate / TERA:.3g}", 4),
         *(
-            Column(name, title, _make_metric_reader(name), form, rank)
-            for name, (title, form, rank) in _METRIC_COLUMNS.items()
+            Column(name, title, _make_metric_reader(name), format_value, importance)
+            for name, (title, format_value, importance) in _METRIC_COLUMNS.items()
         ),
-        Column("dram_bytes", "DRAM MB", attrgetter("kernel.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
+        Column("dram_bytes", "DRAM MB", attrgetter("counters.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
         Column(
             "limited_by",
             "limited by",
-            lambda line: ", ".join(line.kernel.occupancy_limiters) or None,
+            lambda line: ", ".join(line.counters.occupancy_limiters) or None,
             str,
             6,
             is_left_aligned=True,
@@ -198,7 +209,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
 #: For each metric in the printed table: the column's title, the function that formats its values, and its importance
 #: (a narrow terminal drops the columns with the highest numbers first).
 _METRIC_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
-    TENSOR_PERCENT: ("tensor %", "{:.1f}".format, 2),
+    TENSOR_PIPE_PERCENT: ("tensor %", "{:.1f}".format, 2),
     L2_HIT_PERCENT: ("L2 hit %", "{:.0f}".format, 5),
     L1_HIT_PERCENT: ("L1 hit %", "{:.0f}".format, 5),
     ACTIVE_WARPS_PERCENT: ("warps %", "{:.1f}".format, 5),
@@ -211,31 +222,35 @@ _METRIC_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
 
 
 def _make_metric_reader(name: str) -> Callable[[CounterLine], float | None]:
-    return lambda line: line.kernel.metrics.get(name)
+    return lambda line: line.counters.metrics.get(name)
 
 
 def _compute_dram_rate(line: CounterLine) -> float | None:
-    nbytes, seconds = line.kernel.dram_bytes, line.kernel.seconds
+    nbytes, seconds = line.counters.dram_bytes, line.counters.seconds
     return nbytes / seconds if nbytes is not None and seconds else None
 
 
 def _describe_device_kernels(line: CounterLine) -> str | None:
     """Return the names of the device kernels that a launch ran, or None in the line of a device kernel."""
-    is_one = line.launch is not None and len(line.launch.kernels) == 1
-    return (shorten_kernel_name(line.kernel.name) if is_one else line.kernel.name) if line.launch else None
+    runs_single_kernel = line.launch_counts is not None and len(line.launch_counts.device_kernels) == 1
+    return (
+        (shorten_kernel_name(line.counters.name) if runs_single_kernel else line.counters.name)
+        if line.launch_counts
+        else None
+    )
 
 
-def _yield_answers(table: Table[CounterLine]) -> Iterator[str]:
+def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
     """Yield the conclusions of a table of counters, one line each.
 
-    If several kernels were counted, say which has the fewest cycles and which is fastest in burst. Otherwise say what
-    bounds each kernel.
+    If counters of several kernels were read, say which kernel has the fewest cycles and which is fastest in burst.
+    Otherwise say what bounds each kernel.
     """
     launches = [line for line in table.rows if line.is_launch]
-    ranked = [line for line in launches if line.row.ok and line.launch and line.cycles]
-    if len(ranked) > 1:
-        by_cycles = min(ranked, key=lambda line: line.cycles or 0.0).row.kernel
-        in_burst = min(ranked, key=lambda line: line.row.seconds).row.kernel
+    launches_with_cycles = [line for line in launches if line.row.ok and line.launch_counts and line.cycles]
+    if len(launches_with_cycles) > 1:
+        by_cycles = min(launches_with_cycles, key=lambda line: line.cycles or 0.0).row.kernel
+        in_burst = min(launches_with_cycles, key=lambda line: line.row.seconds).row.kernel
         yield f"{table.title}: fewest cycles: {by_cycles}; fastest in burst: {in_burst}"
     else:
-        yield from (f"{table.title}: {line.row.kernel}: {line.verdict}" for line in launches)
+        yield from (f"{table.title}: {line.row.kernel}: {line.bound_or_missing_reason}" for line in launches)

@@ -43,7 +43,7 @@ QUERY_COUNT_FACET = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.sha
 #: Facets whose values always get separate panels: head dimension, mask, direction and dtype.
 _ALWAYS_SPLIT_FACETS = (
     Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}"),
-    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask),
+    Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask_description),
     Facet(lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]),
     Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
 )

@@ -275,7 +275,7 @@ _NAME_GROUPS = (
 )
 _STYLE_INDEX_BY_NAME = {
     **{name: place for group in _NAME_GROUPS for place, name in enumerate(group)},
-    # Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are grey.
+    # Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are gray.
     "other work": 1,
     "measured": 0,
     "lost since the step before": 1,

@@ -13,7 +13,7 @@ from torch.nn.functional import layer_norm
 
 from mamf.backend import Backend
 from mamf.errors import UsageError
-from mamf.kernel import Buffer, Verdict, Work, aligned
+from mamf.kernel import Buffer, Verdict, Work, round_up_to_alignment
 from mamf.operation import Operation
 from mamf.operations.operand_sets import OperandSet, TorchKernel, view_as
 
@@ -49,7 +49,7 @@ class LayerNormProblem:
         return Work(8 * shape.rows * shape.width, self.count_bytes(shape), "X read, Y written, once each", "TB/s")
 
     def list_buffers(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        return {"x": Buffer(aligned(shape.rows * shape.width) * sets, self.dtype)}
+        return {"x": Buffer(round_up_to_alignment(shape.rows * shape.width) * sets, self.dtype)}
 
     def count_bytes(self, shape: Rows, sets: int = 1, rewrite: bool = False) -> int:
         return 2 * self.list_buffers(shape, sets)["x"].nbytes

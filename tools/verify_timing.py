@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.measurement import Measurement, compute_relative_timing_error, find_timer_calibration
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
@@ -62,7 +62,7 @@ def burst(backend: Backend, case: Case) -> Measurement:
     regime = Burst(backend)
     regime.start()
     pool = backend.make_operand_pool("normal", 0)
-    row = measure(*prepared(backend, case), regime, pool, StoppingRule(seconds=1.0))
+    row = measure_row(*prepared(backend, case), regime, pool, StoppingRule(max_seconds=1.0))
     pool.release_buffers()
     if not row.ok:
         raise SystemExit(f"{case}: {row.status}: {row.reason}")

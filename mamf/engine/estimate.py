@@ -40,10 +40,10 @@ _USUAL_PREPARATION_SECONDS = 0.01
 
 
 def measure_matmul_flops(
-    kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, largest: int = _MAX_PROBE_SIZE
+    kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, max_size: int = _MAX_PROBE_SIZE
 ) -> float:
     """Measure the FLOP/s that a kernel reaches in a cubic matmul. M = N = K starts at 1024 (128 on a CPU) and doubles
-    until a launch takes 1 ms, memory runs out, or M is at least ``largest``.
+    until a launch takes 1 ms, memory runs out, or M is at least ``max_size``.
 
     Raises UnsupportedError if the kernel does not support the problem, DeviceError if the first launch fails, and
     PluginError if the backend's timer reports no time.
@@ -59,7 +59,7 @@ def measure_matmul_flops(
                     raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
                 flops = shape.flop / seconds
                 enough = _MIN_PROBE_LAUNCH_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_MATMUL_SECONDS
-                if seconds >= enough or size >= largest:
+                if seconds >= enough or size >= max_size:
                     return flops
                 size *= 2
     except PluginError:
@@ -81,22 +81,22 @@ def measure_matmul_flops(
 
 
 def choose_working_kernels(
-    backend: Backend, problem: MatmulProblem, names: Sequence[str] | None = None, is_quick: bool = False
+    backend: Backend, problem: MatmulProblem, kernel_names: Sequence[str] | None = None, is_quick: bool = False
 ) -> list[MatmulKernel]:
     """Return the kernels that a search for ceilings compares, in the order of ``choose_search_kernels``.
 
-    If ``names`` is None, each kernel before the first kernel that works is left out with a warning. A quick search also
-    leaves out kernels that must be compiled and were never the fastest on cards of this model in results/.
+    If ``kernel_names`` is None, leave out, with a warning, all kernels before the first one that works. In a quick
+    search, also leave out kernels that must be compiled and were never the fastest on cards of this model in results/.
 
-    If no kernel works and the first kernel does not support the problem, the result is that kernel alone, so that a row
-    of the log says why. Raises DeviceError if no kernel works for another reason, and what ``choose_search_kernels``
-    raises.
+    If no kernel works and the first kernel does not support the problem, return only that kernel: the row of the log
+    that it gets then says why. Raises DeviceError if no kernel works for another reason, and whatever
+    ``choose_search_kernels`` raises.
     """
-    if names is not None:
-        return choose_search_kernels(backend, problem, names)
+    if kernel_names is not None:
+        return choose_search_kernels(backend, problem, kernel_names)
     kernels, faults = choose_search_kernels(backend, problem), list[MamfError]()
     if is_quick:
-        # If results/ has a fastest kernel for cards of this model, keep only the default kernel, that fastest kernel,
+        # If results/ says which kernels are fastest on cards of this model, keep only these kernels, the default kernel
         # and all kernels that need no compilation.
         known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
         winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
@@ -128,16 +128,16 @@ def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
     return stdlib_statistics.median(seconds)
 
 
-def estimate_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flops: float) -> float:
-    """Estimate the seconds that a device which reaches ``flops`` FLOP/s needs to measure ``steps`` (the combinations of
-    regime, problem, shape and kernel of a plan). The result is at most the plan's budget.
+def estimate_run_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flops: float) -> float:
+    """Estimate the seconds that a device needs to measure ``steps`` (combinations of regime, problem, shape and kernel)
+    if it reaches ``flops`` FLOP/s. The result is at most the plan's budget.
     """
     total = 0.0
     for regime in plan.regimes:
         launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
         if launches:
             total += len(launches) * _USUAL_PREPARATION_SECONDS + sum(launches)
-            total += get_regime_class(regime).estimate_seconds(backend, plan, launches)
+            total += get_regime_class(regime).estimate_rows_seconds(backend, plan, launches)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 

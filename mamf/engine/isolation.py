@@ -1,9 +1,9 @@
 """Check a kernel's results and speed from a process that never imports the kernel.
 
-A kernel can replace functions of torch and mamf, such as its own verification or the clock, in the process that
-measures it. So mamf also lets kernels that were loaded by path, and with ``--isolate`` all kernels, compute on operands
-that a fresh process has drawn. The fresh process verifies the results on the CPU, and times the launches with its own
-clock.
+In the process that measures it, a kernel can replace functions of torch and mamf, such as its own verification or the
+clock. To detect that, a fresh process draws operands, lets the measuring process launch the kernel on them, verifies
+the results on the CPU, and times the launches with its own clock. mamf checks kernels that were loaded by path in this
+way, and with ``--isolate`` all kernels.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class IsolatedChecker:
-    """A checker that lets a fresh process verify the kernels of one device. It keeps that process for later checks, and
-    remembers the answers.
+    """A checker that lets a fresh process verify the kernels of one device. It keeps the process for later checks, and
+    remembers the answers of the process.
 
-    ``checks_all_kernels``: True if it checks every kernel, False if none; None: only kernels that were loaded by path.
+    ``checks_all_kernels``: True to check every kernel, False to check none, None to check those loaded by path.
     """
 
     checks_all_kernels: bool | None = None
@@ -78,7 +78,7 @@ class IsolatedChecker:
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release_buffers()
-            # Without a whole answer, for example after Ctrl-C, an incomplete message may be left in the process's pipe.
+            # If no complete answer arrived, for example after Ctrl-C, the process's pipe may contain part of a message.
             if not is_whole:
                 process.kill()
             self._checking_process = process if is_whole else None
@@ -100,5 +100,5 @@ _CHECKER_BY_BACKEND: weakref.WeakKeyDictionary[Backend, IsolatedChecker] = weakr
 
 
 def get_isolated_checker(backend: Backend) -> IsolatedChecker:
-    """Return the checker (``IsolatedChecker``) of an opened device, which is created on first use."""
+    """Return the checker of an opened device. Create the checker on first use."""
     return _CHECKER_BY_BACKEND.setdefault(backend, IsolatedChecker())

@@ -25,16 +25,16 @@ DeviceKernelFinder = Callable[[Callable[[], object]], Sequence[str]]
 class ProfiledLaunches:
     """The result of launching a kernel within a profiler's window.
 
-    - ``seconds``: device seconds of each launch in the window, between the events around it.
+    - ``launch_seconds``: device seconds of each launch in the window, between the events around it.
     - ``preparation_seconds``: host time before the window, including compilation, tuning and the first launch.
-    - ``verdict``: how far the worst verified output is from its reference; None if nothing was verified.
+    - ``worst_verdict``: how far the worst verified output is from its reference; None if nothing was verified.
     - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if mamf did not look.
     - ``is_deterministic``: True if all repeated launches gave equal bits; None if unknown.
     """
 
-    seconds: tuple[float, ...]
+    launch_seconds: tuple[float, ...]
     preparation_seconds: float
-    verdict: Verdict | None
+    worst_verdict: Verdict | None
     device_kernel_names: Sequence[str] | None = None
     is_deterministic: bool | None = None
 
@@ -44,18 +44,18 @@ def launch_in_profiler_window(
     problem: Any,
     shape: Any,
     backend: Backend,
-    launches: int = 1,
-    verifies: bool = True,
+    launch_count: int = 1,
+    must_verify: bool = True,
     find_device_kernels: DeviceKernelFinder | None = None,
-    repeats: int = 0,
+    repeat_count: int = 0,
 ) -> ProfiledLaunches:
-    """Prepare the kernel, verify a launch, launch ``launches`` times within the profiler's window, and verify again.
+    """Prepare the kernel, verify a launch, launch ``launch_count`` times within the profiler's window, verify again.
 
-    - ``verifies``: True if mamf verifies results before and after the window.
+    - ``must_verify``: False to skip the verifications before and after the window.
     - ``find_device_kernels``: called with one more launch after the window, to find the kernels that the launch runs on
       the device.
-    - ``repeats``: the number of launches after the window whose results are compared with one another, to find out
-      whether the kernel is deterministic.
+    - ``repeat_count``: the number of launches after the window whose results are compared with one another, to find
+      out whether the kernel is deterministic.
 
     Raises UnsupportedError if the kernel does not support the problem, WrongResultError if a result is wrong, and
     DeviceError if a launch fails.
@@ -69,7 +69,7 @@ def launch_in_profiler_window(
             pool = backend.make_operand_pool(problem.data, problem.seed)
             ready = kernel.prepare(backend, problem, shape, pool)
             checked = CheckedKernel(ready)
-            if verifies:
+            if must_verify:
                 checked.warm_up_and_verify(backend)
                 checked.poison_outputs()
             else:
@@ -77,54 +77,56 @@ def launch_in_profiler_window(
                 backend.synchronize()
             prepared = backend.now()
             with backend.open_profiler_window(f"{kernel.name} {shape}"):
-                marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launches)]
+                marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launch_count)]
             backend.synchronize()
-            if verifies:
-                checked.verify()
+            if must_verify:
+                checked.verify_last_outputs()
                 checked.require_unchanged_operands()
             return ProfiledLaunches(
-                seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
+                launch_seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
                 preparation_seconds=prepared - begun,
-                verdict=checked.verdict if verifies else None,
+                worst_verdict=checked.verdict if must_verify else None,
                 device_kernel_names=find_device_kernels and tuple(find_device_kernels(checked.launches[0])),
-                is_deterministic=_check_determinism(checked, backend, repeats, ready.queue_checksum),
+                is_deterministic=_check_determinism(checked, backend, repeat_count, ready.queue_checksum),
             )
     except MamfError:
         raise
     except get_catchable_plugin_errors() as error:
         status, reason = classify_error(error, kernel, backend)
-        raise DeviceError(f"{kernel.name} on {shape}: {status}: {reason}") from error
+        raise DeviceError(f"kernel {kernel.name} on {shape} has the status {status}: {reason}") from error
 
 
 def time_kernel_parts(
-    kernel: Any, problem: Any, shape: Any, backend: Backend, launches: int
+    kernel: Any, problem: Any, shape: Any, backend: Backend, launch_count: int
 ) -> dict[str, tuple[int, float]]:
-    """Launch each part of a kernel, such as one of its matmuls, ``launches`` times on its own. Return the FLOP and the
-    median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
+    """Launch each part of a kernel, such as one of its matmuls, ``launch_count`` times without the other parts. Return
+    the FLOP and the median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
     """
     if not hasattr(kernel, "make_part_launches"):
         raise UnsupportedError(
-            f"kernel {kernel.name} is one launch, so its parts cannot be timed: use the kernel eager"
+            f"kernel {kernel.name} is one launch, so its parts cannot be timed: choose the kernel eager"
         )
     parts = kernel.make_part_launches(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
     found = {}
     for name, (flop, launch) in parts.items():
         # Ignore the first launch, because it only warms up the device.
-        _, *marks = [launch_between_marks(launch, backend) for _ in range(launches + 1)]
+        _, *marks = [launch_between_marks(launch, backend) for _ in range(launch_count + 1)]
         backend.synchronize()
         found[name] = flop, statistics.median(backend.compute_seconds_between(*each) for each in marks)
     return found
 
 
 def _check_determinism(
-    checked: CheckedKernel, backend: Backend, repeats: int, checksum: Callable[[int, object], Callable[[], int]] | None
+    checked: CheckedKernel,
+    backend: Backend,
+    repeat_count: int,
+    checksum: Callable[[int, object], Callable[[], int]] | None,
 ) -> bool | None:
-    """Launch ``repeats`` times, and return whether all launches give equal bits; None if that cannot be checked or
-    ``repeats`` is 0. Compare what the launches return or, for kernels that return nothing, the ``checksum`` of their
-    output.
+    """Launch ``repeat_count`` times, and return whether all launches give equal bits; None if that cannot be checked or
+    ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, ``checksum`` of their output.
     """
     digests = set[object]()
-    for _ in range(repeats):
+    for _ in range(repeat_count):
         checked.poison_outputs()
         returned = checked.launches[0]()
         summed = checksum and checksum(0, returned)

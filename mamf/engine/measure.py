@@ -30,19 +30,20 @@ class ClockPolicy:
     """The rule by which a run decides for each new row whether to measure the true clock of the compute units, which
     takes additional launches.
 
-    ``mode``: ALL_CLOCKS measures the clock for every row, NO_CLOCK for none, and BEST_CLOCK for each row that is faster
-    than all earlier rows with the row's problem. If ``is_per_shape`` (in runs that compare kernels), BEST_CLOCK
-    compares a row only with earlier rows of the row's shape. The fastest row of the run always gets its clock.
+    - ``clock_mode``: ALL_CLOCKS measures the clock for every row, NO_CLOCK for none, and BEST_CLOCK for each row that
+      is faster than all earlier rows of its problem, and therefore always for the fastest row of the run.
+    - ``is_per_shape``: True if BEST_CLOCK compares a row only with earlier rows of its shape (in runs that compare
+      kernels).
     """
 
-    mode: str = NO_CLOCK
+    clock_mode: str = NO_CLOCK
     is_per_shape: bool = False
     _best_rate_by_key: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def make_from_plan(cls, plan: Plan) -> ClockPolicy:
-        """Return the rule for a plan: the one that the plan's option ``clock`` names. But runs whose rows are compared
-        with rows of other runs measure the clock of every row instead of the fastest ones.
+        """Return the rule that the option ``clock`` of a plan names. But if the rows of the plan will be compared with
+        rows of other runs, return a rule that measures the clock of every row instead of the fastest rows only.
         """
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
@@ -51,38 +52,40 @@ class ClockPolicy:
         """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s). The result is False for
         rows of a ``phase`` of a search that only chooses which shapes to confirm.
         """
-        if self.mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
+        if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
-        # In the confirming phase of a search, any candidate may get the highest median, so each needs its clock.
+        # In the confirming phase of a search, any candidate may get the highest median, so measure the clock of each.
         of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
         best_rate = self._best_rate_by_key.get(key, 0.0)
         self._best_rate_by_key[key] = max(rate, best_rate)
-        return rate > best_rate or self.mode == ALL_CLOCKS
+        return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
 _ESTIMATE_LAUNCH_COUNT = 3
 
 
-def measure(
+def measure_row(
     kernel: AnyKernel,
     problem: Any,
     shape: Any,
     regime: Regime,
-    pool: OperandPool,
-    rule: StoppingRule,
-    fastest_possible: float | None = None,
+    operand_pool: OperandPool,
+    stopping_rule: StoppingRule,
+    max_possible_rate: float | None = None,
     should_measure_clock: ShouldMeasureClock = lambda rate: False,
 ) -> Measurement:
-    """Prepare and verify a kernel on a shape, then take samples as the regime does until ``rule`` stops it. Return the
-    row. If anything fails, the row has another status than ``ok``. Raises only exceptions that end the run
+    """Prepare and verify a kernel on a shape, then let the regime take samples until ``stopping_rule`` stops it. Return
+    the row. If anything fails, the row has a status other than ``ok``. Raises only exceptions that end the run
     (mamf.errors.ENDING_EXCEPTIONS).
 
-    - ``pool``: the buffers of the operands, which rows of a run share.
-    - ``fastest_possible``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
+    - ``operand_pool``: the buffers of the operands, which rows of a run share.
+    - ``max_possible_rate``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
     - ``should_measure_clock``: takes the row's rate in FLOP/s, and returns whether to measure the true clock too.
     """
-    run = _RowMeasurement(kernel, problem, shape, regime, pool, rule, fastest_possible, should_measure_clock)
+    run = _RowMeasurement(
+        kernel, problem, shape, regime, operand_pool, stopping_rule, max_possible_rate, should_measure_clock
+    )
     backend = regime.backend
     try:
         return run.measure_row()
@@ -92,7 +95,7 @@ def measure(
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
-        pool.release_buffers()
+        operand_pool.release_buffers()
         backend.release_cached_memory()
     return run.make_row(status, reason)
 
@@ -118,9 +121,9 @@ class _RowMeasurement:
     problem: Any
     shape: Any
     regime: Regime
-    pool: OperandPool | None
-    rule: StoppingRule
-    fastest_possible: float | None
+    operand_pool: OperandPool | None
+    stopping_rule: StoppingRule
+    max_possible_rate: float | None
     should_measure_clock: ShouldMeasureClock = lambda rate: False
 
     def measure_row(self) -> Measurement:
@@ -133,26 +136,26 @@ class _RowMeasurement:
         sets = self.regime.count_operand_sets(problem, shape, backend.info.cache_bytes)
         with kernel.apply_settings(backend, problem):
             checked = CheckedKernel(
-                kernel.prepare(backend, problem, shape, self.pool, sets, self.regime.must_rewrite_output)
+                kernel.prepare(backend, problem, shape, self.operand_pool, sets, self.regime.must_rewrite_output)
             )
             # Compile, tune and verify before any timed launch.
-            estimate = checked.warm_up_and_verify(backend)
-            if kernel.must_fit_in_burst and self.regime.explain_why_too_long(estimate):
+            launch_seconds = checked.warm_up_and_verify(backend)
+            if kernel.must_fit_in_burst and self.regime.explain_why_too_long(launch_seconds):
                 # Time more launches: the first one may have compiled, and the compiler may still use the host.
-                estimate = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCH_COUNT))
-                if reason := self.regime.explain_why_too_long(estimate):
+                launch_seconds = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCH_COUNT))
+                if reason := self.regime.explain_why_too_long(launch_seconds):
                     return self.make_row("unsupported", reason)
             if kernel.reports_reserved:
                 checked.poison_outputs()
-                backend.release_cached_memory()  # Blocks that the allocator kept from earlier launches must not count.
+                backend.release_cached_memory()  # Do not count blocks that the allocator kept from earlier launches.
             peak = measure_launch_bytes(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = (
                 backend.read_peak_reserved_memory_bytes() if kernel.reports_reserved and peak is not None else None
             )
-            samples = self.regime.take_and_verify_samples(checked, self.rule, estimate)
+            samples = self.regime.take_and_verify_samples(checked, self.stopping_rule, launch_seconds)
             self.measure_true_clock(checked, samples)
             checked.require_unchanged_operands()
-            self.regime.keep_device_loaded(checked.launches, samples.seconds[-1])
+            self.regime.keep_device_loaded(checked.launches, samples.seconds_per_launch[-1])
         held_details = {} if peak is None else {"held_bytes": checked.prepared.extra_bytes_per_set}
         verdict = replace(checked.verdict, details={**checked.verdict.details, **samples.details, **held_details})
         return self.make_row_from_samples(samples, verdict, peak, reserved)
@@ -162,24 +165,26 @@ class _RowMeasurement:
         ``should_measure_clock`` returns True for the rate.
         """
         work = self.problem.compute_work(self.shape)
-        seconds = compute_figure(samples.seconds, "mean" if self.regime.best_by == "mean" else "median")
+        seconds = compute_figure(samples.seconds_per_launch, "mean" if self.regime.best_by == "mean" else "median")
         if (
-            samples.clock_hz is None
+            samples.mean_clock_hz is None
             and work.unit == "TFLOPS"
             and self.should_measure_clock(work.amount / max(seconds, 1e-12))
         ):
-            samples.clock_hz = self.regime.measure_true_clock(checked, seconds)
+            samples.mean_clock_hz = self.regime.measure_true_clock(checked, seconds)
 
     def make_row_from_samples(
-        self, samples: Samples, verdict: Verdict, peak: int | None, reserved: int | None
+        self, samples: Samples, verdict: Verdict, peak_bytes: int | None, reserved_bytes: int | None
     ) -> Measurement:
         # Round to nanoseconds as the log does, so that figures computed from the log are identical to those of the row.
         # No timer resolves a nanosecond.
-        seconds = [round(sample, 9) for sample in samples.seconds]
+        seconds = [round(sample, 9) for sample in samples.seconds_per_launch]
         work = self.problem.compute_work(self.shape)
         timer = find_timer_calibration(self.regime.backend.name)
-        accuracy = timer.error_seconds if timer and samples.timer_overhead else 0.0  # 0 if the error is unknown.
-        possible, impossible = split_impossible_samples(seconds, work.amount, self.fastest_possible, accuracy)
+        accuracy = (
+            timer.error_seconds if timer and samples.timer_overhead_seconds else 0.0
+        )  # 0 if the error is unknown.
+        possible, impossible = split_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
@@ -189,23 +194,23 @@ class _RowMeasurement:
             summary=summarize(possible, self.regime.best_by) if possible else None,
             error=verdict.error,
             details=verdict.details,
-            peak_memory_bytes=peak,
-            peak_reserved_bytes=reserved,
+            peak_memory_bytes=peak_bytes,
+            peak_reserved_bytes=reserved_bytes,
             samples=tuple(possible),
             implausible_samples=tuple(impossible),
-            launches=samples.launches,
-            timer_overhead=samples.timer_overhead,
+            launches=samples.launch_count,
+            timer_overhead=samples.timer_overhead_seconds,
             timer_accuracy=accuracy,
-            conditions=summarize_readings(samples.readings, samples.watts),
+            conditions=summarize_readings(samples.readings, samples.mean_watts),
             remarks=(*samples.remarks, *alternation),
         )
         info = self.regime.backend.info
-        if samples.clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
-            clock_hz = float(round(samples.clock_hz))
+        if samples.mean_clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
+            clock_hz = float(round(samples.mean_clock_hz))
             used = compute_cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
-        if reason := explain_implausible(row, info, self.fastest_possible):
+        if reason := explain_implausible(row, info, self.max_possible_rate):
             return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.find_repeatability(self.problem))
 
@@ -236,28 +241,30 @@ def build_row_from_samples(
 
 def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
     """Return the FLOP or bytes per second that the device cannot exceed with this problem and shape. Return None if
-    that limit is unknown, or if the kernel approximates: its rate counts work that it skips, so it may be higher.
+    that limit is unknown. Also return None for a kernel that approximates: its rate counts work that it skips, so the
+    rate may exceed the limit.
     """
     return get_operation(problem.operation).find_max_possible_rate(info, problem, shape) if kernel.is_exact else None
 
 
-def is_cut_short(result: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
-    """Return whether the budget of the run ended before a row (``result``) had enough samples or, in sustained, before
-    the end of its measuring time. A resumed run measures such a row again. A row whose launches ended before
-    ``deadline`` counts as complete, even if its verification ended after ``deadline``.
+def is_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+    """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
+    run must measure the row again. In the regime sustained, the launches of such a row took less than the time of a
+    measurement; in other regimes, the row has too few samples. If only the verification ended after ``deadline``,
+    the row is complete.
     """
-    if deadline is None or now < deadline or result.status not in ("ok", "implausible"):
+    if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False
     if isinstance(regime, Sustained):
-        return sum(result.samples) / max(len(result.samples), 1) * result.launches < regime.visit_seconds
-    return len(result.samples) < StoppingRule.min_samples
+        return sum(row.samples) / max(len(row.samples), 1) * row.launches < regime.visit_seconds
+    return len(row.samples) < StoppingRule.min_samples
 
 
 def measure_launch_bytes(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
     """Measure the bytes of device memory that one launch needs: operands, saved tensors and what the launch allocates.
     Other memory of the process does not count. Return None if the backend does not report memory.
     """
-    checked.poison_outputs()  # This releases what earlier launches returned.
+    checked.poison_outputs()  # Release what earlier launches returned.
     before = backend.read_allocated_memory_bytes()
     if before is None:
         return None

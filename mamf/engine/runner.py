@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
 from mamf.engine.isolation import get_isolated_checker
-from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_cut_short, measure
+from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_cut_short, measure_row
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASH_REASON,
@@ -76,7 +76,7 @@ def get_crash_record(backend: Backend) -> CrashRecord:
 class Step(NamedTuple):
     """One measurement that a strategy asks the runner to make.
 
-    - ``rule``: when to stop taking samples. It has no deadline; the runner adds the end of the run's budget.
+    - ``stopping_rule``: when to stop taking samples. It has no deadline; the runner adds the end of the run's budget.
     - ``phase``, ``round``, ``is_reference``: fields of the row (see Measurement).
     - ``is_reported``: True if the runner yields the row to the log; False if the strategy adds something to the row and
       then yields the row itself.
@@ -86,7 +86,7 @@ class Step(NamedTuple):
     problem: Problem
     shape: Any
     regime: Regime
-    rule: StoppingRule
+    stopping_rule: StoppingRule
     phase: str = ""
     round: int = 0
     is_reference: bool = False
@@ -198,7 +198,7 @@ class Runner:
     def prepare_regime(self, regime: Regime) -> Regime:
         """Let a regime prepare itself before its first shape, and return it. Raise DeviceError if the device fails."""
         try:
-            regime.start()
+            regime.prepare_device()
         except get_catchable_plugin_errors() as error:
             raise DeviceError(
                 f"the device of backend {self.backend.name} failed before the first shape in the regime {regime.name}: "
@@ -257,7 +257,7 @@ class Runner:
         # The first row has no deadline. Otherwise a run with a very short budget would never complete that row, however
         # often it is resumed. A measurement of fixed length has no deadline either, because a part of it is useless.
         deadline = self.deadline if self._has_measured_row and not step.regime.fixed_visit_seconds else None
-        rule = replace(step.rule, deadline=deadline)
+        rule = replace(step.stopping_rule, deadline=deadline)
         failed, crashes = make_failed_row(step), get_crash_record(self.backend)
         if reason := crashes.explain_why_not_to_launch(failed):
             return replace(failed, reason=reason)
@@ -266,7 +266,7 @@ class Runner:
             should_measure_clock = partial(
                 self.clock_policy.should_measure_clock, step.phase, step.regime.name, problem, step.shape, kernel.name
             )
-            row = measure(
+            row = measure_row(
                 kernel,
                 problem,
                 step.shape,

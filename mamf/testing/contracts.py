@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
@@ -159,7 +159,7 @@ class BackendContract:
 
 def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+    return measure_row(kernel, problem, shape, Burst(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 class AnyKernelContract:
@@ -190,7 +190,7 @@ class AnyKernelContract:
             for launch in (*checked.launches, *checked.launches):
                 launch()
             backend.synchronize()
-            checked.verify()
+            checked.verify_last_outputs()
             checked.require_unchanged_operands()
 
     def test_a_poisoned_output_is_wrong(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:

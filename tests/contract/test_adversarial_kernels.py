@@ -7,7 +7,7 @@ import secrets
 import pytest
 import torch
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError, require_no_skipped_work
 from mamf.errors import UsageError
@@ -216,11 +216,13 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
     monkeypatch.setattr(type(cpu), "sustained_traits", brief)
     monkeypatch.setattr(Sustained, "max_settling_seconds", 0.02)
     started, problem = REGIMES[regime](cpu), product("float32")
-    started.start()
+    started.prepare_device()
     # One launch an operand set: what rotates would need a memory for each.
     monkeypatch.setattr(started, "count_operand_sets", lambda *arguments: 1)
     pool = cpu.make_operand_pool("normal", 0)
-    row = measure(Adversary(cheat()), problem, MatmulShape(512, 512, 512), started, pool, StoppingRule(seconds=0.2))
+    row = measure_row(
+        Adversary(cheat()), problem, MatmulShape(512, 512, 512), started, pool, StoppingRule(max_seconds=0.2)
+    )
     assert (row.status, said in row.reason) == ("wrong_result", True), row.reason
 
 
@@ -446,7 +448,7 @@ def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
     checked.change_operands_and_poison()
     checked.launches[0]()
     with pytest.raises(WrongResultError):
-        checked.verify()
+        checked.verify_last_outputs()
 
 
 class Copying(SdpaMath):
@@ -465,8 +467,10 @@ class Copying(SdpaMath):
 def test_an_attention_that_copies_signs_to_a_remembered_output_is_refused_in_burst(cpu):
     problem, shape = AttentionProblem("float32"), AttentionShape.parse("b1h2q256k256d32")
     started = Burst(cpu)
-    started.start()
-    row = measure(Copying(), problem, shape, started, cpu.make_operand_pool("normal", 0), StoppingRule(seconds=0.2))
+    started.prepare_device()
+    row = measure_row(
+        Copying(), problem, shape, started, cpu.make_operand_pool("normal", 0), StoppingRule(max_seconds=0.2)
+    )
     assert (row.status, "relative error" in row.reason) == ("wrong_result", True), row.reason
 
 

@@ -112,10 +112,10 @@ def timed_launches(backend, calls):
     calls.clear()
     checked = CheckedKernel(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
     with FlushRecorder(calls):
-        taken = Burst(backend).sample(checked, StoppingRule(seconds=0.0), 0.0)
-    assert len(taken.seconds) == 3
+        taken = Burst(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
+    assert len(taken.seconds_per_launch) == 3
     order = ("flush", "record", "launch", "mark_step", "synchronize")
-    return [call[0] for call in calls if call[0] in order], taken.seconds
+    return [call[0] for call in calls if call[0] in order], taken.seconds_per_launch
 
 
 @pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "hpu"])

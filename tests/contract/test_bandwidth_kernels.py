@@ -8,7 +8,7 @@ import sys
 import pytest
 from verdicts import verified
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions
@@ -122,9 +122,9 @@ def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
 
 def measured(kernel, backend, problem, regime=Burst, shape=SHAPE):
     started = regime(backend)
-    started.start()
+    started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.0))
+    return measure_row(kernel, problem, shape, started, pool, StoppingRule(max_seconds=0.0))
 
 
 @pytest.mark.parametrize("kernel", [Lazy, Meddling, AllButOne])

@@ -10,7 +10,7 @@ from fake_cublaslt import EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, FakeCu
 from verdicts import verified
 
 from mamf.backend import Unavailable
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import OneKernelStrategy
@@ -60,7 +60,7 @@ def prepared(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE, **options):
 
 def row_of(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE):
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(seconds=0.0))
+    return measure_row(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 class TestCublasLt(KernelContract):

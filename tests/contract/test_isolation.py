@@ -116,7 +116,7 @@ def process(monkeypatch):
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
     get_isolated_checker(cpu).checks_all_kernels = everything
-    regime, rule = Burst(cpu), StoppingRule(seconds=0.0)
+    regime, rule = Burst(cpu), StoppingRule(max_seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
     def steps():

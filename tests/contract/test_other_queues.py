@@ -2,7 +2,7 @@
 
 import pytest
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
@@ -87,9 +87,9 @@ class Aside(SimulatedMatmul):
 
 def row_of(kernel, regime, backend):
     started, problem = REGIMES[regime](backend), MatmulProblem()
-    started.start()
+    started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, SHAPE, started, pool, StoppingRule(seconds=0.5))
+    return measure_row(kernel, problem, SHAPE, started, pool, StoppingRule(max_seconds=0.5))
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
@@ -90,7 +90,7 @@ class TestQuack(KernelContract):
 
 def row_of(name, device):
     pool = device.make_operand_pool("normal", 0)
-    return measure(make_matmul_kernel(name), PROBLEM, SHAPE, Burst(device), pool, StoppingRule(seconds=0.0))
+    return measure_row(make_matmul_kernel(name), PROBLEM, SHAPE, Burst(device), pool, StoppingRule(max_seconds=0.0))
 
 
 def test_its_configurations_are_ranked_by_the_regime(device):

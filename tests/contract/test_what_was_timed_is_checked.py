@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -87,8 +87,8 @@ def row_of(kernel, backend, regime, problem=None, shape=SHAPE):
     problem = problem or MatmulProblem("float32", "float32")
     pool = backend.make_operand_pool(problem.data, problem.seed)
     started = REGIMES[regime](backend)
-    started.start()
-    return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.05))
+    started.prepare_device()
+    return measure_row(kernel, problem, shape, started, pool, StoppingRule(max_seconds=0.05))
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -10,7 +10,7 @@ def verified(prepared):
     for launch in checked.launches:
         launch()
     try:
-        checked.verify(whole=True)
+        checked.verify_last_outputs(checks_all_elements=True)
         checked.require_unchanged_operands()
     except WrongResultError as error:
         return error.verdict

@@ -3,7 +3,7 @@
 import pytest
 from this_accelerator import ACCELERATOR
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthShape
 from mamf.plugins.discovery import make_kernel, make_operation
@@ -16,7 +16,7 @@ LARGE, SMALL = BandwidthShape(2**30), BandwidthShape(2**24)
 @pytest.fixture
 def burst():
     regime = Burst(ACCELERATOR)
-    regime.start()
+    regime.prepare_device()
     return regime
 
 
@@ -33,7 +33,7 @@ def measured(kernel, regime, shape, **asked):
     problem = BANDWIDTH.make_problem(ACCELERATOR, asked)
     limit = BANDWIDTH.find_max_possible_rate(ACCELERATOR.info, problem, shape)
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
-    row = measure(kernel, problem, shape, regime, pool, StoppingRule(seconds=0.3), limit)
+    row = measure_row(kernel, problem, shape, regime, pool, StoppingRule(max_seconds=0.3), limit)
     print(kernel.name, problem.pattern, problem.dtype, shape, row.status, row.ok and f"{row.best_rate:.3f} TB/s")
     return row
 

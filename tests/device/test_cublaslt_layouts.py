@@ -3,7 +3,7 @@
 import pytest
 from this_accelerator import ACCELERATOR
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
@@ -24,7 +24,9 @@ def row_of(name, problem, shape=SHAPE):
     if reason := make_matmul_kernel(name).explain_unsupported_problem(ACCELERATOR, problem):
         pytest.skip(reason)
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
-    return measure(make_matmul_kernel(name), problem, shape, Burst(ACCELERATOR), pool, StoppingRule(seconds=0.05))
+    return measure_row(
+        make_matmul_kernel(name), problem, shape, Burst(ACCELERATOR), pool, StoppingRule(max_seconds=0.05)
+    )
 
 
 @pytest.mark.parametrize("padding", ["", "+8"])

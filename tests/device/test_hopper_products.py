@@ -3,7 +3,7 @@
 import pytest
 from this_accelerator import ACCELERATOR
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -21,7 +21,7 @@ def test_every_tile_is_right(dtype, shape):
         pytest.skip(str(reason))
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     regime = Burst(ACCELERATOR)
-    regime.start()
+    regime.prepare_device()
     for variant in found.list_variants(ACCELERATOR, problem, shape):
-        row = measure(variant, problem, shape, regime, pool, StoppingRule(seconds=0.1))
+        row = measure_row(variant, problem, shape, regime, pool, StoppingRule(max_seconds=0.1))
         assert row.ok, (variant.name, row.reason)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from this_accelerator import ACCELERATOR
 
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMm
@@ -37,9 +37,9 @@ def row_of(kernel, size, regime):
     if not ACCELERATOR.has_idle_marks:
         pytest.skip("this driver records no events in a context")
     started, problem, shape = REGIMES[regime](ACCELERATOR), MatmulProblem(), MatmulShape(size, size, size)
-    started.start()
+    started.prepare_device()
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
-    return measure(kernel, problem, shape, started, pool, StoppingRule(seconds=0.5))
+    return measure_row(kernel, problem, shape, started, pool, StoppingRule(max_seconds=0.5))
 
 
 @pytest.mark.parametrize("regime", REGIMES)

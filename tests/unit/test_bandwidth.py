@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import make_operation
@@ -26,9 +26,9 @@ def bandwidth():
 
 def measured(backend, problem, shape, regime=Burst, **options):
     started = regime(backend)
-    started.start()
+    started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure(SimulatedBandwidth(), problem, shape, started, pool, StoppingRule(seconds=0.1), **options)
+    return measure_row(SimulatedBandwidth(), problem, shape, started, pool, StoppingRule(max_seconds=0.1), **options)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_what_is_faster_than_memory_is_implausible(bandwidth):
     backend = SimulatedBackend(physics=Physics(memory_bandwidth=6e12))
     problem, shape = BandwidthProblem(), BandwidthShape(GIB)
     limit = bandwidth.find_max_possible_rate(backend.info, problem, shape)
-    row = measured(backend, problem, shape, fastest_possible=limit)
+    row = measured(backend, problem, shape, max_possible_rate=limit)
     assert row.status == "implausible"
     assert "TB/s" in row.reason
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import mamf
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import Preset, Request
@@ -21,8 +21,8 @@ SHAPE = ModelShape(8, 1024)
 
 def measured(backend, problem, shape, regime=Burst, kernel=None):
     started, pool = regime(backend), backend.make_operand_pool("normal", 0)
-    started.start()
-    return measure(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
+    started.prepare_device()
+    return measure_row(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
 
 
 @pytest.mark.parametrize(
@@ -188,5 +188,5 @@ def test_the_formula_for_a_training_loop_counts_the_same_work(size):
         num_experts_per_tok=problem.active_experts,
     )
     shape = ModelShape(2, 4096)
-    by_formula = mamf.model_flops(config).per_token(shape.context, causal=True) * shape.token_count
+    by_formula = mamf.model_flops(config).compute_flop_per_token(shape.context, causal=True) * shape.token_count
     assert problem.compute_flop(shape) == pytest.approx(by_formula, rel=1e-3)

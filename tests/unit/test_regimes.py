@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mamf.ceilings.ceiling import summarize_conditions
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
 from mamf.kernel import count_operand_sets
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -28,16 +28,16 @@ def rate(backend, shape, clock_hz):
 
 def take(regime, shape=FAT, **rule):
     backend = regime.backend
-    rule = {"seconds": regime.default_sweep_row_seconds, **rule}
+    rule = {"max_seconds": regime.default_sweep_row_seconds, **rule}
     pool = backend.make_operand_pool("normal", 0)
-    row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(**rule))
+    row = measure_row(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(**rule))
     assert row.ok, row.reason
     return row
 
 
 def started(kind, backend, **options):
     regime = kind(backend, **options)
-    regime.start()
+    regime.prepare_device()
     return regime
 
 
@@ -150,8 +150,8 @@ class SlowToLaunch(SimulatedMatmul):
 def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_seconds):
     backend = SimulatedBackend(physics=QUIET)
     regime = started(Burst, backend)
-    pool, rule = backend.make_operand_pool("normal", 0), StoppingRule(seconds=1.0)
-    row = measure(SlowToLaunch(host_seconds), MatmulProblem(), MatmulShape(1024, 1024, 1024), regime, pool, rule)
+    pool, rule = backend.make_operand_pool("normal", 0), StoppingRule(max_seconds=1.0)
+    row = measure_row(SlowToLaunch(host_seconds), MatmulProblem(), MatmulShape(1024, 1024, 1024), regime, pool, rule)
     assert row.ok, row.reason
 
 
@@ -198,7 +198,7 @@ def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(p
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=0.1))
     backend.sleep(phase)
     regime = started(Sustained, backend, visit_seconds=1.0)
-    rows = [take(regime, shape, seconds=1.0) for _ in range(3)]
+    rows = [take(regime, shape, max_seconds=1.0) for _ in range(3)]
     assert [row.conditions.watts for row in rows] == pytest.approx(
         [backend.device_physics.power_limit_watts] * 3, rel=0.005
     )
@@ -261,7 +261,7 @@ def test_classic_takes_as_many_launches_as_mamf_finder():
 @pytest.mark.parametrize("seconds", [0.001, 0.005, 0.0085, 0.009, 0.0095, 0.012])
 def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
     regime = started(Classic, SimulatedBackend(), warmup_seconds=0.0)
-    row = take(regime, MatmulShape(1024, 1024, 1024), seconds=seconds)
+    row = take(regime, MatmulShape(1024, 1024, 1024), max_seconds=seconds)
     assert row.launches >= 3
     assert "the time limit stopped the loop" in row.remarks[0]
 
@@ -332,7 +332,7 @@ def test_what_keeps_the_device_loaded_runs_under_its_own_settings():
     backend = SimulatedBackend()
     regime, pool = started(Sustained, backend), backend.make_operand_pool("normal", 0)
     for name in ("one", "other"):
-        row = measure(Particular(name), MatmulProblem(), FAT, regime, pool, StoppingRule(seconds=2.0))
+        row = measure_row(Particular(name), MatmulProblem(), FAT, regime, pool, StoppingRule(max_seconds=2.0))
         assert row.ok, row.reason
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import confirm_ceiling
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
@@ -125,12 +125,12 @@ def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
     """A row from each of so many runs, on one device that is warm throughout."""
     backend = SimulatedBackend(physics=physics, seed=seed)
     regime = kind(backend, **options)
-    regime.start()
+    regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
     for _ in range(count):
         backend.draw_run_variation()
-        rule = StoppingRule(seconds=regime.default_sweep_row_seconds)
-        yield measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
+        rule = StoppingRule(max_seconds=regime.default_sweep_row_seconds)
+        yield measure_row(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
 
 
 def row_of(kind, **options):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceiling
-from mamf.engine.measure import measure
+from mamf.engine.measure import measure_row
 from mamf.engine.regimes import StoppingRule, Sustained
 from mamf.engine.runner import Runner
 from mamf.engine.search.rounds import ConfirmationRounds, RoundCounts
@@ -68,7 +68,7 @@ def rate_of(backend, seconds, **changed):
     for name, value in changed.items():
         setattr(regime, name, value)
     pool, shape = backend.make_operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
-    row = measure(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(seconds=0.0))
+    row = measure_row(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(max_seconds=0.0))
     return row.best_rate, regime.last_visit_seconds
 
 

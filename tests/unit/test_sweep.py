@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from made_plans import setup_of, sweep_plan
 
-from mamf.engine.estimate import estimate_seconds, measure_matmul_flops
+from mamf.engine.estimate import estimate_run_seconds, measure_matmul_flops
 from mamf.engine.strategies.rows import OneKernelStrategy, RowsStrategy, compute_largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
@@ -138,7 +138,7 @@ def test_the_estimate_is_near_the_truth(regime):
     backend = SimulatedBackend()
     shapes = matmul_grid(range(1024, 8192, 1024), [16384], [16384])
     plan = plan_of(shapes, regimes=(regime,))
-    estimate = estimate_seconds(
+    estimate = estimate_run_seconds(
         plan, plan.list_steps(), backend, measure_matmul_flops(SimulatedMatmul(), plan.problem, backend)
     )
     begun = backend.now()

@@ -122,22 +122,22 @@ def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[
 def _yield_launch_lines(launches: ProfiledLaunches, work: Work) -> Iterator[str]:
     from mamf.report.document import format_four_digits, format_rate
 
-    if launches.verdict is None:
+    if launches.worst_verdict is None:
         yield "the result was not verified"
     else:
-        verdict = launches.verdict
+        verdict = launches.worst_verdict
         yield f"verified: relative error {verdict.error:.2g}, tolerance {verdict.tolerance:.2g}"
     yield f"prepared in {launches.preparation_seconds:.2f} s: operands, compilation, tuning and first launch"
-    median_seconds = statistics.median(launches.seconds)
+    median_seconds = statistics.median(launches.launch_seconds)
     rate = (
         f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
-    if len(launches.seconds) == 1:
+    if len(launches.launch_seconds) == 1:
         yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
     else:
         yield (
-            f"launched {len(launches.seconds)} times: {rate} (median), without rests between the launches, so this is "
-            "not a measurement"
+            f"launched {len(launches.launch_seconds)} times: {rate} (median), without rests between the launches, so "
+            "this is not a measurement"
         )
     if launches.device_kernel_names is not None:
         names = ", ".join(dict.fromkeys(launches.device_kernel_names))

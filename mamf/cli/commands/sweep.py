@@ -77,7 +77,7 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--reference",
         metavar="MxNxK",
-        help="shape to measure repeatedly during the run, to show drift of the device (default: none)",
+        help="shape to measure repeatedly during the run, to show whether the device's speed drifts (default: none)",
     )
     group.add_argument(
         "--reference-every",
@@ -139,14 +139,14 @@ class _OneKernelSession(Session):
         return make_plan(self.request, self.options, self.backend, [name for name, _ in self.kernels], sweep_options)
 
     def print_plan(self) -> None:
-        from mamf.engine.estimate import estimate_seconds, measure_matmul_flops
+        from mamf.engine.estimate import estimate_run_seconds, measure_matmul_flops
         from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         steps = self.measured_run.remaining_steps
         buffers = compute_largest_buffers(plan, backend.info.cache_bytes).values()
         flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
-        seconds = estimate_seconds(plan, steps, backend, flops)
+        seconds = estimate_run_seconds(plan, steps, backend, flops)
         print_line(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         print_line(f"shapes: {len(plan.shapes)}, in {' and '.join(plan.regimes)}; rows left to measure: {len(steps)}")
         print_needed_memory(sum(buffer.nbytes for buffer in buffers), "the largest shape", backend)

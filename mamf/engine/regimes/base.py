@@ -41,8 +41,8 @@ _ROUNDS_PER_CLOCK_CHECK = 20
 _USUAL_ROW_SECONDS = 1.0
 #: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
 _FLUSH_COUNT_AHEAD = 16
-#: The numbers of cache flushes queued ahead of each pair of marks by which mamf measures the time between two marks. A
-#: slow host needs the largest number.
+#: mamf measures the time between a mark and an idle mark with several pairs of marks. These are the numbers of cache
+#: flushes that it queues ahead of each pair. A slow host needs the largest number.
 _FLUSH_COUNTS_AHEAD_OF_PAIRS = (2, _FLUSH_COUNT_AHEAD, _FLUSH_COUNT_AHEAD, _FLUSH_COUNT_AHEAD, 128)
 
 
@@ -52,13 +52,13 @@ class StoppingRule:
 
     - ``precision``: the measurement stops if half the width of the 95 % interval of its mean or median, from the
       scatter of the samples, is at most this share of the mean or median.
-    - ``seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
+    - ``max_seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
     - ``max_samples``: the measurement stops here even if the interval is still too wide.
     - ``deadline``: the backend time (``Backend.now``) at which the time budget of the run ends; None: no budget.
     """
 
     precision: float = 0.003
-    seconds: float | None = None
+    max_seconds: float | None = None
     min_samples: int = 3
     max_samples: int = 1000
     deadline: float | None = None
@@ -73,22 +73,22 @@ class StoppingRule:
         elapsed: float,
         now: float,
         is_representative: bool = True,
-        figure: str = "median",
+        statistic: str = "median",
     ) -> bool:
         """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``.
 
         ``is_representative``: False if the samples are too few to judge their scatter, so that the measurement must not
-        stop because of its precision. ``figure``: the statistic that must be precise, ``mean`` or ``median``.
+        stop because of its precision. ``statistic``: what must be precise, ``mean`` or ``median``.
         """
         if self.is_budget_over(now):
             return True
         if len(samples) < self.min_samples:
             return False
-        is_late = self.seconds is not None and elapsed >= self.seconds
+        is_late = self.max_seconds is not None and elapsed >= self.max_seconds
         if is_late or len(samples) >= self.max_samples:
             return True
-        interval = compute_interval(samples, figure)
-        is_precise = interval.half_width <= self.precision * compute_figure(samples, figure)
+        interval = compute_interval(samples, statistic)
+        is_precise = interval.half_width <= self.precision * compute_figure(samples, statistic)
         return is_representative and is_precise and interval.coverage >= 0.95
 
 
@@ -96,19 +96,20 @@ class StoppingRule:
 class Samples:
     """The samples of one measurement, and the sensor readings taken during it.
 
-    - ``seconds``: the samples, each in seconds per launch. ``launches``: the number of launches that they come from.
-    - ``watts``: the mean power from an energy counter; None if there is none.
-    - ``clock_hz``: the mean clock of the compute units during the launches; None if not measured.
-    - ``timer_overhead``: seconds that the timer adds to a launch, already subtracted from each sample.
-    - ``remarks``, ``details``: remarks for the row, and further findings by name.
+    - ``seconds_per_launch``: the samples, each in seconds per launch.
+    - ``launch_count``: the number of launches in all samples together.
+    - ``mean_watts``: the mean power from an energy counter; None if there is none.
+    - ``mean_clock_hz``: the mean clock of the compute units during the launches; None if not measured.
+    - ``timer_overhead_seconds``: seconds that the timer adds to a launch, already subtracted from each sample.
+    - ``remarks``, ``details``: texts and named values to add to the row that the samples give.
     """
 
-    seconds: list[float] = field(default_factory=list)
-    launches: int = 0
+    seconds_per_launch: list[float] = field(default_factory=list)
+    launch_count: int = 0
     readings: list[Reading] = field(default_factory=list)
-    watts: float | None = None
-    clock_hz: float | None = None
-    timer_overhead: float = 0.0
+    mean_watts: float | None = None
+    mean_clock_hz: float | None = None
+    timer_overhead_seconds: float = 0.0
     remarks: list[str] = field(default_factory=list)
     details: dict[str, float | str] = field(default_factory=dict)
 
@@ -154,9 +155,9 @@ class Regime(ABC):
         return plan.seconds or cls.default_row_seconds or _USUAL_ROW_SECONDS
 
     @classmethod
-    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         """Estimate the seconds that the rows of a plan take, without the time to prepare and verify their kernels.
-        ``launches``: the seconds of one launch of each row.
+        ``launches``: the seconds of one launch, for each row.
         """
         return cls.warmup_seconds + len(launches) * cls.compute_max_row_seconds(backend, plan)
 
@@ -165,8 +166,8 @@ class Regime(ABC):
         """Return the number of operand sets over which the launches of a shape rotate; 1 if they do not rotate."""
         return count_operand_sets(problem, shape, cache_bytes) if cls.rotates_operands else 1
 
-    def start(self) -> None:
-        """Prepare the regime before its first shape. The runner calls this once."""
+    def prepare_device(self) -> None:
+        """Bring the device into the state that the regime needs before its first shape. The runner calls this once."""
 
     def find_repeatability(self, problem: Problem) -> Repeatability | None:
         """Return how much repeated runs of a problem differ on this device, or None if that is unknown."""
@@ -202,15 +203,15 @@ class Regime(ABC):
         """
         return self
 
-    def take_and_verify_samples(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_and_verify_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         """Take samples, then verify the whole output of the last launches, and return the samples. Store the time that
-        this took in ``last_visit_seconds``. ``estimate``: host seconds per launch.
+        this took in ``last_visit_seconds``. ``launch_seconds``: about how many host seconds a launch takes.
         """
         begun = self.backend.now()
-        samples = self.sample(checked, rule, estimate)
+        samples = self.take_samples(checked, rule, launch_seconds)
         samples.remarks += [self.row_remark] if self.row_remark else []
-        self.require_no_unseen_work(checked, min(samples.seconds, default=0.0))
-        checked.verify(whole=True)
+        self.require_no_unseen_work(checked, min(samples.seconds_per_launch, default=0.0))
+        checked.verify_last_outputs(checks_all_elements=True)
         self.last_visit_seconds = self.backend.now() - begun
         return samples
 
@@ -221,30 +222,31 @@ class Regime(ABC):
         return None
 
     @abstractmethod
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         """Take samples of a verified kernel until ``rule`` says stop, verify the last timed launches, and return the
-        samples. ``estimate``: host seconds per launch. Raise WrongResultError if an output is wrong.
+        samples. Raise WrongResultError if an output is wrong. ``launch_seconds``: about how many host seconds a launch
+        takes.
         """
 
     def queue_idle_mark(self, after: object) -> object:
-        """Queue a mark that waits for all queues of the device (``Backend.record_idle_mark``), and return it. Return
-        None if the device has no such marks, or if it has already reached the earlier mark ``after``.
+        """Queue a mark that waits for all queues of the device (``Backend.record_idle_mark``), and return the mark.
+        Return None if the device has no idle marks, or if the device has already reached the earlier mark ``after``.
         """
         return self.backend.record_idle_mark(after) if self.backend.has_idle_marks else None
 
     def queue_marks_behind_flushes(self, flushes: int = _FLUSH_COUNT_AHEAD) -> tuple[object, object]:
         """Queue a number of cache flushes, then a mark and an idle mark (which waits for all queues of the device), and
-        return both; the idle mark is None on a device without it. The flushes keep the device busy until the host has
-        queued both marks.
+        return both. The idle mark is None on a device without idle marks. The flushes keep the device busy until the
+        host has queued both marks.
         """
         for _ in range(flushes):
             self.backend.flush_cache()
         mark = self.backend.record_mark()
         return mark, self.queue_idle_mark(mark)
 
-    def synchronize(self, checked: CheckedKernel, end: object, idle: object) -> None:
-        """Wait for the device. Store in ``checked.idle_mark_gaps`` the seconds from ``end``, the mark after the last
-        launch, to ``idle``, the mark after it that waits for all queues of the device (None: store nothing).
+    def wait_and_record_gap(self, checked: CheckedKernel, end: object, idle: object) -> None:
+        """Wait for the device. Then store the gap from ``end``, the mark after the last launch, to ``idle``, a later
+        mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if ``idle`` is None.
         """
         self.backend.synchronize()
         if idle is not None:
@@ -256,9 +258,8 @@ class Regime(ABC):
 
         mamf compares gaps: the time from an end mark to a mark that waits for all queues. It uses the median gap,
         because another process may delay a few marks. The gap also becomes longer if the process creates new streams
-        (on an H100 it then varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf now
-        measures _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the largest median of
-        these groups.
+        (on an H100 it then varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf measures
+        _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the largest median of these groups.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gaps or [0.0]),
@@ -321,20 +322,20 @@ class Regime(ABC):
 #: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this
 #: many times as long as the other launches, the other launches skip work.
 _MAX_CHECKED_RATIO = 2.0
-#: With at least this many checked launches, they are not all slow by chance.
+#: mamf needs at least this many checked launches to judge, because fewer may all be slow by chance.
 _MIN_CHECKED_LAUNCHES = 4
-#: A device may still work for this long after the end mark of a launch, as seconds and as a share of the launch's time.
-#: If it works longer than both, the kernel works in a queue that is not timed.
+#: A device may still work after the end mark of a launch, for these seconds and this share of the launch's time. If it
+#: works longer than both, the kernel works in a queue that is not timed.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
-#: New streams of the process lengthen the time from a mark to a mark that waits for all queues, by at most this.
+#: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
-#: To find out how long the time from a mark to an idle mark is without a launch, mamf measures this many medians, each
-#: of at most this many pairs of marks.
+#: To find out how much time passes from a mark to an idle mark without a launch, mamf takes this many medians, each
+#: over at most this many pairs of marks.
 _GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
 class WrongResultError(MamfError):
-    """The error that a launch gave a wrong result or changed its operands. ``verdict`` says how."""
+    """The error that a launch gave a wrong result or changed its operands. ``verdict`` describes the fault."""
 
     exit_code = 1
 
@@ -348,14 +349,13 @@ class WrongResultError(MamfError):
         self.verdict = verdict
 
 
-def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]) -> None:
-    """Raise WrongResultError if the ``checked`` launches (whose operands were just changed and whose output is
-    verified) took so much longer than the ``unchecked`` ones that the unchecked ones must skip work. Both lists are in
-    seconds per launch.
+def require_no_skipped_work(checked_seconds: Sequence[float], unchecked_seconds: Sequence[float]) -> None:
+    """Raise WrongResultError if checked launches (whose operands were just changed and whose output is verified) took
+    so much longer than unchecked launches that the unchecked ones must skip work. Both lists are in seconds per launch.
     """
-    if len(checked) < _MIN_CHECKED_LAUNCHES or not unchecked:
+    if len(checked_seconds) < _MIN_CHECKED_LAUNCHES or not unchecked_seconds:
         return
-    ratio = min(checked) / max(statistics.median(unchecked), 1e-9)
+    ratio = min(checked_seconds) / max(statistics.median(unchecked_seconds), 1e-9)
     if ratio > _MAX_CHECKED_RATIO:
         reason = (
             f"launches take {ratio:.3g} times as long if their operands have changed: the kernel "
@@ -365,16 +365,15 @@ def require_no_skipped_work(checked: Sequence[float], unchecked: Sequence[float]
 
 
 class CheckedKernel:
-    """A prepared kernel, and what its launches returned until mamf has verified it. ``launches``: one function for each
-    set of operands. ``verdict``: the verdict with the largest error so far.
+    """A prepared kernel that keeps the results of its launches until mamf has verified them. ``launches``: one function
+    for each set of operands. ``verdict``: the verdict with the largest error so far.
     """
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
-        #: Device seconds from the mark after the last launch of each group of launches to a mark that waits for all
-        #: queues of the device.
+        #: For each group of launches: device seconds from the mark after its last launch to an idle mark.
         self.idle_mark_gaps: list[float] = []
         self.launches: Sequence[Launch] = tuple(map(self._make_remembering_launch, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
@@ -396,7 +395,7 @@ class CheckedKernel:
         """
         self.change_operands_and_poison()
         seconds = [self.time_launch(index, backend) for index in range(len(self.launches))]
-        self.verify(whole=True)
+        self.verify_last_outputs(checks_all_elements=True)
         self.require_unchanged_operands()
         return seconds[-1]
 
@@ -419,17 +418,17 @@ class CheckedKernel:
         self.poison_outputs()
 
     def poison_outputs(self) -> None:
-        """Overwrite every output with wrong values, and forget what launches have returned so far."""
+        """Overwrite every output with wrong values, and release what launches have returned so far."""
         self.prepared.poison_outputs(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
 
-    def verify(self, whole: bool = False) -> None:
-        """Verify the output of the last launch with each set of operands: compare some of its elements with a reference
-        and, if ``whole``, then all of them. Raise WrongResultError if an output is wrong.
+    def verify_last_outputs(self, checks_all_elements: bool = False) -> None:
+        """Verify the output of the last launch with each set of operands: compare some of its elements with a
+        reference, and then all elements if ``checks_all_elements``. Raise WrongResultError if an output is wrong.
         """
         for index in sorted(self._launched):
-            for check in (self.prepared.verify, self.prepared.verify_whole if whole else None):
+            for check in (self.prepared.verify, self.prepared.verify_whole if checks_all_elements else None):
                 if check is not None:
                     self._record_verdict(check(index, self._returned[index]), index)
 
@@ -440,7 +439,7 @@ class CheckedKernel:
                 wrong = self.prepared.locate_wrong_cells and self.prepared.locate_wrong_cells(
                     index, self._returned[index]
                 )
-            except get_catchable_plugin_errors():  # The result is wrong in any case: only its location stays unknown.
+            except get_catchable_plugin_errors():  # The result is wrong in any case; only where it is wrong is unknown.
                 wrong = None
             located = {WRONG_TILES_KEY: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
             self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.

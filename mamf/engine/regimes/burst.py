@@ -36,14 +36,14 @@ class Burst(Regime):
 
     name = "burst"
     default_sweep_row_seconds = default_row_seconds = 1.0
-    #: The number of launches in the first train of a visit, when mamf does not know yet how long a launch takes; and
+    #: The number of launches in the first train of a visit, when mamf does not know yet how long a launch takes. Also
     #: the minimum number in later trains.
     min_train_launches: ClassVar[int] = 3
     max_train_launches: ClassVar[int] = 8
     #: The number of launches that a row usually takes, to estimate the time of a run.
     usual_row_launches: ClassVar[int] = 12
-    #: The time of a launch that is shorter than this varies more between trains than within a train, so its median
-    #: needs at least ``min_trains_of_short_launches`` trains.
+    #: A launch that takes at most this long is short: its time varies more between trains than within a train, so its
+    #: median needs at least ``min_trains_of_short_launches`` trains.
     max_short_launch_seconds: ClassVar[float] = 0.00025
     min_trains_of_short_launches: ClassVar[int] = 10
     #: The number of cache flushes by which mamf measures how long a flush takes.
@@ -57,37 +57,37 @@ class Burst(Regime):
     #: throttles the device.
     max_throttled_trains: ClassVar[int] = 3
 
-    #: To measure the true clock, mamf reads the device's clock counter (a *stamp*) around the launches of this many
-    #: trains, and this many times in succession after each of these trains. It works for launches of at least
-    #: ``min_clocked_launch_seconds``.
+    #: To measure the true clock, mamf reads the device's clock counter (each reading is a *stamp*) before and after the
+    #: launches of ``stamped_train_count`` trains. After each of these trains, it takes ``idle_stamp_count`` more stamps
+    #: in succession. A launch must take at least ``min_clocked_launch_seconds``.
     stamped_train_count: ClassVar[int] = 3
     idle_stamp_count: ClassVar[int] = 8
     min_clocked_launch_seconds: ClassVar[float] = 20e-6
 
-    def __init__(self, backend: Backend, flush: bool = True) -> None:
-        """Prepare to measure on an opened device. ``flush``: True to flush the cache before each launch; False to
-        measure with a warm cache.
+    def __init__(self, backend: Backend, must_flush_cache: bool = True) -> None:
+        """Prepare to measure on an opened device. ``must_flush_cache``: True to flush the cache before each launch;
+        False to measure with a warm cache.
         """
         super().__init__(backend)
-        self.flush = flush
+        self.must_flush_cache = must_flush_cache
         self._rest_until = backend.now()
         self._is_cold = False
         self._throttled_trains = 0
         self._overhead = TimerOverhead(0.0)
         #: Device seconds of one cache flush, and host seconds to queue it.
-        self._flush_seconds = self._flush_host_seconds = 0.0
+        self._flush_seconds = self._flush_queueing_seconds = 0.0
         #: Host seconds to queue a flush, a launch and the two marks around the launch.
         self._queueing_seconds = 100e-6
         #: Host seconds to queue the mark that waits for all queues of the device. The host must queue it before the
         #: last launch of a train ends.
-        self._idle_mark_host_seconds = 0.0
+        self._idle_mark_queueing_seconds = 0.0
 
     @classmethod
     def make_from_plan(cls, backend: Backend, plan: Plan) -> Burst:
         return cls(backend, plan.flush)
 
     @classmethod
-    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         traits, longest = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
         of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, longest)) for launch in launches)
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
@@ -104,7 +104,7 @@ class Burst(Regime):
         durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {longest * 1e3:.3g} ms"
         return f"{durations}: measure it in the sustained regime" if seconds > longest else None
 
-    def start(self) -> None:
+    def prepare_device(self) -> None:
         # Begin with the longest rest, because earlier work may have left the device throttled.
         backend = self.backend
         self._is_cold = True
@@ -114,65 +114,67 @@ class Burst(Regime):
         start, begun = backend.record_mark(), backend.now()
         for _ in range(self.timed_flush_count):
             backend.flush_cache()
-        self._flush_host_seconds = (backend.now() - begun) / self.timed_flush_count
+        self._flush_queueing_seconds = (backend.now() - begun) / self.timed_flush_count
         end = backend.record_mark()
         backend.synchronize()
         self._flush_seconds = backend.compute_seconds_between(start, end) / self.timed_flush_count
-        self._idle_mark_host_seconds = self._idle_mark_gap_and_queueing_seconds[1] if backend.has_idle_marks else 0.0
+        self._idle_mark_queueing_seconds = (
+            self._idle_mark_gap_and_queueing_seconds[1] if backend.has_idle_marks else 0.0
+        )
         self._overhead = choose_timer_overhead(backend.name, backend.estimate_timer_overhead())
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
-        samples = Samples(timer_overhead=self._overhead.seconds)
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
+        samples = Samples(timer_overhead_seconds=self._overhead.seconds)
         samples.remarks += [self._overhead.remark] if self._overhead.remark else []
-        size = self._compute_min_train_size(estimate)
-        lag, trains = 0.0, 0
+        train_size = self._compute_min_train_size(launch_seconds)
+        lag_seconds, trains = 0.0, 0
         verified_seconds: list[float] = []
         unverified_seconds: list[float] = []
         self._rest_until_recovered()
-        self._warm_up_device(checked, size, rule)
+        self._warm_up_device(checked, train_size, rule)
         begun = self.backend.now()
         while True:
-            seconds, reading = self._run_train(checked, size, lag)
+            seconds, reading = self._run_train(checked, train_size, lag_seconds)
             now = self.backend.now()
-            # Ask is_budget_over before the sensors: on several devices (ranks), all ranks must call it, but their
-            # sensors differ, and a rank that calls it alone would wait for the other ranks forever.
+            # Call is_budget_over before judging the sensors. In a run on several devices (ranks), all ranks must call
+            # is_budget_over together, or those that call it wait forever; but the sensors of the ranks differ.
             if not trains and not rule.is_budget_over(now) and self._is_throttled_by_earlier_load(reading):
                 self._rest_until_recovered()
                 continue
-            samples.seconds += seconds
+            samples.seconds_per_launch += seconds
             verified_seconds.append(seconds[-1])
             unverified_seconds += seconds[:-1]
             samples.add_reading(reading)
             trains += 1
-            median = stdlib_statistics.median(samples.seconds)
+            median = stdlib_statistics.median(samples.seconds_per_launch)
             is_representative = trains >= self.min_trains_of_short_launches or median >= self.max_short_launch_seconds
-            if rule.should_stop(samples.seconds, now - begun, now, is_representative):
-                samples.launches = len(samples.seconds)
+            if rule.should_stop(samples.seconds_per_launch, now - begun, now, is_representative):
+                samples.launch_count = len(samples.seconds_per_launch)
                 require_no_skipped_work(verified_seconds, unverified_seconds)
                 return samples
-            period = median + self._flush_seconds
-            size = self._compute_train_size(period, len(samples.seconds))
-            lag = max(0.0, self._queueing_seconds - period)
+            seconds_per_launch = median + self._flush_seconds
+            train_size = self._compute_train_size(seconds_per_launch, len(samples.seconds_per_launch))
+            lag_seconds = max(0.0, self._queueing_seconds - seconds_per_launch)
             self._rest_until_recovered()
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
         """Measure the mean clock of the compute units in hertz, during additional launches of about ``seconds`` each;
-        return None if this device cannot measure it. The samples come from other trains, because reading the clock
-        counter makes launches of 0.2 ms 0.5 % slower.
+        return None if this device cannot measure it. These launches give no samples, because reading the clock counter
+        makes launches of 0.2 ms 0.5 % slower.
         """
         stamps = self.backend.clock_stamps
         if isinstance(stamps, Unavailable) or seconds < self.min_clocked_launch_seconds:
             return None
-        size = self._compute_train_size(seconds + self._flush_seconds, self.max_train_launches)
+        train_size = self._compute_train_size(seconds + self._flush_seconds, self.max_train_launches)
         clock_hz_of_launches: list[float] = []
         for _ in range(self.stamped_train_count):
             self._rest_until_recovered()
-            clock_hz_of_launches += self._measure_launch_clocks(stamps, checked.launches[0], size)
+            clock_hz_of_launches += self._measure_launch_clocks(stamps, checked.launches[0], train_size)
         return stdlib_statistics.median(clock_hz_of_launches) if clock_hz_of_launches else None
 
-    def _measure_launch_clocks(self, stamps: ClockStamps, launch: Launch, size: int) -> list[float]:
-        """Run a train of ``size`` launches between readings of the device's clock counter (``stamps``), and return the
-        mean clock of each launch, in hertz.
+    def _measure_launch_clocks(self, stamps: ClockStamps, launch: Launch, train_size: int) -> list[float]:
+        """Run a train of ``train_size`` launches between readings of the device's clock counter (``stamps``), and
+        return the mean clock of each launch, in hertz.
 
         The two stamps around a launch also enclose short gaps in which the compute units run at the idle clock. The
         stamps that follow the train in succession measure the idle clock, so that its cycles can be subtracted.
@@ -181,8 +183,8 @@ class Burst(Regime):
         with disable_garbage_collection():
             self._queue_lead_and_warm_cache(launch, self.max_lead_seconds)
             around = []
-            for _ in range(size):
-                if self.flush:
+            for _ in range(train_size):
+                if self.must_flush_cache:
                     backend.flush_cache()
                 around.append((stamps.record_stamp(), *launch_between_marks(launch, backend), stamps.record_stamp()))
             idle = [stamps.record_stamp() for _ in range(self.idle_stamp_count)]
@@ -202,9 +204,9 @@ class Burst(Regime):
             if idle_hz and gap is not None and 0 < seconds <= gap.seconds
         ]
 
-    def _warm_up_device(self, checked: CheckedKernel, size: int, rule: StoppingRule) -> None:
-        """Run trains of ``size`` launches and discard their times, until a device that was idle for long reaches its
-        steady speed or the budget of the run ends.
+    def _warm_up_device(self, checked: CheckedKernel, train_size: int, rule: StoppingRule) -> None:
+        """Run trains of ``train_size`` launches and discard their times, until a device that was idle for long reaches
+        its steady speed or the budget of the run ends.
         """
         traits, begun = self.backend.burst_traits, self.backend.now()
         if not self._is_cold and begun - self._rest_until <= traits.cold_after_seconds:
@@ -212,16 +214,16 @@ class Burst(Regime):
         trains = 0
         while not rule.is_budget_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
             self.require_advancing_clock(trains)
-            self._run_train(checked, size, lag=0.0)
+            self._run_train(checked, train_size, lag_seconds=0.0)
             self._rest_until_recovered()
             trains += 1
         self._is_cold = False
 
     def _is_throttled_by_earlier_load(self, reading: Reading | None) -> bool:
         """Return whether earlier load still throttled the first train of a visit, according to its sensor reading, and
-        if so schedule more rest.
+        if so, schedule more rest.
 
-        After ``max_throttled_trains`` such trains in succession, throttling counts as normal for this device.
+        After ``max_throttled_trains`` throttled trains in succession, throttling counts as normal for this device.
         """
         if reading is None or not reading.throttle_reasons:
             self._throttled_trains = 0
@@ -236,33 +238,34 @@ class Burst(Regime):
     def _rest_until_recovered(self) -> None:
         self.backend.sleep(max(0.0, self._rest_until - self.backend.now()))
 
-    def _compute_train_size(self, period: float, sample_count: int) -> int:
-        """Return the number of launches in the next train. ``period``: device seconds of a cache flush and a launch.
-        ``sample_count``: the number of samples so far in this visit.
+    def _compute_train_size(self, seconds_per_launch: float, sample_count: int) -> int:
+        """Return the number of launches in the next train. ``seconds_per_launch``: device seconds of a launch with its
+        cache flush. ``sample_count``: the number of samples so far in this visit.
         """
-        shortest = self._compute_min_train_size(period)
+        shortest = self._compute_min_train_size(seconds_per_launch)
         if sample_count <= self.min_train_launches:
             # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
             return shortest
-        fitting = min(self.backend.burst_traits.train_seconds / period, self.max_train_launches)
-        lag = self._queueing_seconds - period  # The seconds by which the host falls behind the device with each launch.
-        if lag > 0:
+        fitting = min(self.backend.burst_traits.train_seconds / seconds_per_launch, self.max_train_launches)
+        # With each launch, the host falls behind the device by this many seconds.
+        lag_seconds = self._queueing_seconds - seconds_per_launch
+        if lag_seconds > 0:
             spare = self.max_lead_seconds * self._compute_host_lead_per_flush_second() - self.min_lead_seconds
-            fitting = min(fitting, spare / lag)
+            fitting = min(fitting, spare / lag_seconds)
         return max(int(fitting), shortest)
 
-    def _compute_min_train_size(self, period: float) -> int:
+    def _compute_min_train_size(self, seconds_per_launch: float) -> int:
         """Return the minimum number of launches in a train: ``min_train_launches``, or fewer if these take longer than
-        a train may take on this device. ``period``: seconds of a launch.
+        a train may take on this device. ``seconds_per_launch``: seconds of a launch.
         """
-        fitting = int(self.backend.burst_traits.train_seconds / max(period, 1e-9))
+        fitting = int(self.backend.burst_traits.train_seconds / max(seconds_per_launch, 1e-9))
         return min(self.min_train_launches, max(1, fitting))
 
     def _compute_host_lead_per_flush_second(self) -> float:
         """Return the seconds by which the host gets ahead of the device per device second of queued cache flushes."""
-        if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_host_seconds:
+        if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_queueing_seconds:
             return 0.0
-        return 1 - self._flush_host_seconds / self._flush_seconds
+        return 1 - self._flush_queueing_seconds / self._flush_seconds
 
     def _queue_lead_and_warm_cache(self, launch: Launch, seconds: float) -> None:
         """Queue cache flushes that put the host ``seconds`` ahead of the device, and that last until the device has
@@ -275,43 +278,47 @@ class Burst(Regime):
             lead = min(seconds / gain, self.max_lead_seconds) if gain > 0 else 0.0
             for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
-        if not self.flush:
+        if not self.must_flush_cache:
             launch()
 
-    def _run_train(self, checked: CheckedKernel, size: int, lag: float) -> tuple[list[float], Reading | None]:
-        """Launch a train of ``size`` launches behind flushes that put the host ahead, and verify the output of the last
-        launch. Return the device seconds of each launch, and the sensor reading.
+    def _run_train(
+        self, checked: CheckedKernel, train_size: int, lag_seconds: float
+    ) -> tuple[list[float], Reading | None]:
+        """Launch a train of ``train_size`` launches behind flushes that put the host ahead, and verify the output of
+        the last launch. Return the device seconds of each launch, and the sensor reading.
 
-        ``lag``: seconds by which the host falls behind the device with each launch, as far as mamf knows it.
+        ``lag_seconds``: the seconds by which the host falls behind the device with each launch, as far as mamf knows.
         """
         backend, launch = self.backend, checked.launches[0]
         with disable_garbage_collection():
-            self._queue_lead_and_warm_cache(launch, self.min_lead_seconds + size * lag)
+            self._queue_lead_and_warm_cache(launch, self.min_lead_seconds + train_size * lag_seconds)
             begun = backend.now()
-            marks = [self._flush_and_queue_launch(launch) for _ in range(size - 1)]
+            marks = [self._flush_and_queue_launch(launch) for _ in range(train_size - 1)]
             paused = backend.now()
             # From here on, only the last launch can leave the output that mamf verifies.
             checked.change_operands_and_poison()
-            # The host may have used up its lead, so give the last launch a separate lead. Otherwise this launch alone
-            # would wait for the host, as if the others had skipped work.
-            self._queue_lead_and_warm_cache(launch, backend.now() - paused + self._idle_mark_host_seconds + 2 * lag)
-            if not self.flush:
+            # The host may have used up its lead, so queue another lead for the last launch. Otherwise only the last
+            # launch would wait for the host and take longer, as if the other launches had skipped work.
+            self._queue_lead_and_warm_cache(
+                launch, backend.now() - paused + self._idle_mark_queueing_seconds + 2 * lag_seconds
+            )
+            if not self.must_flush_cache:
                 # Poison the output again, because the launch that filled the cache has written it.
                 checked.poison_outputs()
             resumed = backend.now()
             marks.append(self._flush_and_queue_launch(launch))
-            self._queueing_seconds = (backend.now() - begun - (resumed - paused)) / size
+            self._queueing_seconds = (backend.now() - begun - (resumed - paused)) / train_size
             idle = self.queue_idle_mark(marks[-1][1])
             reading = self.read_sensors()
-            self.synchronize(checked, marks[-1][1], idle)
+            self.wait_and_record_gap(checked, marks[-1][1], idle)
         seconds = [backend.compute_seconds_between(start, end) for start, end in marks]
-        # Cache flushes draw less than the power limit, so only the launches call for a rest.
+        # Cache flushes draw less than the power limit, so the rest depends only on the time of the launches.
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
-        checked.verify()  # The device rests meanwhile.
+        checked.verify_last_outputs()  # The device rests meanwhile.
         return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
 
     def _flush_and_queue_launch(self, launch: Launch) -> tuple[object, object]:
-        if self.flush:
+        if self.must_flush_cache:
             self.backend.flush_cache()
         return launch_between_marks(launch, self.backend)

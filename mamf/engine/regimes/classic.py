@@ -43,11 +43,11 @@ class Classic(Regime):
         return cls(backend, options.warmup_launches, options.timed_launches)
 
     @classmethod
-    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         regime = cls.make_from_plan(backend, plan)
         return cls.warmup_seconds + sum(launches) * (regime.warmup_launches + regime.timed_launches)
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         begun, loops = self.backend.now(), 0
         while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_budget_over(self.backend.now()):
             self.require_advancing_clock(loops)
@@ -72,17 +72,17 @@ class Classic(Regime):
             if count > self.max_queued_launches:
                 backend.wait_for_mark(launch_marks[count - self.max_queued_launches][1])
             now = backend.now()
-            is_late = rule.seconds is not None and now - begun >= rule.seconds and count >= rule.min_samples
+            is_late = rule.max_seconds is not None and now - begun >= rule.max_seconds and count >= rule.min_samples
             if is_late or rule.is_budget_over(now):
                 break
         idle = self.queue_idle_mark(launch_marks[-1][1])
         samples.add_reading(self.read_sensors())
-        self.synchronize(checked, launch_marks[-1][1], idle)
-        checked.verify()
+        self.wait_and_record_gap(checked, launch_marks[-1][1], idle)
+        checked.verify_last_outputs()
         if len(launch_marks) < launches:
             samples.remarks.append(f"the time limit stopped the loop after {len(launch_marks)} launches")
-        # If the loop was cut short, use its last launches, at which the device was warmest.
+        # If the loop was cut short, use its last launches, when the device was warmest.
         timed = launch_marks[min(self.warmup_launches, max(0, len(launch_marks) - rule.min_samples)) :]
-        samples.seconds = [backend.compute_seconds_between(start, end) for start, end in timed]
-        samples.launches = len(samples.seconds)
+        samples.seconds_per_launch = [backend.compute_seconds_between(start, end) for start, end in timed]
+        samples.launch_count = len(samples.seconds_per_launch)
         return samples

@@ -26,8 +26,7 @@ from mamf.statistics import Repeatability, compute_relative_slope
 _MIN_UNTHROTTLED_SHARE = 0.98
 #: Seconds between two readings of the energy counter, and the longest time between two of its changes.
 _ENERGY_POLL_SECONDS, _MAX_TICK_INTERVAL_SECONDS = 0.001, 0.12
-#: The longest time to wait for a change of the energy counter, as a multiple of the duration of the last block of
-#: launches.
+#: The longest time to wait for a change of the energy counter, as a multiple of the duration of the last block.
 _MAX_BLOCKS_TO_WAIT = 1.6
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one during which it
 #: settles, and one that is measured.
@@ -35,25 +34,25 @@ _MIN_OSCILLATIONS_PER_VISIT = 2
 
 
 class EnergyTick(NamedTuple):
-    """One change of the device's energy counter: the backend time at which it changed, in seconds, and its new value in
-    joules.
+    """One change of the device's energy counter. ``change_time``: the backend time of the change. ``joules``: the new
+    value of the counter.
     """
 
-    seconds: float
+    change_time: float
     joules: float
 
 
 class LaunchBlock(NamedTuple):
     """One block: consecutive launches that are timed together.
 
-    - ``seconds``: the mean seconds of a launch. ``launches``: the number of launches.
-    - ``reading``: what the sensors reported while the device was busy; None if it has no sensors.
-    - ``tick``: a change of the energy counter, if the caller asked for one and it was seen.
-    - ``was_queued_in_visit``: True if the block was queued after the measured part of the visit began.
+    - ``seconds_per_launch``: the mean seconds of a launch. ``launch_count``: the number of launches.
+    - ``reading``: what the sensors reported while the device was busy; None if the device has no sensors.
+    - ``tick``: a change of the energy counter; None if the caller did not ask for one, or the counter did not change.
+    - ``was_queued_in_visit``: True if the block was queued after the visit's measured part began.
     """
 
-    seconds: float
-    launches: int
+    seconds_per_launch: float
+    launch_count: int
     reading: Reading | None
     tick: EnergyTick | None
     was_queued_in_visit: bool
@@ -64,10 +63,11 @@ class Sustained(Regime):
     by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
     nothing runs between them.
 
-    ``reset_settling_seconds``: seconds of load, after a rest that restarts the power controller, until the power
-    controller has settled and each visit's measured part begins; None: no rest between visits. While a device is
-    loaded, its power controller can stay in one of several states, whose rates differ by up to 1.3 %. After a rest it
-    chooses a state again. So the mean of several visits with rests is repeatable, and the rate in one state is not.
+    ``reset_settling_seconds``: if the device rests before each visit, the seconds of load after the rest until the
+    power controller has settled and the measured part of the visit begins; None: no rests. While a device is loaded,
+    its power controller can stay in one of several states, whose rates differ by up to 1.3 %. After a rest, the power
+    controller chooses a state again. So the mean of several visits with rests is repeatable; the rate in one state is
+    not.
     """
 
     name = "sustained"
@@ -106,7 +106,7 @@ class Sustained(Regime):
         return backend.sustained_traits.settle_seconds + cls.min_visit_seconds
 
     @classmethod
-    def estimate_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
         visit = cls.compute_max_row_seconds(backend, plan)
         return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launches)
 
@@ -133,11 +133,11 @@ class Sustained(Regime):
         )
 
     @classmethod
-    def _compute_reset_visit_seconds(cls, backend: Backend, loaded: float) -> float:
-        """Return the seconds of a visit with a rest before it, of which the device is loaded for ``loaded`` seconds to
-        settle and to measure. Settling and measuring take up to three blocks of launches longer than that.
+    def _compute_reset_visit_seconds(cls, backend: Backend, loaded_seconds: float) -> float:
+        """Return the seconds of a visit with a rest before it, in which the device settles and is measured for
+        ``loaded_seconds``. The result includes three blocks more, because settling and measuring end with whole blocks.
         """
-        return backend.sustained_traits.rest_seconds + loaded + 3 * cls.block_seconds
+        return backend.sustained_traits.rest_seconds + loaded_seconds + 3 * cls.block_seconds
 
     @property
     def fixed_visit_seconds(self) -> float:
@@ -160,8 +160,9 @@ class Sustained(Regime):
 
     def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
         """Return the regime whose visits confirm a ceiling. If the device was throttled when the candidate was chosen
-        (``chosen_conditions``), or does not report its clock, that regime rests before each visit, and each visit spans
-        as many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise return this regime.
+        (``chosen_conditions``), or does not report its clock, return a regime that rests before each visit. Each of its
+        visits spans as many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise return
+        this regime.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
         is_held_back = (
@@ -180,7 +181,7 @@ class Sustained(Regime):
         measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
         return Sustained(self.backend, measured * swing, reset_settling_seconds=(swings - measured) * swing)
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         if self.reset_settling_seconds is not None:
             self.backend.sleep(self.backend.sustained_traits.rest_seconds)
         begun = self.backend.now()
@@ -200,11 +201,11 @@ class Sustained(Regime):
             mark, idle = self.queue_marks_behind_flushes(0)
             if idle is None and self.backend.has_idle_marks:
                 mark, idle = self.queue_marks_behind_flushes()
-            self.synchronize(checked, mark, idle)
+            self.wait_and_record_gap(checked, mark, idle)
         if not isinstance(stamps, Unavailable):
             passed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
-            samples.clock_hz = passed and passed.clock_hz
-        checked.verify()
+            samples.mean_clock_hz = passed and passed.clock_hz
+        checked.verify_last_outputs()
         self._loaded_until = self.backend.now()
         self._loaded_seconds += self._loaded_until - begun
         return samples
@@ -222,16 +223,16 @@ class Sustained(Regime):
         recent_block_seconds: deque[float] = deque(maxlen=self.settled_block_count)
         for block in blocks.finished_blocks:
             # Ignore the first blocks: they are short, and their clock still depends on the pause before them.
-            if block.seconds * block.launches >= self.block_seconds / 2:
-                recent_block_seconds.append(block.seconds)
+            if block.seconds_per_launch * block.launch_count >= self.block_seconds / 2:
+                recent_block_seconds.append(block.seconds_per_launch)
             elapsed = self.backend.now() - begun
             is_flat = (
                 len(recent_block_seconds) >= self.min_settled_blocks
                 and abs(compute_relative_slope(recent_block_seconds)) <= self.max_settled_slope
             )
-            # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. It
-            # must not wait for a flat rate: if the power controller alternates between clocks, few blocks never show
-            # one.
+            # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. Do
+            # not wait until the rate is flat: if the power controller alternates between clocks, the rate of a few
+            # blocks is never flat.
             if elapsed >= shortest and (is_flat or self.reset_settling_seconds is not None):
                 return True
             if elapsed >= shortest + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
@@ -246,30 +247,30 @@ class Sustained(Regime):
         for block in blocks.finished_blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # Wait for the first change (tick) of the energy counter and, near the end of the visit, for each later one,
-            # because the first and the last change give the power. Wait in every second block only, because the host
-            # may fall behind while it waits.
-            is_near_end = now - begun + 3 * block.seconds * block.launches >= self.visit_seconds
+            # The first and the last change (tick) of the energy counter give the power. So wait for the first change
+            # and, near the end of the visit, for every change. Wait in every second block only, because the host may
+            # fall behind while it waits.
+            is_near_end = now - begun + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
             if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.
                 begun = now
                 continue
-            samples.seconds.append(block.seconds)
-            samples.launches += block.launches
+            samples.seconds_per_launch.append(block.seconds_per_launch)
+            samples.launch_count += block.launch_count
             samples.add_reading(block.reading)
             is_long_enough = now - begun >= self.visit_seconds
             if rule.is_budget_over(now) or (
-                is_long_enough and rule.should_stop(samples.seconds, now - begun, now, figure="mean")
+                is_long_enough and rule.should_stop(samples.seconds_per_launch, now - begun, now, statistic="mean")
             ):
                 break
-        # NVIDIA's counters change every 0.1 s, so the mean power between two moments other than changes, in a visit of
-        # 1 s, would be up to 10 % off.
+        # Compute the mean power between two changes of the counter. NVIDIA's counters change every 0.1 s, so between
+        # any other two moments of a visit of 1 s, the mean power would be up to 10 % off.
         if len(ticks) >= 2:
-            samples.watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].seconds - ticks[0].seconds)
+            samples.mean_watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].change_time - ticks[0].change_time)
 
     def wait_for_tick(self, max_wait_seconds: float) -> EnergyTick | None:
-        """Wait until the energy counter changes, and return when it changed and its new value. Return None if there is
-        no energy counter, or if it does not change within ``max_wait_seconds`` seconds.
+        """Wait until the energy counter changes, and return the change. Return None if the device has no energy
+        counter, or if the counter does not change within ``max_wait_seconds``.
         """
         begun, before = self.backend.now(), self.read_sensors(energy=True)
         while before is not None and before.joules is not None and self.backend.now() - begun < max_wait_seconds:
@@ -281,14 +282,14 @@ class Sustained(Regime):
 
 
 class _BlockQueue:
-    """The blocks of back-to-back launches of one visit. ``finished_blocks`` iterates over them without end. It queues
-    the next block before it waits for the end of the last one, so that the device never idles.
+    """The blocks of back-to-back launches of one visit. ``finished_blocks`` yields them without end. It queues the next
+    block before it waits for the end of the last one, so that the device never idles.
 
     - ``is_in_visit``: True if the next block is in the measured part of the visit.
     - ``must_poison``: True to change operands and poison outputs before the next block.
     - ``must_find_tick``: True to let the host wait for a change of the energy counter while the next block runs.
-    - ``first_stamp``: the reading of the device's clock counter when the measured part of the visit began; None before
-      that, and if the device has no clock counter.
+    - ``first_stamp``: the reading of the device's clock counter when the measured part of the visit began; None until
+      then, or if the device has no clock counter.
     """
 
     def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:

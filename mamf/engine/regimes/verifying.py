@@ -2,8 +2,8 @@
 `loaded`, back to back at the power limit.
 
 mamf verifies the first output as in any measurement. If a kernel is deterministic, the device compares each later
-output with the first one bit by bit, and the host need not wait for that; otherwise mamf verifies each output. Finally
-mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
+output with the first one bit by bit, and the host does not wait for the comparison. Otherwise mamf verifies each
+output. Finally mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Spaced(Regime):
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
     #: Seconds of load before the first checked launch of the run.
-    soak_seconds: ClassVar[float] = 0.0
+    first_load_seconds: ClassVar[float] = 0.0
     #: Seconds of load before the first checked launch of each later problem.
-    later_soak_seconds: ClassVar[float] = 0.0
+    later_load_seconds: ClassVar[float] = 0.0
 
-    def start(self) -> None:
-        self._load_seconds_left = self.soak_seconds
+    def prepare_device(self) -> None:
+        self._load_seconds_left = self.first_load_seconds
 
-    def sample(self, checked: CheckedKernel, rule: StoppingRule, estimate: float) -> Samples:
+    def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES_KEY: 1, CHECKED_VALUES_KEY: 0})
         rounds = 0
         while self.backend.now() - begun < self._load_seconds_left:
@@ -48,16 +48,16 @@ class Spaced(Regime):
             self.prepare_device_for_checked_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
-        self._load_seconds_left = self.later_soak_seconds
+        self._load_seconds_left = self.later_load_seconds
         checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
-        checked.verify(whole=True)
+        checked.verify_last_outputs(checks_all_elements=True)
         compare = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
-        while not samples.seconds or not rule.should_stop(
-            samples.seconds, self.backend.now() - begun, self.backend.now(), False
+        while not samples.seconds_per_launch or not rule.should_stop(
+            samples.seconds_per_launch, self.backend.now() - begun, self.backend.now(), False
         ):
-            self._launch_and_compare_outputs(checked, samples, compare, rule, estimate)
+            self._launch_and_compare_outputs(checked, samples, compare, rule, launch_seconds)
         if checked.prepared.verify_special_values is not None:
             verdict = checked.prepared.verify_special_values()
             if not verdict.ok:
@@ -67,12 +67,12 @@ class Spaced(Regime):
         samples.details[ERROR_BOUND_KEY] = checked.verdict.tolerance
         return samples
 
-    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
-        """Bring the device into the state in which the next launch, of about ``estimate`` seconds, is checked. In
-        `spaced`, that is a rest.
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:
+        """Bring the device into the state in which the next launch is checked: let it rest in `spaced`, load it in
+        `loaded`. ``launch_seconds``: about how many seconds a launch takes.
         """
         self.backend.synchronize()
-        self.backend.sleep(min(3 * estimate, self.max_rest_seconds))
+        self.backend.sleep(min(3 * launch_seconds, self.max_rest_seconds))
 
     def _launch_and_compare_outputs(
         self,
@@ -80,30 +80,31 @@ class Spaced(Regime):
         samples: Samples,
         compare: ComparisonFunction | None,
         rule: StoppingRule,
-        estimate: float,
+        launch_seconds: float,
     ) -> None:
-        """Launch a few times, let ``compare`` compare each output with that of the first launch (None: verify each
-        output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if it
-        differs from that of the first launch although the kernel promises equal bits.
+        """Launch a few times, let ``compare`` compare each output with the output of the first launch (None: verify
+        each output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if
+        it differs from the first output although the kernel promises equal bits.
         """
         marks, found = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
-            self.prepare_device_for_checked_launch(checked, estimate)
+            self.prepare_device_for_checked_launch(checked, launch_seconds)
             checked.poison_outputs()
             start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
             marks.append((start, self.backend.record_mark()))
             found += [compare(result)] if compare else []
             if not compare or not checked.prepared.is_deterministic:
-                checked.verify(whole=True)
+                checked.verify_last_outputs(checks_all_elements=True)
         samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
-        samples.seconds = [*samples.seconds, *(self.backend.compute_seconds_between(*each) for each in marks)][
-            -_LAUNCHES_PER_COMPARISON:
-        ]
+        samples.seconds_per_launch = [
+            *samples.seconds_per_launch,
+            *(self.backend.compute_seconds_between(*each) for each in marks),
+        ][-_LAUNCHES_PER_COMPARISON:]
         wrong = [each() for each in found]
         differing = [each for each in wrong if each.cells]
-        samples.launches += len(marks)
+        samples.launch_count += len(marks)
         launches = int(samples.details[CHECKED_LAUNCHES_KEY]) + len(marks)
         samples.details |= {
             CHECKED_LAUNCHES_KEY: launches,
@@ -121,17 +122,17 @@ class Spaced(Regime):
 
 
 class Loaded(Spaced):
-    """The regime that launches back to back. Only each ninth launch is checked, because the device cools during a
+    """The regime that launches back to back. It checks only every ninth launch, because the device cools during a
     check.
     """
 
     name = "loaded"
-    soak_seconds = 2.0
-    later_soak_seconds = 0.1
+    first_load_seconds = 2.0
+    later_load_seconds = 0.1
     #: The number of launches ahead of each checked launch whose output is not checked.
     unchecked_launches_per_check: ClassVar[int] = 8
 
-    def prepare_device_for_checked_launch(self, checked: CheckedKernel, estimate: float) -> None:
+    def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:
         for _ in range(self.unchecked_launches_per_check):
             checked.launches[0]()
         self.backend.submit()

@@ -443,7 +443,7 @@ class KernelsFindStrategy(RowsStrategy):
         show whether its shape and kernel are worth confirming.
         """
         usual = super().make_rule(regime)
-        if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.seconds is None:
+        if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.max_seconds is None:
             return usual
         part = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)
-        return replace(usual, seconds=min(usual.seconds, part))
+        return replace(usual, max_seconds=min(usual.max_seconds, part))

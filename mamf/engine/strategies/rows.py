@@ -124,7 +124,7 @@ class RowsStrategy(PlanStrategy):
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
         found, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
-        brief = replace(rule, seconds=rule.seconds and rule.seconds * _ALGORITHM_VISIT_TIME_SHARE)
+        brief = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _ALGORITHM_VISIT_TIME_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in found if len(found) > 1 else ():
             row = yield Step(variant, problem, shape, regime, brief, ALGORITHM_PHASE)
@@ -156,7 +156,7 @@ class RowsStrategy(PlanStrategy):
             return None
         rule = self.make_rule(regime)
         if common is None:
-            rule = replace(rule, seconds=rule.seconds and rule.seconds * _CEILING_VISIT_TIME_SHARE)
+            rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _CEILING_VISIT_TIME_SHARE)
         shape = common or ceiling.shape
         row = yield Step(kernel, ceiling.problem, shape, regime, rule, is_reference=True, is_reported=False)
         if row is None or not row.ok:

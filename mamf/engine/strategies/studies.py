@@ -213,7 +213,7 @@ class VerifyStrategy(PlanStrategy):
         asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
         seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
-        rule = StoppingRule(seconds=seconds)
+        rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
                 run.prepare_regime(get_regime_class(name)(self.backend)),
@@ -388,8 +388,8 @@ class _PairMeasurement:
                 break
         # Verify after a window of few launches, because the values of a repeated all-reduce grow without bound.
         self._measure_window(every, (1, 1))
-        self._verify_outputs(every, whole=True)
-        if not all(self.strategy.gather_from_ranks(all(taken.seconds for taken in self.samples.values()))):
+        self._verify_outputs(every, checks_all_elements=True)
+        if not all(self.strategy.gather_from_ranks(all(taken.seconds_per_launch for taken in self.samples.values()))):
             slow = "the host queues these launches more slowly than the device runs them"
             raise UnsupportedError(
                 slow if self.is_slow else "the device does not run matmul and the other work at the same time"
@@ -407,11 +407,11 @@ class _PairMeasurement:
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another process (rank) of this run failed"))
         return cast(ResultT, answer)
 
-    def _verify_outputs(self, works: Sequence[_TimedWork], whole: bool = False) -> None:
+    def _verify_outputs(self, works: Sequence[_TimedWork], checks_all_elements: bool = False) -> None:
         for work in works:
             self._call_on_all_ranks(partial(self.regime.require_no_unseen_work, work.checked, work.launch_seconds))
-            self._call_on_all_ranks(partial(work.checked.verify, whole))
-            if whole:
+            self._call_on_all_ranks(partial(work.checked.verify_last_outputs, checks_all_elements))
+            if checks_all_elements:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
     def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
@@ -438,8 +438,8 @@ class _PairMeasurement:
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
-                samples.seconds += [latest] * is_settled
-                samples.launches += round(_WINDOW_BLOCKS * count) * is_settled
+                samples.seconds_per_launch += [latest] * is_settled
+                samples.launch_count += round(_WINDOW_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
@@ -472,7 +472,7 @@ class _PairMeasurement:
                 work.marks.append((work.queue_mark(), backend.now(), done))
         self.queue.join()
         end = backend.record_mark()
-        self.regime.synchronize(works[0].checked, end, self.regime.queue_idle_mark(end))
+        self.regime.wait_and_record_gap(works[0].checked, end, self.regime.queue_idle_mark(end))
         # Ignore the first block, in which queues wait for the host and ranks wait for one another.
         measure = partial(backend.compute_seconds_between, first)
         times = [[(measure(mark), done) for mark, _, done in work.marks[1:]] for work in works]

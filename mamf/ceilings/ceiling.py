@@ -25,7 +25,7 @@ from mamf.measurement import (
     Measurement,
     NotebookTable,
     Rate,
-    Rates,
+    RatesByDtypeAndRegime,
     RateSource,
     RateT,
     compute_relative_timing_error,
@@ -35,7 +35,7 @@ from mamf.measurement import (
 )
 from mamf.plans import SUSTAINED
 from mamf.statistics import (
-    FigureError,
+    FigureUncertainty,
     Interval,
     Repeatability,
     compute_known_median,
@@ -250,7 +250,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
-def compute_figure_error(rounds: Sequence[Measurement]) -> FigureError:
+def compute_figure_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
     """Compute the error of the rate that ``combine_rounds`` returns, relative to the mean rate of all possible runs."""
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
@@ -410,7 +410,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         )
 
 
-def compute_known_share(row: Measurement, known_ceilings: Rates) -> float | None:
+def compute_known_share(row: Measurement, known_ceilings: RatesByDtypeAndRegime) -> float | None:
     """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the known ceiling for
     its dtype and regime.
 

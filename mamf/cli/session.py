@@ -28,7 +28,7 @@ from mamf.cli.resuming import (
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.operation import Operation, Request
+from mamf.operation import MeasurementRequest, Operation
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 
@@ -90,7 +90,7 @@ class Session:
 
     def __init__(
         self,
-        request: Request,
+        request: MeasurementRequest,
         options: argparse.Namespace,
         interruption: Interruption,
         resumed: ResumedLog | None,
@@ -142,11 +142,11 @@ class Session:
             notes=options.notes,
             advice=advice,
             shield_from_signals=interruption.shield_from_signals,
-            check_signals=interruption.check,
+            check_signals=interruption.raise_if_interrupted,
             on_lost=partial(exit_after_device_loss, self.backend),
         )
         # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
-        interruption.check()
+        interruption.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
         """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""

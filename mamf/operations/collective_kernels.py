@@ -23,8 +23,8 @@ from mamf.operations.collective import CollectiveKernel, CollectiveProblem, Coll
 from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
 
 _SAMPLE_COUNT = 256
-# An all_reduce in place reduces its own result again in each launch, so the expected sums grow exponentially. They are
-# computed for at most this many doublings, which exceeds the range of float32: further launches change no result.
+# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. Expected sums are
+# computed for at most this many doublings, because they are infinite in float32 by then.
 _MAX_DOUBLINGS = 500
 
 
@@ -42,7 +42,10 @@ class TorchDistributed(CollectiveKernel):
             return str(reason)
         ranks = torch.distributed.get_world_size()
         if problem.ranks != ranks:
-            return f"this process group has {ranks} ranks, but the collective needs {problem.ranks}"
+            return (
+                f"this process group has {ranks} ranks, but the collective needs {problem.ranks}: use --ranks {ranks}, "
+                f"or start {problem.ranks} ranks"
+            )
         return super().explain_unsupported_problem(backend, problem)
 
     def prepare(
@@ -56,11 +59,10 @@ class TorchDistributed(CollectiveKernel):
     ) -> Prepared:
         buffers, error = None, None
         try:
-            needed = problem.list_buffers(shape)
-            sent = pool.take_buffer(
-                f"sent by {torch.distributed.get_rank()}", *needed["sent"]
-            )  # different data on each rank
-            buffers = sent, pool.take_buffer("received", *needed["received"])
+            buffers_by_name = problem.list_buffers(shape)
+            # The pool fills a buffer with values that depend on its name, so each rank sends different values.
+            send_buffer = pool.take_buffer(f"sent by {torch.distributed.get_rank()}", *buffers_by_name["sent"])
+            buffers = send_buffer, pool.take_buffer("received", *buffers_by_name["received"])
         except Exception as exception:  # Tell the other ranks, because they would wait for this rank forever.
             error = exception
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
@@ -94,7 +96,7 @@ def make_group_with_block_count(blocks: int, device_type: str) -> Any:
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     options_class: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(options_class, "config"):
-        raise UnsupportedError(f"{library} cannot set the number of thread blocks that communicate: leave it at 0")
+        raise UnsupportedError(f"{library} cannot set the number of thread blocks that communicate: use --blocks 0")
     options = options_class()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)
@@ -108,37 +110,41 @@ def gather_objects(local_object: object) -> list[Any]:
 
 
 class CheckedCollective:
-    """A collective on given buffers, with its launch and the result that is expected of it.
+    """A collective on given buffers: functions that launch the collective and verify its result.
 
-    Each buffer is treated as a number of equal parts: a single part, or one part per rank. ``part_elements``: the
-    number of elements per part. ``group``: the process group; None for the default group.
+    A buffer is a single part, or consists of one equal part per rank. ``part_elements``: the number of elements per
+    part. ``group``: the process group; None for the default group.
     """
 
     def __init__(
         self,
         problem: CollectiveProblem,
         part_elements: int,
-        sent: torch.Tensor,
-        received: torch.Tensor,
+        send_buffer: torch.Tensor,
+        receive_buffer: torch.Tensor,
         group: Any = None,
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
-        self._sent, self._received, self._part_elements = sent, received, part_elements
+        self._send_buffer, self._receive_buffer, self._part_elements = send_buffer, receive_buffer, part_elements
         # A ring reduction of n ranks rounds partial sums of 1 to n terms. Their combined error is about sqrt(n / 2)
         # times the error of one rounding; the tolerance allows sqrt(n) times.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
         indices = sorted({0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLE_COUNT))})
-        self._sampled_indices = torch.tensor(indices, device=sent.device)
+        self._sampled_indices = torch.tensor(indices, device=send_buffer.device)
         self._launch_count = 0
-        run_collective: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
+        run_collective: Callable[..., object] = make_collective_calls(send_buffer, receive_buffer)[problem.collective]
         self._run_collective = run_collective if group is None else partial(run_collective, group=group)
-        self._expected_samples = self._compute_expected_data(torch.stack(gather_objects(self._copy_samples(sent))))
-        self._expected_sums = (
-            None if self._tolerance else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits(sent))))
+        self._expected_samples = self._compute_expected_data(
+            torch.stack(gather_objects(self._copy_samples(send_buffer)))
         )
-        self._find_changed_operands = ChangeDetector({"sent": sent})
+        self._expected_sums = (
+            None
+            if self._tolerance
+            else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits(send_buffer))))
+        )
+        self._find_changed_operands = ChangeDetector({"sent": send_buffer})
 
     def launch(self) -> None:
         self._launch_count += 1
@@ -151,9 +157,9 @@ class CheckedCollective:
         """
         self._launch_count = 0
         if self._collective == "all_reduce":
-            self._received.copy_(self._sent)
+            self._receive_buffer.copy_(self._send_buffer)
         else:
-            poison_tensor(self._received)
+            poison_tensor(self._receive_buffer)
 
     def verify(self) -> Verdict:
         """Return the worst verdict of all ranks on every rank, because all ranks must stop together."""
@@ -181,22 +187,24 @@ class CheckedCollective:
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
     def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each part of a buffer with its bits taken as integers, [parts].
+        """Return the sum over each part of a buffer, with the bits read as integers, [parts].
 
-        The sums check all elements of collectives that only move data.
+        If a collective only moves data, equal sums show that all elements are right, not only the sampled elements.
         """
         return torch.stack(
             [view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part_elements)]
         ).cpu()
 
     def _measure_error(self) -> float:
-        if self._expected_sums is not None and not torch.equal(self._sum_bits(self._received), self._expected_sums):
+        if self._expected_sums is not None and not torch.equal(
+            self._sum_bits(self._receive_buffer), self._expected_sums
+        ):
             return math.inf
-        samples, expected = self._copy_samples(self._received), self._expected_samples
+        samples, expected = self._copy_samples(self._receive_buffer), self._expected_samples
         if self._collective == "all_reduce":
             # Each launch after the first reduces the sums again, which multiplies them by the number of ranks.
             exponent = min(self._launch_count - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
-            expected = (expected * float(self._ranks) ** exponent).to(self._received.dtype).double()
+            expected = (expected * float(self._ranks) ** exponent).to(self._receive_buffer.dtype).double()
             is_finite = expected.isfinite()
             if not torch.equal(samples[~is_finite], expected[~is_finite]):
                 return math.inf
@@ -205,14 +213,14 @@ class CheckedCollective:
         return difference / norm if norm else (math.inf if difference else 0.0)
 
 
-def make_collective_calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
+def make_collective_calls(send_buffer: torch.Tensor, receive_buffer: torch.Tensor) -> dict[str, Callable[[], object]]:
     distributed: Any = torch.distributed
     # torch 2.13 renamed these functions, and warns if a program uses the older names.
     all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     return {
-        "all_reduce": partial(distributed.all_reduce, received),
-        "all_gather": partial(all_gather, received, sent),
-        "reduce_scatter": partial(reduce_scatter, received, sent),
-        "all_to_all": partial(distributed.all_to_all_single, received, sent),
+        "all_reduce": partial(distributed.all_reduce, receive_buffer),
+        "all_gather": partial(all_gather, receive_buffer, send_buffer),
+        "reduce_scatter": partial(reduce_scatter, receive_buffer, send_buffer),
+        "all_to_all": partial(distributed.all_to_all_single, receive_buffer, send_buffer),
     }

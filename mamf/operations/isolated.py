@@ -55,7 +55,10 @@ class Channel:
                 unsent_bytes = unsent_bytes[os.write(self.output_pipe.fileno(), unsent_bytes) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """Wait for the next message and return its JSON fields and its parts of bytes. May raise ChannelError."""
+        """Wait for the next message, and return its JSON fields and its parts of bytes.
+
+        Raises ChannelError if the other process has ended, or has sent bytes that are not a message.
+        """
         try:
             fields = json.loads(self.input_pipe.readline())
             return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
@@ -68,8 +71,9 @@ def serve_launches(
 ) -> dict[str, str]:
     """Launch a kernel on the operands that the checking process sends, as often as that process asks.
 
-    Return the last message of the checking process: ``{"wrong": reason}``, ``{"unknown": reason}`` if it could not
-    check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any error of a launch.
+    Return the last message of the checking process: ``{"wrong": reason}`` if the result is wrong, ``{"unknown":
+    reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any
+    error of a launch.
     """
     request, operands = channel.receive()
     if "operands" not in request:
@@ -91,12 +95,12 @@ def serve_launches(
     return request
 
 
-def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result: object) -> None:
-    returned = list_tensors(result)
+def _send_results(channel: Channel, written_buffers: Mapping[str, torch.Tensor], result: object) -> None:
+    returned_tensors = list_tensors(result)
     channel.send(
-        *(_copy_bytes(tensor) for tensor in (*written.values(), *returned)),
-        written=list(written),
-        returned=[(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned],
+        *(_copy_bytes(tensor) for tensor in (*written_buffers.values(), *returned_tensors)),
+        written=list(written_buffers),
+        returned=[(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned_tensors],
         is_one=isinstance(result, torch.Tensor),
     )
 
@@ -135,9 +139,9 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     operands = [name for name, buffer in buffers.items() if buffer.fill]
     channel.send(*(_copy_bytes(flat[name]) for name in operands), operands=operands)
     fields, parts = channel.receive()
-    written = len(fields["written"])
-    _write_buffers(flat, fields["written"], parts[:written])
-    result = _rebuild_result(fields, parts[written:])
+    written_count = len(fields["written"])
+    _write_buffers(flat, fields["written"], parts[:written_count])
+    result = _rebuild_result(fields, parts[written_count:])
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:

@@ -60,7 +60,7 @@ class OverlapShape(BaseShape):
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
 
-MIN_SHAPE = OverlapShape(1, 1, 1, 1)
+MIN_OVERLAP_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.
-    - ``timed``: the work whose rate a row gives, one of COUNTED_WORKS.
+    - ``timed``: the work whose rate a row reports, one of COUNTED_WORKS.
     - ``alone``: whether the timed work runs alone, for comparison.
     - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
     """
@@ -110,8 +110,8 @@ class OverlapProblem(CheckedProblem):
     def is_collective(self) -> bool:
         return self.other in COLLECTIVES
 
-    def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """Return the problem and the shape of the work whose rate a row gives, as its own operation defines them."""
+    def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
+        """Return the work whose rate a row reports: its problem and its shape, such as a MatmulShape."""
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
             shared_fields |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
@@ -126,7 +126,7 @@ class OverlapProblem(CheckedProblem):
         return BandwidthProblem(self.other, **shared_fields), BandwidthShape(shape.nbytes)
 
     def compute_work(self, shape: OverlapShape) -> Work:
-        problem, counted_shape = self.get_counted_work(shape)
+        problem, counted_shape = self.get_counted_problem_and_shape(shape)
         counted_work: Work = problem.compute_work(counted_shape)
         return replace(counted_work, convention=f"{self.work_names[0]}: {counted_work.convention}")
 
@@ -136,18 +136,18 @@ class OverlapProblem(CheckedProblem):
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        problem, counted_shape = self.get_counted_work(shape)
+        problem, counted_shape = self.get_counted_problem_and_shape(shape)
         return dict(problem.list_buffers(counted_shape, sets, rewrite))
 
     def count_bytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
-        problem, counted_shape = self.get_counted_work(shape)
+        problem, counted_shape = self.get_counted_problem_and_shape(shape)
         return int(problem.count_bytes(counted_shape, sets, rewrite))
 
 
 class Pair(Kernel[OverlapProblem, OverlapShape]):
     """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
-    A launch of this kernel runs only the work whose rate a row gives; 'mamf overlap' launches both works at once.
+    A launch of this kernel runs only the work whose rate a row reports; 'mamf overlap' launches both works at once.
     """
 
     operation = "overlap"
@@ -162,8 +162,8 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel that runs the work whose rate a row gives. Raises UnavailableError if there is none."""
-        counted_problem, _ = problem.get_counted_work(MIN_SHAPE)
+        """Return the kernel that runs the work whose rate a row reports. Raises UnavailableError if none runs here."""
+        counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)
         available = choose_kernels(make_operation(counted_problem.operation), backend)
@@ -172,14 +172,17 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     def explain_unsupported_problem(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
             return (
-                "only 'mamf overlap' can run the matmul and the other work at the same time: use it, or add --alone yes"
+                "only 'mamf overlap' can run the matmul and the other work at the same time: use 'mamf overlap', or "
+                "add --alone yes"
             )
         return self.get_counted_kernel(backend, problem).explain_unsupported_problem(
-            backend, problem.get_counted_work(MIN_SHAPE)[0]
+            backend, problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
         )
 
     def apply_settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
-        return self.get_counted_kernel(backend, problem).apply_settings(backend, problem.get_counted_work(MIN_SHAPE)[0])
+        return self.get_counted_kernel(backend, problem).apply_settings(
+            backend, problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
+        )
 
     def prepare(
         self,
@@ -190,7 +193,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        kernel, counted_problem_and_shape = self.get_counted_kernel(backend, problem), problem.get_counted_work(shape)
+        kernel, counted_problem_and_shape = (
+            self.get_counted_kernel(backend, problem),
+            problem.get_counted_problem_and_shape(shape),
+        )
         if reason := kernel.explain_unsupported_shape(*counted_problem_and_shape):
             raise UnsupportedError(reason)
         return kernel.prepare(backend, *counted_problem_and_shape, pool, sets, rewrite)
@@ -208,16 +214,18 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     def choose_default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
         if not backend.is_accelerator:
             return (OverlapShape(256, 256, 256, MIB),)
-        # Matmuls as in training (8192 rows) and in decoding (16 rows), each with little and with much other work.
+        # Matmuls as in training (8192 rows) and in decoding (16 rows), each with 64 MiB and with 1 GiB of other work.
         return [OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024)]
 
-    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
-        return super().make_problem(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
+    def make_problem(self, backend: Backend, requested_fields: Mapping[str, Any]) -> OverlapProblem:
+        return super().make_problem(
+            backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **requested_fields}
+        )
 
     def find_max_possible_rate(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
-        counted_problem, counted_shape = problem.get_counted_work(shape or MIN_SHAPE)
+        counted_problem, counted_shape = problem.get_counted_problem_and_shape(shape or MIN_OVERLAP_SHAPE)
         return make_operation(counted_problem.operation).find_max_possible_rate(
             info, counted_problem, counted_shape if shape else None
         )

@@ -108,9 +108,9 @@ def quantize_to_format(
         chunk = values[start : start + chunk_rows].float()
         scale = compute_block_scales(view_as_blocks(chunk, scaling).abs().amax((1, 3)), scaling, format_max)
         scales.append(scale)
-        scaled = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
+        scaled_values = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
         elements[start : start + chunk_rows] = (
-            pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
+            pack_e2m1(scaled_values) if is_e2m1 else scaled_values.to(float8_dtype).view(torch.uint8)
         )
     return QuantizedOperand(elements if is_e2m1 else elements.view(float8_dtype), torch.cat(scales), scaling)
 
@@ -129,7 +129,7 @@ def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_ma
     ``format_max``: the largest number of the format.
     """
     if scaling.scale_dtype == "float8_e8m0fnu":
-        # frexp returns floor(log2) + 1; the difference of two such exponents is that of the logarithms.
+        # frexp returns the exponent floor(log2) + 1, so a difference of two exponents is the difference of floor(log2).
         exponents = torch.frexp(block_maxima)[1] - torch.frexp(torch.tensor(format_max))[1].to(block_maxima.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
     scales = block_maxima / format_max

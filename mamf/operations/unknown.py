@@ -58,7 +58,7 @@ class UnknownProblem:
 class UnknownOperation(Operation[Any, Any]):
     """A placeholder for an operation that is not installed.
 
-    ``record``: the row of a log that names the operation. It says the work and the unit of the operation's shapes.
+    ``record``: the row of a log that names the operation. It contains the FLOP, the bytes and the unit of the shape.
     """
 
     kernel_group = ""
@@ -75,30 +75,30 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape that a ceiling of this operation states. Its work is unknown, so it counts as 0."""
+        """Return the shape of a ceiling of this operation, with 0 FLOP and 0 bytes, because the ceiling lacks both."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 
     def read_shape_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._row_record
         work = Work(float(row["flop"]), int(row["bytes"]), "as the log of the row counts it", str(row["unit"]))
-        return UnknownShape(freeze_record(record), work)
+        return UnknownShape(make_hashable_record(record), work)
 
     def make_shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return thaw_fields(shape.fields)
+        return restore_record(shape.fields)
 
     def read_problem_record(self, record: Mapping[str, Any]) -> UnknownProblem:
-        return UnknownProblem(self.name, freeze_record(record))
+        return UnknownProblem(self.name, make_hashable_record(record))
 
     def make_problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return thaw_fields(problem.fields)
+        return restore_record(problem.fields)
 
 
-def freeze_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def make_hashable_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in record.items())
 
 
-def thaw_fields(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def restore_record(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 

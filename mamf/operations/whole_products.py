@@ -6,7 +6,8 @@ r = C x - scale * A (B x) = E x, and r tells three facts about E:
 - The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
 - In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
   error in that row, even one that is too small to show in the norm of C.
-- The slope of a linear fit of C x to A (B x) is that of a fit of C to A @ B. A slope other than 1 means a wrong scale.
+- The slope of a linear fit of C x to scale * A (B x) estimates the slope of a fit of C to scale * A @ B. A slope other
+  than 1 means that C has a wrong scale.
 
 x is drawn with a random seed after the launch, so no kernel can predict it. The test uses only elementwise
 multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) operations, and memory bandwidth limits
@@ -16,7 +17,7 @@ error of these sums is 1e-6, while the results may have errors of 1e-3. It sums 
 If C is rounded to int8, rounding would hide small errors from this test. For such a C, a library computes the exact
 int32 result, the test verifies that result, and every entry of C is compared with it.
 
-``verify_special_product`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
+``verify_matmul_with_special_values`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from mamf.operations.quantization import QuantizedOperand
 
 #: The number of random vectors x that a test multiplies by.
 VECTORS_PER_TEST = 2
-# The number of elements that are multiplied at once on a device: 64 MiB in float32. The second number is for devices
-# that have less free memory.
+# The number of elements that are multiplied at once on a device: 64 MiB in float32. If memory is insufficient, mamf
+# tries again with the second number.
 _CHUNK_ELEMENTS = (2**24, 2**16)
 # The number of elements that are multiplied at once on a CPU, so that they fit in its cache.
 _HOST_CHUNK_ELEMENTS = 2**17
@@ -74,9 +75,9 @@ class MatmulPart:
 
 
 def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
-    """Verify every entry of C, and return the verdict. Its error is a low estimate of C's relative error.
+    """Verify every entry of C, and return the verdict. The verdict's error is a low estimate of C's relative error.
 
-    ``parts``: the matmuls of the launch. ``scale``: the factor from A @ B to C.
+    ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
     """
     if parts[0].c.is_cpu:
         with use_one_torch_thread():
@@ -107,8 +108,8 @@ def _verify_entries_in_chunks(
     worst_ratio = max(worst_ratios)
     rounding_error = max(problem.max_rounding_error, error)
     max_ratio = math.sqrt(2 * (math.log(2 * sum_count) + _FALSE_ALARM_EXPONENT)) * rounding_error
-    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, which it equals on average, if
-    # the norm of C is larger.
+    # For a small matmul, the norm of A (B x) may be small by chance. On average it equals the norm of C, so use the
+    # larger of the two norms.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
@@ -147,21 +148,21 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
         for start in range(0, part.c.shape[1], step):
             rows = slice(start, start + step)
             block = MatmulPart(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
-            exact = _compute_exact_int32(block)
+            exact = _compute_exact_int32_matmul(block)
             if _compute_residual_statistics(
                 MatmulPart(block.left, block.right, exact), 1.0, torch.int32, chunk_elements
             )[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact matmul that mamf compares C with is itself wrong")
-            found = block.c.float()
-            expected = round_like_result(found, exact.float() * scale)
-            squared_error += (found - expected).square().sum().item()
+            output = block.c.float()
+            expected = round_exact_to_int8(output, exact.float() * scale)
+            squared_error += (output - expected).square().sum().item()
             squared_norm += expected.square().sum().item()
     return Verdict(
         divide_or_return_inf(math.sqrt(squared_error), math.sqrt(squared_norm)), 0.0, reference=_REFERENCE_DESCRIPTION
     )
 
 
-def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
+def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
     """Compute the exact int32 result of int8 operands, by adding float32 matmuls over few terms of K each."""
     sums = torch.zeros(part.c.shape, dtype=torch.int32, device=part.c.device)
     terms = zip(part.left.split(_MAX_EXACT_TERMS, -1), part.right.split(_MAX_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
@@ -170,20 +171,20 @@ def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
     return sums
 
 
-def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Round exact values to the int8 range, and return the expected outputs.
+def round_exact_to_int8(output: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Round exact values to int8, and return the expected outputs.
 
-    Where the output ``found`` is one of two nearest integers, it is the expected output, whichever a kernel chooses.
+    A value halfway between two integers may be rounded up or down: expect what ``output`` contains there.
     """
     clamped = exact.clamp(-128, 127)
-    return torch.where((found - clamped).abs() <= _MAX_ROUNDING_DISTANCE, found, clamped.round())
+    return torch.where((output - clamped).abs() <= _MAX_ROUNDING_DISTANCE, output, clamped.round())
 
 
 def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
     """Find the cells of C, of CELL_SIZE x CELL_SIZE entries each, that have a wrong entry.
 
     Apply Freivalds' test to CELL_SIZE columns of C at a time, or to all columns that share a scale of B. The test finds
-    the wrong rows of these columns. ``scale``: the factor from A @ B to C.
+    the wrong rows of these columns. ``scale``: the factor in C = scale * A @ B.
     """
     wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
     for part in parts:
@@ -206,8 +207,8 @@ def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], sc
 def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float) -> torch.Tensor:
     """Return booleans (batch, M): True for each row of C whose error is larger than rounding explains."""
     if problem.has_int8_output:
-        found = part.c.float()
-        return (found != round_like_result(found, _compute_exact_int32(part).float() * scale)).any(2)
+        output = part.c.float()
+        return (output != round_exact_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
     sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _CHUNK_ELEMENTS[1]
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     expected_products = _multiply_by_vectors(
@@ -221,8 +222,8 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
     return (~(residuals <= max_ratio * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
-def divide_or_return_inf(part: float, whole: float) -> float:
-    return part / whole if whole else (math.inf if part else 0.0)
+def divide_or_return_inf(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else (math.inf if numerator else 0.0)
 
 
 def _compute_residual_statistics(
@@ -240,16 +241,16 @@ def _compute_residual_statistics(
         part.left, _multiply_transpose_by_vectors(part.right, x, sum_dtype, chunk_elements), sum_dtype, chunk_elements
     )
     expected = expected if scale == 1 else expected * scale
-    found = _multiply_by_vectors(c, x, sum_dtype, chunk_elements)
+    computed = _multiply_by_vectors(c, x, sum_dtype, chunk_elements)
     if sum_dtype == torch.int32:
-        wrong_count = (found != expected).sum().float()
+        wrong_count = (computed != expected).sum().float()
         return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
     # torch converts values while it reads them, except for 8-bit floats. So convert only those in advance: converting
     # all of C in advance would move five times the bytes.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
     row_squares = torch.cat(norms_by_chunk, dim=1).square()
-    r = found - expected
+    r = computed - expected
     # If the norm of a row is below average, use the average instead, because rounding errors in the row may be as large
     # as in other rows.
     norms = torch.maximum(row_squares, row_squares.mean()).sqrt()[..., None]
@@ -329,7 +330,7 @@ def _split_into_chunks(tensor: torch.Tensor, chunk_elements: int) -> Iterator[to
     yield from tensor.split(max(1, chunk_elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
 
 
-def verify_special_product(
+def verify_matmul_with_special_values(
     problem: BaseMatmulProblem,
     split_into_parts: Callable[[torch.Tensor], Sequence[MatmulPart]],
     launch: Callable[[], torch.Tensor],
@@ -343,7 +344,7 @@ def verify_special_product(
     C. All other values of C must keep their bits. Do not check operands of 8 bits and fewer: they have no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
-    the factor from A @ B to C.
+    the factor in C = scale * A @ B.
     """
     output_before = launch().clone()
     matmul_index = secrets.randbelow(len(split_into_parts(output_before)))

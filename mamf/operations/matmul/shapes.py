@@ -25,14 +25,12 @@ from mamf.operation import CheckedProblem, describe
 from mamf.plans import Shape
 
 
-def _make_size_metadata(help: str) -> Mapping[str, Any]:
-    return describe(help, parse_text=parse_size, default="4096", has_range=True)
+def _make_size_metadata(help_text: str) -> Mapping[str, Any]:
+    return describe(help_text, parse_text=parse_size, default="4096", has_range=True)
 
 
 class BaseMatmulShape(BaseShape):
-    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define
-    ``row_counts``.
-    """
+    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``row_counts``."""
 
     __slots__ = ()
     n: int
@@ -41,7 +39,7 @@ class BaseMatmulShape(BaseShape):
     @property
     @abstractmethod
     def row_counts(self) -> dict[str, int]:
-        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
+        """The numbers of rows of K elements in ``a`` and in ``b`` (B transposed), in total over all matmuls."""
 
     @property
     def flop(self) -> int:
@@ -50,7 +48,7 @@ class BaseMatmulShape(BaseShape):
 
     @property
     def element_counts(self) -> dict[str, int]:
-        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
+        """The numbers of elements of ``a``, ``b`` and ``c``, in total over all matmuls."""
         row_counts = self.row_counts
         return {"a": row_counts["a"] * self.k, "b": row_counts["b"] * self.k, "c": row_counts["a"] * self.n}
 
@@ -100,7 +98,7 @@ class MatmulGrid:
     def accepts(self, shape: MatmulShape) -> bool:
         return shape.flop <= self.most_flop
 
-    def shapes(self) -> list[MatmulShape]:
+    def list_shapes(self) -> list[MatmulShape]:
         return [shape for shape in matmul_grid(self.m, self.n, self.k) if self.accepts(shape)]
 
     def __len__(self) -> int:
@@ -112,8 +110,8 @@ class MatmulGrid:
 class SearchOptions:
     """The options of a search for ceilings, that is, for the shapes and kernels with the most FLOP per second.
 
-    The search first measures shapes of the grid with the plan's first kernel, and then tries shapes like the fastest
-    ones with all kernels.
+    The search first measures shapes of the grid with the first kernel. Then it measures shapes that are similar to the
+    fastest shapes, with all kernels.
 
     - ``scouts``: the maximum number of measurements on the grid.
     - ``refinements``: the maximum number of measurements around the fastest shapes, for all kernels together.
@@ -174,17 +172,17 @@ def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int)
     )
 
 
-_LLAMA_8B = _make_llama_layers("llama-8b", 4096, 14336, 1024)
-_LLAMA_70B = _make_llama_layers("llama-70b", 8192, 28672, 1024)
+_LLAMA_8B_LAYERS = _make_llama_layers("llama-8b", 4096, 14336, 1024)
+_LLAMA_70B_LAYERS = _make_llama_layers("llama-70b", 8192, 28672, 1024)
 
 MATMUL_PRESETS: Mapping[str, LayerPreset] = {
-    "decode": LayerPreset(_LLAMA_8B, (1, 8, 16, 32, 64, 128, 256, 512)),
-    "llama-8b": LayerPreset(_LLAMA_8B),
-    "llama-70b": LayerPreset(_LLAMA_70B),
+    "decode": LayerPreset(_LLAMA_8B_LAYERS, (1, 8, 16, 32, 64, 128, 256, 512)),
+    "llama-8b": LayerPreset(_LLAMA_8B_LAYERS),
+    "llama-70b": LayerPreset(_LLAMA_70B_LAYERS),
     "attention-projections": LayerPreset(
         (
-            *_LLAMA_8B[:2],
-            *_LLAMA_70B[:2],
+            *_LLAMA_8B_LAYERS[:2],
+            *_LLAMA_70B_LAYERS[:2],
             LinearLayer("deepseek-v3 q down", 1536, 7168),
             LinearLayer("deepseek-v3 q up", 128 * (128 + 64), 1536),
             LinearLayer("deepseek-v3 kv down", 512 + 64, 7168),
@@ -196,10 +194,10 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Return a name for each shape whose N and K, the size of a layer's weights, occur with several M (token counts).
+    """Return a name for each shape whose weights (N and K) occur with several numbers of tokens (M) in ``shapes``.
 
-    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Shapes
-    whose N and K occur with only one M are omitted.
+    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Omit
+    shapes whose N and K occur with only one M.
     """
     token_counts_by_weights: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
@@ -217,7 +215,8 @@ def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
 
 
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
-#: The suffixes that a layout may have: the number of unused elements after each stored row of A and B.
+#: The suffixes that a layout may have. The number in a suffix counts the unused elements after each stored row of A and
+#: B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
 # The standard deviation of int8 operands, by the kind of data. The scale of an int8 C is chosen so that _INT8_MAX, the
 # largest int8 value, is at least _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations of C.
@@ -288,16 +287,14 @@ class BaseMatmulProblem(CheckedProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
-        """Return the factor from A @ B to C: for an int8 C a power of two with which few values saturate, otherwise
-        1.
-        """
+        """Return s in C = s * A @ B: 1, or for an int8 C a power of two that is so small that few values saturate."""
         if not self.has_int8_output:
             return 1.0
         deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
         return 2.0 ** -max(0, math.ceil(math.log2(max(1.0, _MIN_DEVIATIONS_IN_INT8_RANGE * deviation / _INT8_MAX))))
 
     @property
-    def padding(self) -> int:
+    def padding_elements(self) -> int:
         """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
@@ -320,9 +317,10 @@ class BaseMatmulProblem(CheckedProblem):
             ("a", self.dtype, self.layout[0] == "n"),
             ("b", self.b_dtype, self.layout[1] == "t"),
         ):
-            # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
+            # An operand is stored either in rows of K elements, or in K rows for each matmul. Unused elements follow
+            # each row.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
-            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding) * sets
+            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding_elements) * sets
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
                 quantized_bytes = round_up_to_alignment(element_counts[name] // scaled_format.values_per_byte) * sets

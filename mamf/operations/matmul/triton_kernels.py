@@ -55,9 +55,9 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     INPUT_PRECISION: tl.constexpr,
     MAX_IMPRECISE_STEPS: tl.constexpr,
 ):
-    """Compute C = A @ B. The operands are loaded through a pointer to each element. C is stored by rows.
+    """Compute C = A @ B. Load operands through a pointer to each element, and store C by rows.
 
-    - ``a_row_stride`` to ``b_column_stride``: the distance of two rows or columns of A or B in memory, in elements.
+    - ``a_row_stride`` to ``b_column_stride``: the distance between two rows or columns of A or B, in elements.
     - ``IS_K_WHOLE_BLOCKS``: whether K is a multiple of BLOCK_K. ``SUM_DTYPE``: the dtype of the sums.
     - ``INPUT_PRECISION``, ``MAX_IMPRECISE_STEPS``: see ``tl.dot``.
     """
@@ -145,6 +145,6 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
         tile_to_store += tl.num_programs(0)
         row, column = locate_tile(tile_to_store, tiles_m, tiles_n, GROUP_M)
         halves = tl.permute(tl.reshape(sums, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-        first, second = tl.split(halves)
-        c.store([row * BLOCK_M, column * BLOCK_N], first.to(c.dtype))
-        c.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], second.to(c.dtype))
+        left_half, right_half = tl.split(halves)
+        c.store([row * BLOCK_M, column * BLOCK_N], left_half.to(c.dtype))
+        c.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], right_half.to(c.dtype))

@@ -217,9 +217,9 @@ class Session:
 
     def make_log_name_label(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
-        is_named = self.command != self.operation.name and self.operation.compares_kernels
+        shows_operation = self.command != self.operation.name and self.operation.compares_kernels
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return "-".join([*([self.operation.name] if is_named else []), *dtypes, *self.plan.regimes])
+        return "-".join([*([self.operation.name] if shows_operation else []), *dtypes, *self.plan.regimes])
 
     def count_remaining_measurements(self) -> int | None:
         """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""

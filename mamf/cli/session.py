@@ -54,10 +54,10 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
 def run_kernel_session(
     options: argparse.Namespace, make_session: Callable[..., Session], operation: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation and return the exit code. By default, take the operation of --operation or of the
-    command's name.
+    """Measure kernels of an operation and return the exit code. By default, use the operation of --operation or, without
+    this option, the operation with the name of the command.
 
-    Reports wrong options before it opens a device. Raises UsageError if an option has no effect on this run.
+    This opens the device only after it has checked the options. Raises UsageError if an option has no effect.
     """
     option_and_regime_by_dest = {
         "flush": ("--no-flush", BURST),
@@ -149,7 +149,9 @@ class Session:
         interruption.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
-        """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""
+        """Make the plan that the options describe, or take the plan of the resumed log. Raises LogMismatchError if the
+        two plans differ.
+        """
         logged_plan = self.resumed_plan
         if logged_plan is None:
             share = getattr(self.options, "share", None)

@@ -54,7 +54,7 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
             hook(self, *positional_arguments, **keyword_arguments)
         except Exception as error:
             with suppress(Exception):
-                self.close()
+                self.stop_metering()
             warn(f"metering has stopped, training continues: {describe_error(error)}")
 
     return run_hook_safely
@@ -93,10 +93,10 @@ class MeteredCallback:
 
     def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
-        self.close()
+        self.stop_metering()
         self.training = MeteredTraining(model, module, defaults | self.options, self.tokens_and_samples, is_compiled)
 
-    def close(self) -> None:
+    def stop_metering(self) -> None:
         """Stop metering, because the training has ended."""
         self.cleanup.close()
         training, self.training = self.training, None

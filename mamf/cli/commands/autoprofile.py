@@ -98,7 +98,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 class AutoprofileCommands:
     """The list of mamf commands that one ``mamf autoprofile`` runs on one device within one time budget.
 
-    ``folder``: the folder for the logs. A command resumes its log if the folder has an unfinished log of it.
+    ``folder``: the folder for the logs. A command resumes its log if the folder has this log and it is unfinished.
     ``skip_reasons``: the reason why a log cannot be measured here, by the file name of the log.
     """
 

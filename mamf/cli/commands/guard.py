@@ -87,9 +87,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
-    """Read and check the TOML file of ``mamf guard``, and return values of options by their dest.
+    """Read and check the TOML file of ``mamf guard``, and return the values of options by the dest of each option.
 
-    These are the options of ``mamf sweep --operation`` that describe the rows of the file, and:
+    The result has the options of ``mamf sweep --operation`` that describe the rows of the file, and these options:
 
     ``baseline``: path of the run log to compare with. A relative path is resolved from the folder of the TOML file.
     ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.

@@ -54,8 +54,8 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
 def run_kernel_session(
     options: argparse.Namespace, make_session: Callable[..., Session], operation: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation and return the exit code. By default, use the operation of --operation or, without
-    this option, the operation with the name of the command.
+    """Measure kernels of an operation and return the exit code. By default, use the operation of --operation or,
+    without this option, the operation with the name of the command.
 
     This opens the device only after it has checked the options. Raises UsageError if an option has no effect.
     """

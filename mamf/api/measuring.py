@@ -40,7 +40,7 @@ from mamf.errors import DeviceError, MamfWarning, UsageError, require_nonempty_l
 from mamf.kinds.driver import Run
 from mamf.logs.ceiling_cache import cache_ceilings
 from mamf.measurement import Measurement
-from mamf.operation import Operation, Parameter, Request, get_parameters, make_operation_plan
+from mamf.operation import MeasurementRequest, Operation, Parameter, get_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
@@ -418,7 +418,7 @@ def make_problems_and_shapes(
     if (whole_shapes and sizes) or (problems and fields):
         conflict = ("shapes", sizes) if whole_shapes and sizes else ("problem", fields)
         raise UsageError(f"{conflict[0]} cannot be combined with {', '.join(conflict[1])}: give one or the other")
-    request = Request(operation, whole_shapes, sizes, fields)
+    request = MeasurementRequest(operation, whole_shapes, sizes, fields)
     return problems or request.make_problems(backend), tuple(request.make_labeled_shapes(backend))
 
 

@@ -28,7 +28,7 @@ from mamf.cli.resuming import (
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.operation import Operation, Request
+from mamf.operation import MeasurementRequest, Operation
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 
@@ -90,7 +90,7 @@ class Session:
 
     def __init__(
         self,
-        request: Request,
+        request: MeasurementRequest,
         options: argparse.Namespace,
         interruption: Interruption,
         resumed: ResumedLog | None,

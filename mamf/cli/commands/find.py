@@ -28,7 +28,7 @@ from mamf.cli.terminal import (
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import UsageError
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, Plan, choose_regimes
 from mamf.plugins.discovery import open_backend
@@ -114,7 +114,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 options.output = output_path.with_name(f"{output_path.stem}-{dtype}{output_path.suffix}")
             try:
                 exit_code = _MatmulSearchSession(
-                    Request(options.requested_operation), options, interruption, resumed
+                    MeasurementRequest(options.requested_operation), options, interruption, resumed
                 ).run()
             except UsageError as error:  # Continue with the next dtype: only this one may be too slow for a search.
                 if len(dtypes) == 1:

@@ -32,7 +32,7 @@ from mamf.errors import (
     require_whole_number,
 )
 from mamf.files import write_file_atomically
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class _GuardSession(Session):
 
     kind = GUARD
 
-    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
+    def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
         self.baseline_log: RunLog | None = options.baseline_log
         self.guard_result: GuardResult | None = None
         self.update_exit_code = 0

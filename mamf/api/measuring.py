@@ -157,12 +157,12 @@ def search(
     """Return a search for the ceiling, which measures while you iterate over it and then has a ``ceiling``.
 
     - ``dtype`` or ``problem``: a single one, because a search finds the ceiling of one problem.
-    - ``kernel``: kernels to try. mamf looks for fast shapes with the first one. By default all kernels except those
-      that compile for minutes.
+    - ``kernel``: kernels to try. mamf looks for fast shapes with the first kernel. By default, all kernels except
+      kernels that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles.
-    - ``quick``: measure fewer rounds, with only the kernel that is fastest in a short trial.
+    - ``quick``: measure each shape fewer times, and only with the kernel that is fastest in a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it measures, if it cannot measure the request.
 

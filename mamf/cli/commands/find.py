@@ -183,11 +183,11 @@ class _MatmulSearchSession(Session):
         )
 
     def print_plan(self) -> None:
-        grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
+        grid, kernel_names = self.plan.options.grid, ", ".join(self.plan.kernels)
         print_line(
             f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}"
         )
-        print_line(f"kernels: {names}")
+        print_line(f"kernels: {kernel_names}")
         size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         print_line(
             f"grid: {len(grid.list_shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}"

@@ -122,7 +122,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device, which then has the index 0 in every process.
-        options.backend, options.device = backend_name, place.index % max(device_count, 1)
+        options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
     if place is not None and place.rank:
         return (
             0
@@ -158,8 +158,8 @@ def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Itera
 
 @dataclass
 class _RankStrategy:
-    """A strategy that measures matmuls next to other work, for the process that writes the log. This is rank 0 of the
-    processes that a launcher started, or the only process.
+    """A strategy that measures matmuls next to other work, for the process that writes the log. This process is rank 0
+    of the processes that a launcher started, or the only process.
 
     ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
     ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.

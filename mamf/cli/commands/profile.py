@@ -29,7 +29,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
-    from mamf.profiling.profile import FindCeiling, Profile
+    from mamf.profiling.profile import CeilingLookup, Profile
     from mamf.profiling.running import Program
 
 EXAMPLES = """examples:
@@ -156,7 +156,7 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
     logs with --ranks all.
 
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
-    if the file exists already or its folder does not.
+    if the file already exists or its folder does not exist.
     """
     from mamf.profiling.log import get_rank, get_rank_log_path
 
@@ -184,7 +184,7 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
     _write_and_print_profile(
-        options, options.source.name, make_profile(trace, _make_ceiling_lookup(options, trace.is_of_device))
+        options, options.source.name, make_profile(trace, _make_ceiling_lookup(options, trace.has_device_events))
     )
     return 0
 
@@ -223,7 +223,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
             raise NothingProfiledError(profiler.explain_missing_profile(options.calls), exit_code)
         with running.keep_current_device(), contextlib.redirect_stdout(original_stdout):
             profile = make_profile(
-                trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
+                trace, _make_ceiling_lookup(options, trace.has_device_events), profiler.unprofiled_step_seconds
             )
             profile = replace(
                 profile,
@@ -249,8 +249,8 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
 
 
 def _write_and_print_profile(options: argparse.Namespace, program_name: str, profile: Profile) -> None:
-    """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
-    process, also print its report. ``program_name``: the file name of the script or trace.
+    """Write the profile to the log of --output, if given. In the only process, or in the first process (rank 0) that
+    torchrun started, also print its report. ``program_name``: the file name of the script or trace.
     """
     from mamf.profiling.log import get_rank, make_profile_document, write_profile
 
@@ -265,7 +265,7 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
         get_report_stream().flush()
 
 
-def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> FindCeiling:
+def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> CeilingLookup:
     """Return a function that takes the name of a dtype and returns its sustained ceiling, the highest matmul rate of
     the device under sustained load, or None if the ceiling is unknown. Reports divide rates by it to show MAMFU.
 

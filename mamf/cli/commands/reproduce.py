@@ -214,15 +214,18 @@ class ReproduceSession(Session):
         }
         header = self.source_log.header if self.source_log else {}
         has_cycles = bool(header) and any(
-            each.is_of_card
-            for each in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
+            difference.is_of_card
+            for difference in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
             problem = self.operation.make_problem(self.backend, problem) if isinstance(problem, dict) else problem
-            if each := kernels_by_name[name]:
-                step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
+            if kernel := kernels_by_name[name]:
+                step, cycles = (
+                    StepKey(regime, problem, shape, kernel[1].name),
+                    claim.cycles_used if has_cycles else None,
+                )
                 claims.append(replace(claim, step=step, cycles_used=cycles))
         if not claims:
             raise UnavailableError(

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_missing_ceiling
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import replace_assumed_traits
@@ -180,7 +180,7 @@ def search(
         opened, wanted, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
     )
     kernels = list(zip(plan.kernels, chosen, strict=True))
-    return CeilingSearch(Run(plan, opened, kernels, path=None if log is None else Path(log)), asked[-1])
+    return CeilingSearch(Run(plan, opened, kernels, log_path=None if log is None else Path(log)), asked[-1])
 
 
 class CeilingSearch:
@@ -198,7 +198,7 @@ class CeilingSearch:
     def __init__(self, run: Run, regime: str) -> None:
         self._run, self.regime = run, regime
         #: The rows that remain to be measured. Each is written to the log before it is returned.
-        self.rows = run.measurements()
+        self.rows = run.yield_measurements()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
         """Yield each row as soon as it is measured."""
@@ -214,7 +214,7 @@ class CeilingSearch:
         """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
         ceilings = self.ceilings
         if self.regime not in ceilings:
-            if reason := explain_no_ceiling(self._run.rows):
+            if reason := explain_missing_ceiling(self._run.rows):
                 raise DeviceError(f"no ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
@@ -280,7 +280,7 @@ def measure_kernels(
         budget_seconds=budget_seconds,
         options=how,
     )
-    run = Run(plan, opened, chosen, path=None if log is None else Path(log))
+    run = Run(plan, opened, chosen, log_path=None if log is None else Path(log))
     if ceilings or ceiling_kernel:
         known = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
@@ -289,8 +289,8 @@ def measure_kernels(
             convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
             warn,
         )
-        run.strategy, run.known = lambda setup: RowsStrategy(setup, known, references), known
-    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.measurements())
+        run.make_run_strategy, run.known_ceilings = lambda setup: RowsStrategy(setup, known, references), known
+    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.yield_measurements())
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:

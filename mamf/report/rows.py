@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
+from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_card_drift
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import compute_device_speeds
@@ -83,7 +83,11 @@ def make_row_columns(
         ),
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
         Column(
-            "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5
+            "state",
+            "state %",
+            lambda row: compute_card_drift(row, shares.ceilings),
+            lambda drift: f"{100 * drift:+.1f}",
+            5,
         ),
         Column("launches", "launches", lambda row: row.launches, importance=7),
         *make_clock_columns(lambda row: row.conditions, 3),

@@ -41,7 +41,7 @@ _MODULE_BY_NAME = {
     "find_best": "mamf.engine.search.search",
     "matmul_grid": "mamf.operations.matmul.shapes",
     "parse_range": "mamf.operation",
-    # what is measured
+    # results
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
     "Rate": "mamf.measurement",
@@ -52,7 +52,7 @@ _MODULE_BY_NAME = {
     "count_flops": "mamf.integrations.flop_counter",
     "model_flops": "mamf.integrations.model_flops",
     "peak": "mamf.contribution.known_ceilings",
-    # logs
+    # run logs
     "Comparison": "mamf.logs.compare",
     "FinderRun": "mamf.logs.legacy",
     "Review": "mamf.contribution.review",
@@ -63,16 +63,16 @@ _MODULE_BY_NAME = {
     "load_ceiling": "mamf.api.reading",
     "read_log": "mamf.api.reading",
     "write_imported": "mamf.api.reading",
-    # figures
+    # charts
     "plot": "mamf.api.reading",
-    # contracts
+    # interfaces of backends, kernels and operations
     "AttentionKernel": "mamf.operations.attention.operation",
     "Backend": "mamf.backend",
     "DeviceInfo": "mamf.backend",
     "Kernel": "mamf.kernel",
     "MatmulKernel": "mamf.operations.matmul.shapes",
     "Operation": "mamf.operation",
-    # plans, as logs record them
+    # plans of runs
     "Plan": "mamf.plans",
     "SearchOptions": "mamf.operations.matmul.shapes",
     # errors

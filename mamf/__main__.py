@@ -1,4 +1,4 @@
-"""Runs ``mamf`` as ``python -m mamf``."""
+"""Run ``mamf`` as ``python -m mamf``."""
 
 from mamf.cli import main
 

@@ -20,14 +20,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 
-#: Name of the backend that computes the times of launches instead of measuring them, for tests.
+#: Name of the backend for tests, which computes the times of launches instead of measuring them.
 SIMULATED_BACKEND = "simulated"
 #: Number of bytes in a MiB.
 MIB = 2**20
 #: Environment variable in which mamf gives each process that it starts the pid of the starting process. The starting
 #: process may have the device open without using it, so it is not counted as another user of the card.
 LEADER_PID_VARIABLE = "MAMF_LEADER_PID"
-# Text between the plain name of a device and the list of the ways in which its card is shared.
+# The text in the name of a device after which the name lists the ways in which the card is shared.
 _SHARING_PREFIX = " (shared: "
 
 
@@ -68,14 +68,14 @@ class DeviceInfo:
     is_accelerator: bool = True
 
 
-def add_sharing_to_name(name: str, ways: Iterable[str]) -> str:
+def add_sharing_to_name(name: str, sharing_ways: Iterable[str]) -> str:
     """Return a device's name with the ways in which its card is shared, such as "NVIDIA H200 (shared: other
-    processes)". Return the name unchanged if ``ways`` is empty.
+    processes)". Return the name unchanged if ``sharing_ways`` is empty.
 
     The name of a whole card never contains "(shared:". Therefore mamf finds no datasheet peak for a shared card, and
     never mixes shared and whole cards in ceilings and tables.
     """
-    all_ways = dict.fromkeys([*parse_sharing(name), *ways])
+    all_ways = dict.fromkeys([*parse_sharing(name), *sharing_ways])
     return f"{name.partition(_SHARING_PREFIX)[0]}{_SHARING_PREFIX}{', '.join(all_ways)})" if all_ways else name
 
 
@@ -140,7 +140,7 @@ class ElapsedTime(NamedTuple):
 
 @runtime_checkable
 class ClockStamps(Protocol):
-    """An instrument for the clock at which the compute units really ran, which sensors do not show.
+    """An instrument that measures the real clock of the compute units, which sensors do not show.
 
     A stamp is a small kernel in the device's queue. After all earlier work in the queue has finished, it makes each
     compute unit record its cycle counter and the time.
@@ -196,8 +196,8 @@ class Queue(ABC):
 
 
 class Backend(ABC):
-    """One opened device of one vendor. To open a device (``Backend(index)``) affects only this process, not the
-    settings of the machine.
+    """One opened device of one vendor. Opening a device (``Backend(index)``) affects only this process. It does not
+    change the settings of the machine.
     """
 
     name: ClassVar[str]
@@ -376,7 +376,7 @@ class Backend(ABC):
     def release_cached_memory(self) -> None:
         """Return cached, unused memory to the device."""
 
-    # -- what the vendor knows ---------------------------------------------------------------------------------------
+    # -- properties of the device and the machine --------------------------------------------------------------------
 
     def resolve_dtype(self, name: str) -> str:
         """Return the full dtype name; ``fp8`` becomes the 8-bit format that this device supports."""
@@ -441,8 +441,8 @@ class OperandPool(ABC):
     """A set of named device buffers that launches of all shapes share. A buffer is reallocated only if a shape needs
     a larger one; smaller shapes use part of it.
 
-    Otherwise allocations between launches would disturb the measurement, and filling buffers with random values would
-    take most of the time of a sweep over many shapes.
+    Without shared buffers, allocations between launches would disturb the measurement, and filling buffers with random
+    values would take most of the time of a sweep over many shapes.
     """
 
     @abstractmethod

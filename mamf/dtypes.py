@@ -44,8 +44,8 @@ class ScaledFormat:
 
     @property
     def required_multiples_of_n_and_k(self) -> tuple[int, int]:
-        """Two numbers, of which N and K must be multiples: the size of a block, and at least 16, the values of a
-        load.
+        """Two numbers: N must be a multiple of the first, and K of the second. They are the sizes of a block, but at
+        least 16, because kernels load 16 values at once.
         """
         return (
             max(16, self.b_scaling.block_rows),
@@ -71,20 +71,20 @@ class DType:
     The table below derives each tolerance from rounding. "Largest seen" is the largest error in mamf's folder results/.
     u is the unit roundoff, half the distance from 1 to the next number.
 
-    | operands | what rounds | derivation | bound | largest seen |
+    | operands | what is rounded | derivation | bound | largest seen |
     |---|---|---|---|---|
     | bfloat16 | C, to 8 bits | u = 3.9e-3, twice, for partial sums that may be kept in bfloat16 | 8e-3 | 2.1e-3 |
     | float16 | C, to 11 bits | u = 4.9e-4, twice, as for bfloat16 | 1e-3 | 2.5e-4 |
     | tf32 | A and B, to 11 bits | truncated, a loss of up to 2^-10 each, 6.3e-4 on average | 1.5e-3 | 8.3e-4 |
     | float32 | sums, u = 6e-8 | one after another: u sqrt(K / 6) = 6e-6 at K = 65536 | 1e-5 | 2.2e-6 |
     | float64 | sums, u = 1.1e-16 | u sqrt(K / 6), as for float32: 1.2e-14 at K = 65536 | 1e-13 | 4.2e-15 |
-    | 8 and 4 bits | C, to bfloat16; products are exact | that of bfloat16, 4e-3, or 1e-3 for sums | 4e-3 | 1.9e-3 |
+    | 8 and 4 bits | C, to bfloat16; products are exact | u of bfloat16, 4e-3, exceeds 1e-3 for sums | 4e-3 | 1.9e-3 |
     | int8 | nothing | sums fit into int32 | 0 | 0 |
 
     On an H200, 303x9048x11083 in bfloat16 has an error of 3.5e-3 with partial sums in bfloat16, which is torch's
-    default, and of 1.7e-3 with partial sums in float32. The tolerances also find arithmetic that is less precise than
-    the dtype: operands rounded to bfloat16 cause errors of 2.1e-3 to 2.6e-3, too much for float16 and tf32. tf32 causes
-    3e-4, too much for float32, and float32 causes 1e-7, too much for float64.
+    default, and of 1.7e-3 with partial sums in float32. The tolerances also detect arithmetic that is less precise
+    than the dtype: operands rounded to bfloat16 cause errors of 2.1e-3 to 2.6e-3, too much for float16 and tf32. tf32
+    causes 3e-4, too much for float32, and float32 causes 1e-7, too much for float64.
     """
 
     name: str
@@ -127,7 +127,8 @@ OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8")
 #: The names of the dtypes whose operands are quantized and have scales.
 SCALED_FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
 
-#: The full name of a dtype (or ``fp8``, which the backend resolves), by each other name that users may write.
+#: The other names that users may write for dtypes, each with the full name of the dtype (or with ``fp8``, which the
+#: backend resolves).
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -145,9 +146,11 @@ DTYPE_ALIASES = {
 # These errors bound the rounding of the output, by output dtype, if operands have at most 8 bits. For bfloat16 the
 # bound is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
-# Devices keep sums of 8-bit products in float32, except for Hopper: it adds sums of 14 bits to float32 periodically.
+# The error of sums of 8-bit products. Most devices keep these sums in float32. Hopper keeps them in 14 bits, and
+# periodically adds them to a float32.
 _PARTIAL_SUM_ERROR_BOUND = 1e-3
-# With fast accumulation, Hopper keeps all partial sums in 14 bits. The error is 4.7e-3 at K = 20480 and grows with K.
+# The error of sums with fast accumulation, in which Hopper keeps all partial sums in 14 bits. It is 4.7e-3 at
+# K = 20480, and grows with K.
 _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
 # A result that is 1.002 times the reference must count as wrong. This bound is half of the deviation of 0.002, but
 # exceeds the effect of truncated tf32 operands (6.3e-4).

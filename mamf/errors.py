@@ -2,7 +2,7 @@
 accept.
 
     MamfError
-    ├── UsageError                 the request is wrong; the message says what is allowed. A ValueError too
+    ├── UsageError                 a request is wrong; the message says what is allowed; also a ValueError
     │   ├── UnknownNameError       no backend, kernel, dtype ... has that name; the message suggests the nearest
     │   ├── LogMismatchError       a log does not match this device, software or request and cannot be resumed
     │   └── IncomparableError      figures of different regimes, dtypes or devices have no meaningful ratio
@@ -88,7 +88,7 @@ class MamfWarning(UserWarning):
 class LogChangedWarning(MamfWarning):
     """The warning that another program changed the log of a run, and that mamf wrote the log again.
 
-    A command that gave this warning ends with exit code 1.
+    A command that printed this warning ends with exit code 1.
     """
 
 
@@ -183,8 +183,8 @@ def describe_error(error: BaseException) -> str:
 MAX_SIZE = 2**63 - 1
 #: The largest seed of a problem. Random number generators take 64 bits, and each operand adds a 32-bit number.
 MAX_SEED = 2**63 - 1
-#: The limits of a run log that mamf reads: the bytes of the file, and the bytes of one line (half a million samples,
-#: as a record takes several times as much memory).
+#: The largest run log that mamf reads: the bytes of the file, and the bytes of a line. A line can contain half a
+#: million samples. Decoding the line takes several times its size in memory.
 MAX_LOG_BYTES, MAX_LINE_BYTES = 512 << 20, 16 << 20
 LOG_TOO_LARGE_MESSAGE = f"has more than {MAX_LOG_BYTES >> 20} MiB, the maximum of a run log: choose another file"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
@@ -346,5 +346,5 @@ DEFAULT_REGRESSION_TOLERANCE = 0.01
 #: Seconds without a report after which a device of a shared run counts as hung. Compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
-#: The exit code of ``mamf node`` for each verdict on the machine.
+#: The exit code of ``mamf node``, by its verdict on the machine.
 VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

@@ -105,8 +105,8 @@ def _encode_content(content: FileContent) -> Iterable[bytes]:
 
 
 def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
-    """Rename a file. Raises FileExistsError if ``target`` exists: a hard link fails then on every system, but a rename
-    does not.
+    """Rename a file. Raises FileExistsError if ``target`` exists. Make a hard link, because unlike a rename, it fails
+    on every system if ``target`` exists.
     """
     try:
         os.link(temporary_path, target)
@@ -124,5 +124,5 @@ def _convert_os_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
     except OSError as error:
-        kind: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERROR_NUMBERS else UsageError
-        raise kind(f"cannot write {path}: {error.strerror or error}") from None
+        error_class: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERROR_NUMBERS else UsageError
+        raise error_class(f"cannot write {path}: {error.strerror or error}") from None

@@ -46,11 +46,11 @@ class Work:
         return float(self.flop if self.unit == "TFLOPS" else self.nbytes)
 
 
-#: Number of rows, and also of columns, in a cell: mamf divides an output matrix into square cells to report where its
+#: The height and the width of a cell, in values. mamf divides an output matrix into square cells to report where its
 #: values are wrong.
 CELL_SIZE = 64
-# The sizes that a tile of an output may have, in rows and columns of cells, the largest first. Report a period only if
-# at least 3 tiles are wrong, because any two tiles have one. Name at most 4 tiles.
+# The possible sizes of a tile of an output, in rows and columns of cells, the largest first. Report a period of wrong
+# tiles only if at least 3 tiles are wrong, because any two tiles have a period. Name at most 4 wrong tiles.
 _TILE_SIZES = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
@@ -221,7 +221,7 @@ class Prepared:
       outputs, with values that no launch produces. Takes the results of the last launches.
     - ``list_changed_operands``: returns the names of operands that launches modified, except those that the operation
       must modify.
-    - ``rewrite_output``: overwrites C; only if it was requested (the classic regime calls it before each launch).
+    - ``rewrite_output``: overwrites the output; None unless it was requested, as the regime classic does.
     - ``extra_bytes_per_set``: device memory that a set needs in addition to its operands, such as a saved forward pass.
     - ``queue_checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
@@ -230,12 +230,13 @@ class Prepared:
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
       ``verify`` expects the new results, and ``list_changed_operands`` undoes the change. None: operands never change.
     - ``remember_output``: keeps the output of a set's last launch, given the set's index and its result. Returns a
-      function (``ComparisonFunction``) that compares later outputs with it, bit by bit. None: the kernel cannot.
+      function (``ComparisonFunction``) that compares later outputs with it, bit by bit. None: the kernel
+      cannot keep outputs.
     - ``is_deterministic``: whether launches on unchanged operands always give the same bits.
     - ``locate_wrong_cells``: finds where the output of a set is wrong, given the set's index and the result. None: not
       available.
     - ``verify_special_values``: launches the first set with infinities, NaN and subnormal numbers among its operands,
-      checks the output, and restores the operands. None: no expectation is defined.
+      checks the output, and restores the operands. None: it is not defined what a correct output is.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -254,7 +255,8 @@ class Prepared:
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
-    """One implementation of an operation, such as a library's matmul. It has no state: the pool has the operands.
+    """One implementation of an operation, such as a library's matmul. A kernel has no state: its operands are in the
+    operand pool.
 
     - ``product_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
       and fp8), so that reports can also show its share of the highest measured rate of that dtype.
@@ -276,7 +278,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     #: Whether results of this kernel include the device memory that a launch needs.
     reports_memory: ClassVar[bool] = False
     #: Whether results of this kernel also include the device memory that the process reserved. To measure it, mamf
-    #: releases cached blocks first, so that a launch of a few microseconds would then wait for new allocations.
+    #: releases cached blocks first. This slows down launches of a few microseconds, which must then allocate memory.
     reports_reserved: ClassVar[bool] = False
     #: Whether the regime ``burst``, which times short trains (series of launches), refuses a launch that takes longer
     #: than a train should. If False, it measures trains of one such launch.

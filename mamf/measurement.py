@@ -1,11 +1,11 @@
 """Define a row of a log (``Measurement``: one kernel on one shape in one regime) and the rate of a device (``Rate``),
 and correct timed launches for the time that a backend's device timer adds to them.
 
-The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). Its *overhead* is
-estimated in each process and subtracted from each launch; how much the overhead varies between processes is part of the
-repeat interval. Its *accuracy* is the error that remains after the subtraction, because the overhead depends on the
-kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All repeated runs share this error, so repeat intervals do not
-include it.
+The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). This *overhead* is
+estimated in each process and subtracted from each launch. How much it varies between processes is part of the repeat
+interval (the 95 % interval for the result of one more run). The timer's *accuracy* is the error that remains after the
+subtraction, because the overhead depends on the kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All repeated
+runs share this error, so repeat intervals do not include it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class TimerCalibration(NamedTuple):
 
 
 class TimerOverhead(NamedTuple):
-    """The timer overhead that mamf subtracts from the time of each launch, in ``seconds``; and a ``remark`` for the
-    log if that is not the overhead that the backend estimated.
+    """The timer overhead that mamf subtracts from the time of each launch.
+
+    ``remark``: for the log, why mamf does not use the overhead that the backend estimated; empty if mamf uses it.
     """
 
     seconds: float
@@ -102,18 +103,18 @@ def choose_timer_overhead(backend: str, estimate: float | None) -> TimerOverhead
     )
 
 
-def compute_relative_timing_error(accuracy: float, seconds: float) -> float:
-    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``accuracy``: the error in
-    seconds; if it is 0 (unknown), the result is 0.
+def compute_relative_timing_error(error_seconds: float, seconds: float) -> float:
+    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``error_seconds``:
+    the error in seconds; if it is 0 (unknown), the result is 0.
     """
-    return max(accuracy / seconds, _MIN_RELATIVE_TIMING_ERROR) if accuracy else 0.0
+    return max(error_seconds / seconds, _MIN_RELATIVE_TIMING_ERROR) if error_seconds else 0.0
 
 
-def subtract_overhead(window: float, overhead: float) -> float:
-    """Return the seconds of a launch: the time ``window`` between the events around it, minus the timer's ``overhead``
-    (both in seconds). The result is at least half of ``window``, because the timer cannot time shorter launches.
+def subtract_overhead(event_seconds: float, overhead_seconds: float) -> float:
+    """Return the seconds of a launch: the time between the events around the launch, minus the timer's overhead. The
+    result is at least half of ``event_seconds``, because the timer is too inaccurate for shorter launches.
     """
-    return max(window - overhead, window / 2)
+    return max(event_seconds - overhead_seconds, event_seconds / 2)
 
 
 KeyT = TypeVar("KeyT")
@@ -121,7 +122,7 @@ ItemT = TypeVar("ItemT")
 
 
 class NotebookTable:
-    """An object that a notebook shows as an html table, drawn by ``render``. ``mamf/__init__.py`` sets ``render``,
+    """An object that a notebook shows as an HTML table, which ``render`` makes. ``mamf/__init__.py`` sets ``render``,
     because this module cannot import the report modules: they import this module.
     """
 
@@ -134,8 +135,8 @@ class NotebookTable:
 MeasurementStatus = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 #: FLOP/s in one TFLOPS, and bytes/s in one TB/s.
 TERA = 1e12
-#: Keys of ``Measurement.details``: where the output is wrong; the number of launches whose output was verified; the
-#: number of verified output values; and the largest allowed error.
+#: Keys of ``Measurement.details``, in this order: where the output is wrong, the number of launches whose output was
+#: verified, the number of verified output values, and the largest allowed error.
 WRONG_TILES_KEY, CHECKED_LAUNCHES_KEY, CHECKED_VALUES_KEY, ERROR_BOUND_KEY = (
     "wrong tiles",
     "checked launches",
@@ -291,8 +292,8 @@ class Measurement(NotebookTable):
 
     @property
     def comparable_rate(self) -> float:
-        """The rate used for ranking. If known, device speed differences are divided out, so rows of different devices
-        compare.
+        """The rate that ranks this row among rows of several devices: ``best_rate`` divided by the speed of the row's
+        device relative to the run's first device, if that is known.
         """
         return self.best_rate / (self.device_speed or 1.0)
 
@@ -340,7 +341,7 @@ class Measurement(NotebookTable):
     @cached_property
     def interval(self) -> Interval:
         """The 95 % interval, in seconds per launch, of the result of one more run (``compute_repeat_interval``). If
-        ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples alone.
+        ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples only.
         Raises ValueError for a row without samples.
         """
         if self.repeatability is None:
@@ -381,9 +382,9 @@ class Measurement(NotebookTable):
 #: The source of a rate: ``measured`` on this device, ``contributed`` for its model, ``published`` by other people,
 #: listed in a ``datasheet``, or ``given`` on the command line.
 RateSource = Literal[PeakSource, "given"]
-#: The values of ``Rate.tier`` for rates that do not come from a log in results/.
+#: The values of ``Rate.tier`` for published rates and for rates from a datasheet.
 PUBLISHED_TIER, DATASHEET_TIER = "published, not checked", "datasheet"
-_FAST_ACCUMULATION = "fast accumulation"
+_FAST_ACCUMULATION_LABEL = "fast accumulation"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,7 +436,7 @@ def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -
     """Return the rate of a dtype in a regime, or None if ``rates`` has none. A rate with fast accumulation is returned
     only if there is no rate without it. A rate with an unusual output dtype is never returned.
     """
-    return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION}", regime))
+    return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION_LABEL}", regime))
 
 
 def label_dtype(problem: Any) -> str:
@@ -443,9 +444,13 @@ def label_dtype(problem: Any) -> str:
     accumulation, because they change the ceiling: ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
-    if is_fast is None:  # This is not a matmul, so its ceiling does not depend on the output dtype.
+    if is_fast is None:  # The ceilings of other operations than matmul do not depend on the output dtype.
         return dtype
     is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output_dtype
     return ", ".join(
-        [dtype, *([] if is_usual else [f"{problem.out_dtype} output"]), *([_FAST_ACCUMULATION] if is_fast else [])]
+        [
+            dtype,
+            *([] if is_usual else [f"{problem.out_dtype} output"]),
+            *([_FAST_ACCUMULATION_LABEL] if is_fast else []),
+        ]
     )

@@ -51,7 +51,7 @@ def _parse_signed_digits(text: str) -> int:
     return parse_digits(digits) * (-1 if text.startswith("-") else 1)
 
 
-#: For each type of parameters that users can give as text: what the text must be, and the function that reads it.
+#: By type of a parameter: a description of valid text for error messages, and the function that parses the text.
 _TEXT_PARSERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
     int: ("a whole number", _parse_signed_digits),
@@ -149,8 +149,8 @@ def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
     return parameters
 
 
-#: Function that returns the parameters of a dataclass by the name of the field. It keeps them, because mamf checks the
-#: problem of each row of a log.
+#: Function that returns the parameters of a dataclass by the name of the field. The results are cached, because mamf
+#: checks the problem of each row of a log.
 get_parameters: Callable[[Any], Mapping[str, Parameter]] = functools.cache(_read_parameters)
 
 
@@ -199,26 +199,26 @@ def parse_range(start: int, stop: int, step: int) -> range:
     return sizes
 
 
-def _strip_optional(kind: Any) -> Any:
+def _strip_optional(value_type: Any) -> Any:
     """Return the type of a parameter without its ``| None``."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    return next(each for each in kinds if each is not type(None))
+    alternatives = get_args(value_type) if get_origin(value_type) in (Union, types.UnionType) else (value_type,)
+    return next(each for each in alternatives if each is not type(None))
 
 
-def _convert_text(kind: Any, text: str) -> Any:
-    """Convert text to a value of the type ``kind``, which may be a Literal, optional or plain. Raises UsageError for
-    invalid text.
+def _convert_text(value_type: Any, text: str) -> Any:
+    """Convert text to a value of the type ``value_type``, which may be a Literal, optional or plain. Raises UsageError
+    for invalid text.
     """
-    required = _strip_optional(kind)
-    if text.lower() == "none" and required is not kind:
+    plain_type = _strip_optional(value_type)
+    if text.lower() == "none" and plain_type is not value_type:
         return None
-    if get_origin(required) is Literal:
-        return next((each for each in get_args(required) if str(each) == text), text)
-    if required not in _TEXT_PARSERS:
-        raise UsageError("this value cannot be given as text")
-    description, read = _TEXT_PARSERS[required]
+    if get_origin(plain_type) is Literal:
+        return next((each for each in get_args(plain_type) if str(each) == text), text)
+    if plain_type not in _TEXT_PARSERS:
+        raise UsageError("this value cannot be given as text: set it in Python")
+    description, parse_text = _TEXT_PARSERS[plain_type]
     try:
-        return read(text)
+        return parse_text(text)
     except UsageError:
         raise
     except (KeyError, ValueError):
@@ -264,7 +264,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: The command that measures many shapes of the operation, if that is not ``mamf sweep --operation NAME``.
     command_name: ClassVar[str] = ""
-    #: What the chart of a sweep (measurements of many shapes) has a line for each of: ``kernels``, ``shapes`` of one
+    #: What the lines in the chart of a sweep (measurements of many shapes) stand for: ``kernels``, ``shapes`` of one
     #: kernel, sequence ``lengths``, ``caches`` of several lengths, or ``phases`` of a training step.
     chart: ClassVar[str] = "kernels"
     #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel, by default the usual one for
@@ -324,18 +324,18 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [replace(base, **chosen) for base in bases for chosen in combine_values(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a preset, in which the values in ``given``, and values that follow from them, replace
-        those of the preset.
+        """Return the fields of a preset, updated with the values in ``given`` and with values that follow from
+        these.
         """
         return {**preset, **given}
 
-    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> ProblemT:
-        """Return a problem with the fields in ``asked`` and the defaults of the operation and the device. Raises
-        UsageError for invalid fields.
+    def make_problem(self, backend: Backend, requested_fields: Mapping[str, Any]) -> ProblemT:
+        """Return a problem with the fields in ``requested_fields`` and the defaults of the operation and the device.
+        Raises UsageError for invalid fields.
         """
-        name = asked.get("dtype") or self.default_dtype or backend.default_dtype
+        name = requested_fields.get("dtype") or self.default_dtype or backend.default_dtype
         dtype = backend.resolve_dtype(canonicalize_dtype_name(name))
-        return self.problem_type(**{**asked, "dtype": dtype})  # type: ignore[no-any-return]
+        return self.problem_type(**{**requested_fields, "dtype": dtype})  # type: ignore[no-any-return]
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
         """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
@@ -449,8 +449,8 @@ def make_operation_plan(
     **plan_fields: Any,
 ) -> Plan:
     """Return the plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the
-    operation's. ``plan_fields``: further fields of the plan. Raises UsageError if the operation is not measured in a
-    regime.
+    operation's. ``plan_fields``: further fields of the plan. Raises UsageError if the operation cannot be
+    measured in one of the regimes.
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:
@@ -461,7 +461,7 @@ def make_operation_plan(
 
 
 # Draw random sizes up to 4 times the size that they would have if all were equal. Make each size a multiple of one of
-# these numbers, so that some are aligned. Give up after 1000 attempts.
+# _SIZE_MULTIPLES, so that some sizes are aligned. Give up after 1000 attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 

@@ -35,7 +35,7 @@ _KNOWN_CLOCK_HEADROOM = 1.02
 # Allow rates up to 1.02 times the peak at the clock that was read during a measurement, and up to 1.10 times if the
 # clock may have fallen during it (see compute_max_flops_at_clock).
 READ_CLOCK_HEADROOM, FALLING_CLOCK_HEADROOM = 1.02, 1.10
-# Bound float64 by the float32 peak if no float64 peak is listed, because no device is faster in float64.
+# Use the float32 peak as the bound of float64 if no float64 peak is listed, because no device is faster in float64.
 _BOUNDING_DTYPES = {"fp64": "fp32"}
 # The FLOP per cycle of a compute unit are a multiple of 16. Rounding in a datasheet may shift them by up to 0.5 %.
 _FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
@@ -119,8 +119,8 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
 
 
 def find_peak_of_listed_device(device: str, dtype: str) -> DatasheetRate | None:
-    """Return the peak of a device, given by its name in peaks.csv, for a dtype (by mamf's name), or None if peaks.csv
-    does not list it.
+    """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
+    ``device``: the name of the device in peaks.csv.
     """
     return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].peak_name)
 
@@ -132,7 +132,9 @@ def _find_first_peak(rows: Iterable[DatasheetRate], peak_name: str) -> Datasheet
 def find_bandwidth(
     device_name: str, compute_units: int | None = None, *, must_be_verified: bool = False
 ) -> float | None:
-    """Return the theoretical memory bandwidth of a device in bytes/s, reads plus writes, or None."""
+    """Return the memory bandwidth in a device's datasheet in bytes/s, reads plus writes, or None if peaks.csv does not
+    list it. ``must_be_verified``: ignore bandwidths that were not checked against their source.
+    """
     rows = _find_device_rows(device_name, compute_units)
     kept = (row.bandwidth_tb_per_second for row in rows if row.verified_figures == "yes" or not must_be_verified)
     return next((bandwidth * TERA for bandwidth in kept if bandwidth), None)
@@ -187,8 +189,8 @@ def compute_max_flops_at_clock(
 
 
 def find_device_spelled_differently(device_name: str) -> str | None:
-    """Return the device of peaks.csv whose name differs from ``device_name`` only in case or blanks; None if a device
-    matches the name exactly, or if none matches.
+    """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
+    case and repeated blanks are ignored. None if a pattern matches the name as it is, or if none matches.
     """
     return (
         None
@@ -199,8 +201,8 @@ def find_device_spelled_differently(device_name: str) -> str | None:
 
 def find_device_by_pattern(device_name: str, *, by_name_only: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
-    none does, or for a shared card. ``by_name_only``: ignore devices that mamf recognizes only with their number of
-    compute units.
+    none does, or for a shared card. ``by_name_only``: ignore devices that mamf cannot recognize by the name without the
+    number of compute units.
     """
     usual = " ".join(device_name.split())
     rows = () if parse_sharing(device_name) else _read_peak_rows()
@@ -276,7 +278,10 @@ def find_device_models(name: str) -> list[DeviceModel]:
     if matching := [each for each in models if each.listed_name == listed_name]:
         return matching
     if listed_name or parse_sharing(name):
-        raise UsageError(f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only")
+        raise UsageError(
+            f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only: give the name "
+            "of the card"
+        )
     listed = {each.casefold(): each for model in models for each in model.names}
     near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
     raise UsageError(f"unknown device {shorten(name)!r}" + (f"; similar names: {near}" if near else ""))

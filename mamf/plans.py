@@ -48,28 +48,29 @@ def choose_regimes(
     return tuple(name for name in order or default if name in (requested or default))
 
 
-#: Kinds of runs: rows of given shapes; confirmed ceilings; compute and bandwidth ceilings in one log; one matmul on
-#: several kinds of data; rows compared with a baseline; claims measured again; matmul at the same time as other work;
-#: random problems whose results are verified.
+#: Kinds of runs. SWEEP measures given shapes, FIND searches for ceilings and confirms them, ROOFLINE measures compute
+#: and bandwidth ceilings for one log, EXPLAIN measures one matmul on several kinds of data, and GUARD compares rows
+#: with an earlier log. REPRODUCE measures claimed rates again, OVERLAP measures matmul at the same time as other work,
+#: and VERIFY checks the results of random problems.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 #: The value of ``phase`` in rows that were measured only to choose the fastest algorithm of a kernel.
 ALGORITHM_PHASE = "algorithm"
 #: The name of the operation that measures compute ceilings.
 MATMUL = "matmul"
-#: Rows whose true clock is measured: the best ones, all, or none.
+#: Choices of the rows whose true clock mamf measures: the best rows, all rows, or none.
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCK_CHOICES = ("best", "all", "none")
 SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 QUICK_BUDGET_SECONDS = 13.2
-#: Seconds for what ``mamf node`` measures on each device alone. Half of them are for the search for the ceiling, which
-#: takes a little longer than on a single device, because all devices share the host.
+#: Seconds in which ``mamf node`` measures each device separately. The search for the ceiling gets half of them. The
+#: search takes a little longer than on a single device, because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
 #: Seconds of ``mamf verify`` without --budget. Together with opening the device they make a minute.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
-#: The maximum of GuardOptions.rounds.
+#: The largest value of GuardOptions.rounds.
 MAX_GUARD_ROUNDS = 100
 
 #: Types of fields whose values the plan's operation writes to a log and reads from it.
@@ -252,8 +253,8 @@ class Plan:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The names of the operations whose rows the run reports. The matmul rows that only give the ceiling do not
-        count.
+        """The names of the operations whose rows the run reports. Matmul is not among them if its
+        rows only measure the ceiling.
         """
         return getattr(self.options, "operations", ()) or (self.operation,)
 

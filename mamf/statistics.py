@@ -29,8 +29,8 @@ _MAX_LOG_RATIO = 700.0
 # run's figure: 2.77.
 _REPEAT_HALF_WIDTH = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _MAX_CELSIUS = 200
-# A run counts as cold if its device is this much colder than usual. Of the runs in results/, 5 % of burst and 2 % of
-# sustained runs were.
+# A run counts as cold if its device is this much colder than usual. In results/, 5 % of the burst runs and 2 % of
+# the sustained runs were cold.
 _COLD_DIFFERENCE_CELSIUS = 5.0
 # With this many degrees of freedom, the interval of Student's t is at most 0.6 % wider than the normal distribution's.
 _NORMAL_DEGREES_OF_FREEDOM = 200
@@ -204,7 +204,7 @@ def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_B
     if batches < 2:
         return Interval(min(samples), max(samples), compute_median_interval(samples).coverage)
     size = len(samples) // batches
-    # Drop the samples that do not fill a batch from the start, where the device may still be in an earlier state.
+    # If the samples do not fill the batches, drop the first samples, in which the device may not have settled yet.
     whole = samples[len(samples) - batches * size :]
     means = [_stdlib.fmean(whole[start : start + size]) for start in range(0, len(whole), size)]
     half = compute_student_t_quantile(batches - 1) * compute_standard_deviation(means) / math.sqrt(batches)
@@ -218,38 +218,39 @@ def compute_standard_error(interval: Interval, figure: float) -> float:
 
     For a mean the result is 42 % too large (more with fewer than 5 batches), because with Student's t and 5 batches the
     half-width is 2.776 standard errors, not 1.960. The constants in repeatability.csv were fitted with these too large
-    errors, so do not correct them here alone.
+    errors, so do not correct the errors without fitting the constants again.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
 
 
 def compute_run_error(
-    figures: Sequence[float], middle: float, visit_errors: Sequence[float], known: Repeatability
+    figures: Sequence[float], run_figure: float, visit_errors: Sequence[float], repeatability: Repeatability
 ) -> FigureError:
     """Return the error of a run's figure, relative to the mean over all runs of the same measurement.
 
-    ``figures``: the mean or median seconds per launch of each visit (one measurement of one kernel and shape) in this
-    run. ``middle``: the run's figure, which combines them. ``visit_errors``: the relative standard error of each visit.
-    ``known``: the calibration that says how much repeated runs differ.
+    - ``figures``: the mean or median seconds per launch of each visit (one measurement of one kernel and shape) in this
+      run. ``visit_errors``: the relative standard error of each visit.
+    - ``run_figure``: the figure of the run, which combines the figures of the visits.
+    - ``repeatability``: how much repeated runs differ.
 
     The error has three terms: the deviation between runs as a share of the figure, the deviation between runs in
     seconds per launch, and the standard error of the visits. All rows of a run share half of the relative variance
     between runs.
     """
     # Use the median error of the visits, because other work on the device may disturb a single visit.
-    inside = 0.0 if known.ignores_within else _stdlib.median(error**2 for error in visit_errors)
-    of_visits = max(inside, (compute_standard_deviation(figures) / middle) ** 2) / len(figures)
-    shared = known.run**2 / 2
-    own = math.sqrt(shared + (known.launch_seconds / middle) ** 2 + of_visits)
-    return FigureError(math.sqrt(shared), own, _NORMAL_DEGREES_OF_FREEDOM)
+    variance_within_visits = 0.0 if repeatability.ignores_within else _stdlib.median(error**2 for error in visit_errors)
+    visit_variance = max(variance_within_visits, (compute_standard_deviation(figures) / run_figure) ** 2) / len(figures)
+    shared_variance = repeatability.run**2 / 2
+    row_error = math.sqrt(shared_variance + (repeatability.launch_seconds / run_figure) ** 2 + visit_variance)
+    return FigureError(math.sqrt(shared_variance), row_error, _NORMAL_DEGREES_OF_FREEDOM)
 
 
 def compute_repeat_interval(
     figures: Sequence[float],
-    middle: float,
+    run_figure: float,
     visit_errors: Sequence[float],
-    known: Repeatability,
+    repeatability: Repeatability,
     celsius: float | None = None,
 ) -> Interval:
     """Return the 95 % repeat interval, in seconds per launch. With a probability of 95 % it contains the figure of one
@@ -260,23 +261,23 @@ def compute_repeat_interval(
     the card was cold (``celsius``), the interval is wider by the speed that a warm card loses. The interval does not
     include errors that all runs share, such as the bias of the timer (see Measurement.accuracy).
     """
-    error = compute_run_error(figures, middle, visit_errors, known)
-    half = _REPEAT_HALF_WIDTH * math.hypot(error.common, error.own) + known.compute_cold_gain(celsius)
+    error = compute_run_error(figures, run_figure, visit_errors, repeatability)
+    half_width = _REPEAT_HALF_WIDTH * math.hypot(error.common, error.own) + repeatability.compute_cold_gain(celsius)
     # The interval is nearly symmetric if it is narrow. If it is wide, this formula keeps its lower end above 0.
-    return Interval(middle * max(1 - half, (1 + half) ** -2), middle * (1 + half), CONFIDENCE)
+    return Interval(run_figure * max(1 - half_width, (1 + half_width) ** -2), run_figure * (1 + half_width), CONFIDENCE)
 
 
-def widen_interval(interval: Interval, middle: float, half_width: float) -> Interval:
-    """Return the interval of a positive figure ``middle`` after its multiplication by a factor whose own interval has
-    the relative half-width ``half_width``. Relative half-widths of independent errors add in quadrature. An interval
+def widen_interval(interval: Interval, figure: float, half_width: float) -> Interval:
+    """Return the interval of a positive ``figure`` after its multiplication by a factor whose own interval has the
+    relative half-width ``half_width``. Relative half-widths of independent errors add in quadrature. An interval
     that reaches 0 is returned unchanged.
     """
     if interval.low <= 0 or not half_width:
         return interval
     below, above = (
-        min(math.hypot(math.log(end / middle), half_width), _MAX_LOG_RATIO) for end in (interval.low, interval.high)
+        min(math.hypot(math.log(end / figure), half_width), _MAX_LOG_RATIO) for end in (interval.low, interval.high)
     )
-    return Interval(middle * math.exp(-below), middle * math.exp(above), interval.coverage)
+    return Interval(figure * math.exp(-below), figure * math.exp(above), interval.coverage)
 
 
 @functools.cache

@@ -23,7 +23,7 @@ _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII |
 #: Matches what GitHub's markdown treats as markup anywhere in a line. It does not match plain web addresses.
 _INLINE_MARKUP = re.compile(
     r"[\\`|~$]"  # escape, code, cell, strike-through, formula
-    r"|\*(?=\S)"  # emphasis that is not opened needs no escape at its end
+    r"|\*(?=\S)"  # emphasis; its closing asterisk needs no escape if the opening one is escaped
     r"|(?<![^\W_])_+|_+(?![^\W_])"  # an underscore within a word is not markup
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )

@@ -74,7 +74,7 @@ class TorchOperandPool(OperandPool):
     def _fill(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if buffer.dtype == torch.int32:  # mamf only overwrites the output of int8 matmuls with this, so any integers do
+        if buffer.dtype == torch.int32:  # only overwrites outputs of int8 matmuls, so any integers will do
             buffer.random_(-128, 128, generator=generator)
         elif buffer.dtype.itemsize > 1:
             fill_random(buffer, self._data, generator)
@@ -83,7 +83,7 @@ class TorchOperandPool(OperandPool):
                 values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
                 fill_random(values, self._data, generator)
                 if buffer.dtype == torch.int8:
-                    # Scale to the range of int8: 4 standard deviations of normal data, or 1 of uniform data, are 127.
+                    # Scale values to int8: 4 standard deviations of normal data, and 1.0 of uniform data, become 127.
                     values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
                 chunk.copy_(values)
 
@@ -127,11 +127,11 @@ class TorchBackend(Backend):
             raise UnavailableError(f"backend {self.name} is not available: {reason}")
         count = self.count_devices()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}: {count} devices were found (0 to {count - 1})")
+            raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
         self.index = index
         self.device = self.open_device()
-        # Keep one buffer for each flush size, because to slice a single buffer would take the host as long as to queue
-        # the flush.
+        # Keep one buffer for each flush size, because slicing a single buffer would take the host as long as
+        # queuing the flush.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()

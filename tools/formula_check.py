@@ -114,7 +114,7 @@ def compare(case: Case) -> tuple[str, float, float]:
         batch["input_features"] = torch.ones(_SEQUENCES, config.num_mel_bins, 2 * _LENGTH)
         del batch["input_ids"]
     flops = mamf.model_flops(model)
-    formula = flops.flop(_SEQUENCES, flops.positions or _LENGTH, targets)
+    formula = flops.compute_flop(_SEQUENCES, flops.fixed_length or _LENGTH, targets)
     counted = mamf.count_flops(lambda: model(**batch)[0].float().sum().backward())
     return config.model_type, formula, counted + case.by_hand
 

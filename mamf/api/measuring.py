@@ -12,11 +12,11 @@ a file. All calls share these options; the first four take one value or several:
 - ``precision``: the half-width of the confidence interval at which mamf stops measuring a row, as a share of the rate.
 - ``clock``: the rows for which mamf also measures the clock during launches: ``best`` (the default), ``all`` or
   ``none``.
-- ``budget_seconds``: the time limit of the whole call, which always measures one row. The log counts the rows that are
-  left out.
-- ``log``: the path of a file that does not exist yet. mamf writes each row to it before the caller gets the row, and at
-  the end how the run ended. If another program changes the file meanwhile, mamf writes it again, and a
-  LogChangedWarning names the new path.
+- ``budget_seconds``: the time limit of the whole call. The first row is always measured. The summary in the log has the
+  number of rows that were not measured.
+- ``log``: the path of a new log. mamf writes each row to the log before the caller gets the row, and at the end a
+  summary of the run. If another program changes the file in between, mamf writes the whole log to another file, and a
+  LogChangedWarning names its path.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Rows(Iterator[Measurement]):
     ``close`` ends the run.
     """
 
-    def __init__(self, what: str, rows: Generator[Measurement, None, None]) -> None:
-        self._what, self._rows = what, rows
+    def __init__(self, description: str, rows: Generator[Measurement, None, None]) -> None:
+        self._description, self._rows = description, rows
 
     def __next__(self) -> Measurement:
         return next(self._rows)
@@ -72,26 +72,26 @@ class Rows(Iterator[Measurement]):
         self._rows.close()
 
     def __repr__(self) -> str:
-        return f"<{self._what}: iterate over this object to measure them>"
+        return f"<{self._description}: iterate over this object to measure them>"
 
 
 def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:
-    """Wrap a function so that its error for an unknown keyword suggests the nearest known one."""
-    known = inspect.signature(call).parameters
+    """Wrap a function so that its error for an unknown keyword suggests the nearest valid keyword."""
+    known_parameters = inspect.signature(call).parameters
 
     @functools.wraps(call)
-    def checked(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
-        for name in keywords.keys() - known.keys():
-            raise _make_unknown_keyword_error(call.__name__, name, known)
+    def call_with_known_keywords(*arguments: _Parameters.args, **keywords: _Parameters.kwargs) -> _Value:
+        for name in keywords.keys() - known_parameters.keys():
+            raise _make_unknown_keyword_error(call.__name__, name, known_parameters)
         return call(*arguments, **keywords)
 
-    return checked
+    return call_with_known_keywords
 
 
-def _make_unknown_keyword_error(call: str, name: str, known: Iterable[str]) -> TypeError:
-    close = difflib.get_close_matches(name, known, n=1)
-    nearest = f"; did you mean {close[0]!r}?" if close else f"; {call}() takes {', '.join(known)}"
-    return TypeError(f"{call}() got an unexpected keyword argument {name!r}{nearest}")
+def _make_unknown_keyword_error(function_name: str, name: str, known_names: Iterable[str]) -> TypeError:
+    similar = difflib.get_close_matches(name, known_names, n=1)
+    suggestion = f"; did you mean {similar[0]!r}?" if similar else f"; {function_name}() takes {', '.join(known_names)}"
+    return TypeError(f"{function_name}() got an unexpected keyword argument {name!r}{suggestion}")
 
 
 @_suggest_nearest_keyword
@@ -120,7 +120,7 @@ def find(
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(log or Path(folder, "find.jsonl"))
-        running = search(
+        ceiling_search = search(
             dtype,
             problem=problem,
             kernel=kernel,
@@ -132,12 +132,12 @@ def find(
             quick=quick,
             log=path,
         )
-        with closing(iter(running)) as rows:
+        with closing(iter(ceiling_search)) as rows:
             for row in rows:
                 if on_row is not None:
                     on_row(row)
         cache_ceilings(path, functools.partial(warnings.warn, category=MamfWarning))
-    return running.ceiling
+    return ceiling_search.ceiling
 
 
 @_suggest_nearest_keyword
@@ -161,7 +161,7 @@ def search(
       that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
-    - ``budget_seconds``: 57 by default. With ``quick`` it is 13.2, plus 4 for each kernel that compiles.
+    - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles.
     - ``quick``: measure fewer rounds, with only the kernel that is fastest in a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it measures, if it cannot measure the request.
@@ -172,15 +172,25 @@ def search(
     >>> search.ceiling.shape == mamf.load_ceiling("search.jsonl").shape
     True
     """
-    opened = open_backend_with_traits(backend, device)
-    asked, names = convert_to_tuple("regime", regime) or (BURST,), convert_to_tuple("kernel", kernel)
-    regimes = tuple(dict.fromkeys((BURST, *asked)))
-    (wanted,), _ = make_problems_and_shapes(opened, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1)
-    plan, chosen = plan_search(
-        opened, wanted, names, regimes=regimes, budget_seconds=budget_seconds, precision=precision, is_quick=quick
+    opened_backend = open_backend_with_traits(backend, device)
+    requested_regimes, kernel_names = convert_to_tuple("regime", regime) or (BURST,), convert_to_tuple("kernel", kernel)
+    regimes = tuple(dict.fromkeys((BURST, *requested_regimes)))
+    (search_problem,), _ = make_problems_and_shapes(
+        opened_backend, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1
     )
-    kernels = list(zip(plan.kernels, chosen, strict=True))
-    return CeilingSearch(Run(plan, opened, kernels, log_path=None if log is None else Path(log)), asked[-1])
+    plan, opened_kernels = plan_search(
+        opened_backend,
+        search_problem,
+        kernel_names,
+        regimes=regimes,
+        budget_seconds=budget_seconds,
+        precision=precision,
+        is_quick=quick,
+    )
+    kernels = list(zip(plan.kernels, opened_kernels, strict=True))
+    return CeilingSearch(
+        Run(plan, opened_backend, kernels, log_path=None if log is None else Path(log)), requested_regimes[-1]
+    )
 
 
 class CeilingSearch:
@@ -197,7 +207,7 @@ class CeilingSearch:
 
     def __init__(self, run: Run, regime: str) -> None:
         self._run, self.regime = run, regime
-        #: The rows that remain to be measured. Each is written to the log before it is returned.
+        #: The rows that remain to be measured. mamf writes each row to the log before it returns the row.
         self.rows = run.yield_measurements()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
@@ -215,7 +225,7 @@ class CeilingSearch:
         ceilings = self.ceilings
         if self.regime not in ceilings:
             if reason := explain_missing_ceiling(self._run.rows):
-                raise DeviceError(f"no ceiling can be found: {reason}")
+                raise DeviceError(f"no {self.regime} ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
         return ceilings[self.regime]
@@ -239,16 +249,17 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure the kernels of an operation (``of`` is its name) on every shape. For matmul it measures one kernel.
+    """Measure the kernels of the operation with the name ``of`` on every shape. For matmul, measure only one kernel.
 
-    - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default its default ones.
+    - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default, its default shapes and
+      its default problem.
     - ``parameters``: sizes and fields by the names of their options, measured in every combination:
       ``seq_lens=[1024, 4096]``, ``direction=["fwd", "bwd"]``.
-    - ``kernel``: names of kernels; by default all available ones.
+    - ``kernel``: names of kernels; by default, all available kernels.
     - ``regime``: burst by default, but sustained for models.
     - ``ceilings``: ceilings by dtype and regime, such as ``log.all_ceilings`` of a find. Rows show shares of them,
-      and the matmul of each ceiling is measured again between the rows. If its kernel is not installed, the matmul is
-      left out with a MamfWarning.
+      and mamf measures the matmul of each ceiling again between the rows. It leaves out a matmul whose kernel is not
+      installed, with a MamfWarning.
     - ``ceiling_kernel``: kernels of the ceilings that are not installed, as ``package.module:Class``.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the
@@ -258,47 +269,56 @@ def measure_kernels(
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
-    opened, operation, how = open_backend_with_traits(backend, device), make_operation(of), SweepOptions()
-    given, max_values, call = {"dtype": dtype, **parameters}, None, of
+    opened_backend, operation, sweep_options = (
+        open_backend_with_traits(backend, device),
+        make_operation(of),
+        SweepOptions(),
+    )
+    given_parameters, max_values, function_name = {"dtype": dtype, **parameters}, None, of
     if not operation.compares_kernels:
-        max_values, call = 1, operation.command_name
-    problems, wanted = make_problems_and_shapes(opened, operation, shapes, problem, given, call, max_values)
-    names = convert_to_tuple("kernel", kernel, max_values=max_values)
+        max_values, function_name = 1, operation.command_name
+    problems, planned_shapes = make_problems_and_shapes(
+        opened_backend, operation, shapes, problem, given_parameters, function_name, max_values
+    )
+    kernel_names = convert_to_tuple("kernel", kernel, max_values=max_values)
     if operation.compares_kernels:
-        chosen = choose_kernels(operation, opened, names)
+        opened_kernels = choose_kernels(operation, opened_backend, kernel_names)
     else:
-        one = choose_matmul_kernel(opened, problems[0], *names or ())
-        chosen, how = [(one.name, one)], SweepOptions(SHUFFLED_ORDER)
+        matmul_kernel = choose_matmul_kernel(opened_backend, problems[0], *kernel_names or ())
+        opened_kernels, sweep_options = [(matmul_kernel.name, matmul_kernel)], SweepOptions(SHUFFLED_ORDER)
     plan = make_operation_plan(
         operation,
-        dict(chosen),
+        dict(opened_kernels),
         problems,
-        wanted,
+        planned_shapes,
         convert_to_tuple("regime", regime) or (),
         precision=precision,
         clock=clock,
         budget_seconds=budget_seconds,
-        options=how,
+        options=sweep_options,
     )
-    run = Run(plan, opened, chosen, log_path=None if log is None else Path(log))
+    run = Run(plan, opened_backend, opened_kernels, log_path=None if log is None else Path(log))
     if ceilings or ceiling_kernel:
-        known = dict(ceilings or {})
+        ceilings_by_key = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
         references = get_ceiling_kernels(
-            {ceiling.kernel for ceiling in known.values()},
+            {ceiling.kernel for ceiling in ceilings_by_key.values()},
             convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
             warn,
         )
-        run.make_run_strategy, run.known_ceilings = lambda setup: RowsStrategy(setup, known, references), known
+        run.make_run_strategy, run.known_ceilings = (
+            lambda setup: RowsStrategy(setup, ceilings_by_key, references),
+            ceilings_by_key,
+        )
     return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.yield_measurements())
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure matmuls with one kernel, in an order shuffled by the problem's seed. ``options``: those of
+    """Measure matmuls with one kernel, in an order shuffled by the problem's seed. ``options``: keyword arguments of
     ``measure_kernels``.
 
     - ``shapes``: shapes MxNxK, as MatmulShape or text such as ``4096x4096x4096``. ``mamf.matmul_grid`` makes a grid.
-    - ``dtype``, ``problem``, ``kernel``: a single one; by default the device's default dtype and kernel.
+    - ``dtype``, ``problem``, ``kernel``: a single value each; by default, the device's default dtype and kernel.
 
     >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
     ...     print(row)
@@ -309,7 +329,7 @@ def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: An
 
 
 def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure attention kernels, in TFLOPS. ``options``: those of ``measure_kernels``.
+    """Measure attention kernels, in TFLOPS. ``options``: keyword arguments of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
     causal); by default 16384 tokens in sequences of 512 or more. ``problem``: AttentionProblem, by default forward.
@@ -322,8 +342,8 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
 
 
 def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written a second). ``options``: those of
-    ``measure_kernels``.
+    """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written per second). ``options``: keyword
+    arguments of ``measure_kernels``.
 
     ``sizes``: sizes of each array, as BandwidthShape or text such as ``256MiB``; by default from sizes that fit in the
     cache to half of the memory. ``problem``: BandwidthProblem with the pattern copy (default), read, write or triad.
@@ -337,71 +357,77 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
 
 
 def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
-    opened = open_backend(backend, device) if isinstance(backend, str) else backend
-    replace_assumed_traits(opened)
-    return opened
+    opened_backend = open_backend(backend, device) if isinstance(backend, str) else backend
+    replace_assumed_traits(opened_backend)
+    return opened_backend
 
 
 # -- arguments of the calls --------------------------------------------------------------------------------------------
 
 
-def convert_to_tuple(name: str, given: Any, kind: type = str, max_values: int | None = None) -> tuple[Any, ...] | None:
-    """Return one or several values as a tuple, and None for None. Raises UsageError for values of another type, an
-    empty list, or more than ``max_values`` values.
+def convert_to_tuple(
+    name: str, value: Any, value_type: type = str, max_values: int | None = None
+) -> tuple[Any, ...] | None:
+    """Return one or several values as a tuple, and None for None. ``name``: the name of the argument, for errors.
+
+    Raises UsageError for a value that is not a ``value_type``, an empty list, or more than ``max_values`` values.
     """
-    if given is None:
+    if value is None:
         return None
-    values = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, Mapping)) else (given,)
-    require_nonempty_list(name, values, kind)
+    values = tuple(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping)) else (value,)
+    require_nonempty_list(name, values, value_type)
     if max_values is not None and len(values) > max_values:
         raise UsageError(
-            f"{name} {', '.join(map(str, values))}: this call takes one value of {name}, so call it once for each value"
+            f"{name} has {len(values)} values ({', '.join(map(str, values))}), but this call takes one value: call it "
+            "once for each value"
         )
     return values
 
 
 def make_problems_and_shapes(
     backend: Backend,
-    of: Operation[Any, Any],
+    operation: Operation[Any, Any],
     shapes: object,
     problem: Any,
     parameters: Mapping[str, Any],
-    call: str,
+    function_name: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the given problems and shapes. If they are missing, combine the given parameters and the device's
-    defaults.
+    """Return the given problems and shapes. If they are missing, make them from the given parameters and, for the other
+    parameters, the device's defaults.
 
-    ``shapes`` may be one text with several shapes. ``call``: the name of the API's function, for errors.
-    ``max_values``: how many values a field may have at most, or None for any number. Raises
-    UsageError, or TypeError for an unknown parameter.
+    ``shapes`` may be one text with several shapes. ``function_name``: the name of the API's function, for errors.
+    ``max_values``: the maximum number of values of a field, or None for any number. Raises UsageError for values that
+    are invalid or contradict each other, and TypeError for an unknown parameter.
     """
     sizes, fields = (
-        _parse_parameters(get_parameters(of.shape_type), parameters),
-        _parse_parameters(get_parameters(of.problem_type), parameters),
+        _parse_parameters(get_parameters(operation.shape_type), parameters),
+        _parse_parameters(get_parameters(operation.problem_type), parameters),
     )
-    known = {
+    keywords = {
         each.keyword or each.name
-        for each in (*get_parameters(of.shape_type).values(), *get_parameters(of.problem_type).values())
+        for each in (*get_parameters(operation.shape_type).values(), *get_parameters(operation.problem_type).values())
     }
-    for name in parameters.keys() - known:
-        own = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
-        raise _make_unknown_keyword_error(call, name, sorted(known | own))
-    whole = convert_to_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
-    whole = tuple(of.parse_shape(each) if isinstance(each, str) else each for each in whole)
-    problems = convert_to_tuple("problem", problem, of.problem_type, max_values) or ()
+    for name in parameters.keys() - keywords:
+        option_names = inspect.signature(measure_kernels).parameters.keys() - {"of", "parameters"}
+        raise _make_unknown_keyword_error(function_name, name, sorted(keywords | option_names))
+    whole_shapes = convert_to_tuple("shapes", shapes.split() if isinstance(shapes, str) else shapes, object) or ()
+    whole_shapes = tuple(operation.parse_shape(each) if isinstance(each, str) else each for each in whole_shapes)
+    problems = convert_to_tuple("problem", problem, operation.problem_type, max_values) or ()
     for name, values in fields.items():
         convert_to_tuple(name, values, object, max_values)
-    if whole:
-        require_nonempty_list("shapes", whole, of.shape_type)
-    if (whole and sizes) or (problems and fields):
-        both = ("shapes", sizes) if whole and sizes else ("problem", fields)
-        raise UsageError(f"{both[0]} cannot be combined with {', '.join(both[1])}: give one or the other")
-    request = Request(of, whole, sizes, fields)
+    if whole_shapes:
+        require_nonempty_list("shapes", whole_shapes, operation.shape_type)
+    if (whole_shapes and sizes) or (problems and fields):
+        conflict = ("shapes", sizes) if whole_shapes and sizes else ("problem", fields)
+        raise UsageError(f"{conflict[0]} cannot be combined with {', '.join(conflict[1])}: give one or the other")
+    request = Request(operation, whole_shapes, sizes, fields)
     return problems or request.make_problems(backend), tuple(request.make_labeled_shapes(backend))
 
 
-def _parse_parameters(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the parameters that ``given`` sets by keyword, by the name of the parameter."""
-    values = {each.name: given.get(each.keyword or each.name) for each in known.values()}
-    return {name: known[name].parse_values(value) for name, value in values.items() if value is not None}
+def _parse_parameters(
+    parameters: Mapping[str, Parameter], values_by_keyword: Mapping[str, Any]
+) -> dict[str, tuple[Any, ...]]:
+    """Return the values of the parameters that ``values_by_keyword`` sets, by the name of the parameter."""
+    values = {each.name: values_by_keyword.get(each.keyword or each.name) for each in parameters.values()}
+    return {name: parameters[name].parse_values(value) for name, value in values.items() if value is not None}

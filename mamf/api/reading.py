@@ -28,8 +28,8 @@ LogOrPath = RunLog | str | Path
 def read_log(path: str | Path) -> RunLog | FinderRun:
     """Read a log of any kind and schema. An imported run of mamf-finder is a FinderRun, which has no measurements.
 
-    A folder that ``--devices`` wrote is read as one run. The log of a killed run is read up to its last whole line
-    (``is_truncated``). Raises RunLogError, which names the line and what is wrong with it.
+    A folder that ``--devices`` wrote is read as one run. The log of a killed run is read up to its last whole line, and
+    ``is_truncated`` is then true. Raises RunLogError, which names the first wrong line and says what is wrong with it.
 
     >>> log = mamf.read_log("sweep.jsonl")
     >>> log
@@ -63,11 +63,11 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
 def compare(
     a: LogOrPath | Sequence[LogOrPath], b: LogOrPath | Sequence[LogOrPath], *, anyway: bool = False
 ) -> Comparison:
-    """Compare two logs row by row: what became faster or slower from ``a`` to ``b``, and what is undecided.
+    """Compare two logs row by row: say which rows of ``b`` are faster or slower than in ``a``, and which are undecided.
 
-    Each side may be several runs of the same plan. If both are finds, their ceilings are compared. Raises RunLogError
-    for a file that is not a log, and IncomparableError if the logs have no row in common, or if they are of different
-    devices, dtypes or regimes (unless ``anyway``).
+    ``a`` and ``b`` may each be the logs of several runs of one plan. If all are logs of ``mamf find``, their ceilings
+    are compared. Raises RunLogError for a file that is not a log, and IncomparableError if the logs have no row in
+    common, or if they are from different devices, dtypes or regimes (unless ``anyway``).
 
     >>> comparison = mamf.compare("before.jsonl", "after.jsonl")
     >>> comparison.regressions(tolerance=0.01)
@@ -80,7 +80,7 @@ def compare(
     False
     """
     sides = ([side] if isinstance(side, LogOrPath) else side for side in (a, b))
-    runs_a, runs_b = ([_read_if_path(log) for log in side] for side in sides)
+    runs_a, runs_b = ([_read_log_if_path(log) for log in side] for side in sides)
     return compare_logs(runs_a, runs_b, anyway)
 
 
@@ -95,23 +95,24 @@ def plot(
     """Draw a log as a matplotlib figure, and save it if ``path`` is given. The kind of log decides the chart.
 
     - ``path``: a ``.png`` or ``.svg`` file; an existing file is replaced only with ``overwrite``.
-    - ``regime``: one of the log's regimes; by default the first for attention, else all.
+    - ``regime``: the regime of the rows to draw; by default all regimes, or the first regime of an attention log.
     - ``directions``: ``fwd``, ``bwd`` or ``fwd+bwd`` (attention only); by default all.
 
-    Raises UnavailableError without matplotlib, UsageError if the log lacks what is requested or the file exists.
+    Raises UnavailableError if matplotlib is not installed, and UsageError if the log has no row to draw or the file
+    exists.
 
     >>> figure = mamf.plot("sweep.jsonl", "sweep.svg", regime="burst")
     >>> figure.texts[0].get_text()
     'matmul MxNxK by simulated.mm, bfloat16'
     """
-    figure = draw_figure(make_log_chart(_read_if_path(log), regime, directions))
+    figure = draw_figure(make_log_chart(_read_log_if_path(log), regime, directions))
     if path is not None:
         save_figure(figure, Path(path), overwrite)
     return figure
 
 
 def import_logs(path: str | Path) -> list[FinderRun]:
-    """Read every run of mamf-finder 2 to 4 (usually one) in a file with its printed output. Rates are in TFLOPS.
+    """Read the runs of mamf-finder 2 to 4 from a file with its printed output, usually one run. Rates are in TFLOPS.
 
     ``write_imported`` saves a run. Raises RunLogError if the file has no run.
 
@@ -136,9 +137,9 @@ def write_imported(run: FinderRun, path: str | Path) -> None:
 
 
 def check(path: str | Path) -> Review:
-    """Check a log against the rules of results/. Each finding has a rule, the line and what to do about it.
+    """Check a log against the rules of results/. Each finding names the broken rule and the line, and says what to do.
 
-    Every problem of the file becomes a finding; none raises an error.
+    Every fault of the file becomes a finding, and raises no error.
 
     >>> review = mamf.check("sweep.jsonl")
     >>> review.is_rejected()
@@ -149,5 +150,5 @@ def check(path: str | Path) -> Review:
     return review_log(Path(path))
 
 
-def _read_if_path(log: LogOrPath) -> RunLog:
+def _read_log_if_path(log: LogOrPath) -> RunLog:
     return log if isinstance(log, RunLog) else read_run(Path(log))

@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mamf.profiling.flops import count_matmul_flop
 
-#: Matmuls without a formula in torch, and the index of the first operand among the arguments of each.
-_FIRST_OPERAND_INDEX = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
+#: The index of the first operand among the arguments of each matmul for which torch has no FLOP formula.
+_FIRST_OPERAND_INDEX_BY_MATMUL = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
 
 
 def count_flops(step: Callable[[], object]) -> float:
@@ -22,8 +22,8 @@ def count_flops(step: Callable[[], object]) -> float:
 
     The count comes from torch.utils.flop_counter, which knows torch's own operations only. It misses custom kernels
     (Triton, flash-attn), flex attention, graph replays, recurrent layers and matrix-vector products. It counts the
-    whole square of causal attention, and everything that is recomputed. Matmuls of an optimizer are left out. NaN if
-    torch failed to count an operation.
+    whole square of causal attention, and everything that is recomputed. Matmuls of an optimizer are left out. The
+    result is NaN if torch failed to count an operation.
 
     >>> import torch
     >>> a = torch.ones(64, 32)
@@ -47,23 +47,23 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=_make_missing_formulas())
-        self._flop, self._running_optimizer_count, self._stack = 0.0, 0, ExitStack()
+        self._flop, self._running_optimizer_count, self._exit_stack = 0.0, 0, ExitStack()
 
     def start(self) -> None:
-        self._stack.enter_context(_use_countable_operations())
+        self._exit_stack.enter_context(_use_countable_operations())
         for register, change in (
             (register_optimizer_step_pre_hook, 1),
             (register_optimizer_step_post_hook, -1),
         ):
-            self._stack.callback(register(lambda *_, change=change: self._change_optimizer_count(change)).remove)
-        self._stack.enter_context(self)
+            self._exit_stack.callback(register(lambda *_, change=change: self._change_optimizer_count(change)).remove)
+        self._exit_stack.enter_context(self)
 
     def stop(self) -> float:
         """Stop counting and return the FLOP since ``start``, without the matmuls of optimizers such as Muon.
 
-        NaN if torch failed to count an operation.
+        Return NaN if torch failed to count an operation.
         """
-        self._stack.close()
+        self._exit_stack.close()
         return self._flop
 
     def _change_optimizer_count(self, change: int) -> None:
@@ -84,17 +84,18 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
 def _use_countable_operations() -> Iterator[None]:
     """Make torch run only operations that its FLOP counter knows, within the context.
 
-    Without gradients torch would run each attention and encoder layer as a fused operation, which the counter does not
-    know. Compiled functions run eagerly: a function that torch compiles during counting would stay uncompiled later.
+    If no gradients are needed, torch would otherwise run each attention and encoder layer as a fused operation, which
+    the counter does not know. Compiled functions run without compilation, because a function that torch first compiles
+    while it counts would also run uncompiled later.
     """
-    stance = getattr(torch.compiler, "set_stance", None)  # torch before 2.6 has no set_stance.
-    usual = torch.backends.mha.get_fastpath_enabled()
+    set_stance = getattr(torch.compiler, "set_stance", None)  # torch before 2.6 has no set_stance.
+    was_fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with nullcontext() if stance is None else stance("force_eager"):
+        with nullcontext() if set_stance is None else set_stance("force_eager"):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(usual)
+        torch.backends.mha.set_fastpath_enabled(was_fastpath_enabled)
 
 
 def _make_missing_formulas() -> dict[Any, Callable[..., int]]:
@@ -104,8 +105,10 @@ def _make_missing_formulas() -> dict[Any, Callable[..., int]]:
     attention with fewer key heads than query heads.
     """
     formulas: dict[str, Callable[..., int]] = {
-        name: lambda *shapes, first=first, **_: count_matmul_flop(shapes[first], shapes[first + 1])
-        for name, first in _FIRST_OPERAND_INDEX.items()
+        name: lambda *shapes, first_index=first_index, **_: count_matmul_flop(
+            shapes[first_index], shapes[first_index + 1]
+        )
+        for name, first_index in _FIRST_OPERAND_INDEX_BY_MATMUL.items()
     }
     for name in (
         "_scaled_dot_product_flash_attention",
@@ -132,19 +135,18 @@ def _count_attention_forward_flop(
 def _count_attention_backward_flop(
     _: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *__: object, **___: object
 ) -> int:
-    """Return the FLOP of the backward pass of attention.
-
-    They include the recomputed scores, and the gradients of scores, values, queries and keys.
+    """Return the FLOP of the backward pass of attention: to recompute the scores, and to compute the gradients of
+    scores, values, queries and keys.
     """
     return 2 * math.prod(query[:3]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
 def _count_convolution_backward_flop(
-    gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *others: Any, **_: object
+    gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *remaining: Any, **_: object
 ) -> int:
-    """Return the FLOP of a convolution's backward pass: as many as the forward pass for each wanted gradient.
+    """Return the FLOP of a convolution's backward pass: for each gradient that is needed, the FLOP of the forward pass.
 
-    torch's own formula is not used, because it counts the channels of a grouped convolution as dense.
+    This replaces the formula of torch, which counts a grouped convolution as if it had a single group.
     """
-    is_transposed, wanted = others[4], others[7]
-    return 2 * math.prod(inputs if is_transposed else gradient) * math.prod(weight[1:]) * int(sum(wanted[:2]))
+    is_transposed, needed_gradients = remaining[4], remaining[7]
+    return 2 * math.prod(inputs if is_transposed else gradient) * math.prod(weight[1:]) * int(sum(needed_gradients[:2]))

@@ -20,10 +20,11 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
     It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
     ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
 
-    The FLOP follow from the ``config`` of the module, or of its attribute ``model``. ``tokens``, ``samples``: numbers
-    per batch on this rank, or functions that compute them from the batch; needed only if the callback does not find
-    them. The other options are those of ``mamf.Meter``; dtype and ranks default to the trainer's. Raises UsageError for
-    an unknown option or an impossible value. The methods that the trainer calls raise nothing.
+    The FLOP follow from the ``config`` of the module, or of its attribute ``model``. ``tokens``, ``samples``: the
+    number of tokens and of samples per batch on this rank, or functions that compute them from the batch; needed only
+    if the callback does not find them. The other options are those of ``mamf.Meter``; by default, the dtype and the
+    number of ranks are those of the trainer. Raises UsageError for an unknown option or an impossible value. The
+    methods that the trainer calls raise nothing.
     """
 
     start_method = "on_train_start"
@@ -31,18 +32,20 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
 
     @stop_metering_on_error
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        inner = getattr(pl_module, "model", None)
-        configured = inner if hasattr(inner, "config") else pl_module
-        replicas = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get("num_replicas", trainer.world_size)
+        inner_model = getattr(pl_module, "model", None)
+        configured_model = inner_model if hasattr(inner_model, "config") else pl_module
+        replica_count = (getattr(trainer, "distributed_sampler_kwargs", None) or {}).get(
+            "num_replicas", trainer.world_size
+        )
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
-            raise UsageError(f"precision {trainer.precision} does not determine the dtype of matmuls: give dtype=")
+            raise UsageError(f"precision {trainer.precision} does not say which dtype matmuls have: give dtype=")
         defaults = {
             "dtype": get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32")),
             "world_size": trainer.world_size,
-            "model_parallel": trainer.world_size // replicas,
+            "model_parallel": trainer.world_size // replica_count,
         }
-        self.start_metering(configured, pl_module, defaults)
+        self.start_metering(configured_model, pl_module, defaults)
         self._last_global_step = trainer.global_step
         if len(trainer.optimizers) > 1:
             self.training.warn_once("several optimizers step per batch, so each batch counts as one step")

@@ -24,10 +24,10 @@ from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
-#: A number of FLOP in one dtype, or numbers of FLOP by dtype.
+#: The FLOP of a step: a number if all matmuls have one dtype, or else a number for each dtype.
 Flops = float | Mapping[str, float]
-#: Smallest and largest accepted ceiling in FLOP/s. No device is slower or faster, so a number outside these limits is
-#: in another unit.
+#: The smallest and the largest accepted ceiling in FLOP/s. The ceiling of every device is between these limits, so a
+#: number outside them is in another unit.
 _MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
 _MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
 
@@ -35,22 +35,26 @@ _MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1
 def check_meter_options(options: Mapping[str, Any]) -> None:
     """Raise UsageError if an option of Meter has an impossible value. An option that is None counts as not given.
 
-    This opens no device. Callbacks call it when they are created, so that users see a mistake before training starts.
+    This function opens no device. A callback calls it in its constructor, so that users see a mistake before training
+    starts.
     """
-    options_given = {name: value for name, value in options.items() if value is not None}
-    flops = options_given.get("flops_per_step", 1)
-    by_dtype = flops if isinstance(flops, Mapping) else {options_given.get("dtype", "bfloat16"): flops}
-    if by_dtype is flops and "ceiling" in options_given:
+    given_options = {name: value for name, value in options.items() if value is not None}
+    flops = given_options.get("flops_per_step", 1)
+    flops_by_dtype = flops if isinstance(flops, Mapping) else {given_options.get("dtype", "bfloat16"): flops}
+    if flops_by_dtype is flops and "ceiling" in given_options:
         raise UsageError("ceiling= is for one dtype: leave ceiling= out when flops_per_step= is given by dtype")
-    for dtype, each in by_dtype.items():
+    for dtype, flops_of_dtype in flops_by_dtype.items():
         canonicalize_dtype_name(dtype)
-        _require_positive_number("flops_per_step", each)
-    _require_positive_number("tokens_per_step", options_given.get("tokens_per_step", 1))
-    for name in _MIN_OPTION_VALUES.keys() & options_given.keys():
-        require_whole_number(name, options_given[name], _MIN_OPTION_VALUES[name])
-    if options_given.get("world_size", 1) % options_given.get("model_parallel", 1):
-        raise UsageError(f"model_parallel {options_given['model_parallel']} must divide world_size")
-    convert_ceiling_to_flops(options_given.get("ceiling", TERA))
+        _require_positive_number("flops_per_step", flops_of_dtype)
+    _require_positive_number("tokens_per_step", given_options.get("tokens_per_step", 1))
+    for name in _MIN_OPTION_VALUES.keys() & given_options.keys():
+        require_whole_number(name, given_options[name], _MIN_OPTION_VALUES[name])
+    if given_options.get("world_size", 1) % given_options.get("model_parallel", 1):
+        raise UsageError(
+            f"model_parallel {given_options['model_parallel']} must divide world_size "
+            f"{given_options.get('world_size', 1)}"
+        )
+    convert_ceiling_to_flops(given_options.get("ceiling", TERA))
 
 
 def convert_ceiling_to_flops(ceiling: Any) -> float:
@@ -63,7 +67,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
         if ceiling.unit != "TFLOPS":
             raise UsageError(f"ceiling is in {ceiling.unit}, not in TFLOPS: give the ceiling of a matmul")
         if ceiling.interval is not None and not ceiling.interval.is_known:
-            raise UsageError("this ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
+            raise UsageError("ceiling is too noisy to compute shares of it: measure it again with 'mamf find'")
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
     if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
@@ -101,15 +105,16 @@ class StepFigures:
 
 
 class _UnreadStep(NamedTuple):
-    """A step that may not have ended on the device yet, so the meter has not read its marks.
+    """A step that may not have ended on the device yet, so the meter has not read its marks, the timing events.
 
-    - ``marks``: the end of the previous step, the call of ``begin`` (None without a call), and the end of this step.
+    - ``time_marks``: the marks of the end of the previous step, of the call of ``begin`` (None without a call), and of
+      the end of this step.
     - ``compute_work``: a function that returns the step's tokens, samples and FLOP, and the seconds that these FLOP
       would take at the datasheet's peak and at the ceiling.
     """
 
     step_number: int
-    marks: tuple[Any, Any, Any]
+    time_marks: tuple[Any, Any, Any]
     compute_work: Callable[[], tuple[float, ...]]
 
 
@@ -132,10 +137,10 @@ class Meter:
     - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. Published MFU
       counts the whole square, which is the default.
     - ``warmup_steps``: number of first steps to leave out.
-    - ``backend``: a device, as ``mamf.peak`` takes it; the default is the one that this process uses.
+    - ``backend``: a device, in a form that ``mamf.peak`` takes; the default is the device that this process uses.
 
-    Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. Its methods
-    raise nothing. Give each training loop its own meter; other threads may read ``mean``.
+    Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. The methods
+    of a meter raise nothing. Give each training loop its own meter; other threads may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()
@@ -167,7 +172,7 @@ class Meter:
         )
         self.backend = resolve_backend(backend)
         self._has_events = self.backend.timer != "host clock"
-        # On a backend that the host's clock times, mark() would wait for the device.
+        # A backend without timing events uses the clock of the host, and its record_mark() would wait for the device.
         self._place_mark: Callable[[], Any] = self.backend.record_mark if self._has_events else self.backend.now
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
@@ -178,14 +183,14 @@ class Meter:
         if model is not None:
             if flops_per_step is not None or sequence_length is None:
                 raise UsageError("give the meter either model= with sequence_length=, or flops_per_step=")
-            self._flop_per_token = model_flops(model).per_token(sequence_length, causal) / model_parallel
+            self._flop_per_token = model_flops(model).compute_flop_per_token(sequence_length, causal) / model_parallel
         self._lock = threading.RLock()
         self._peaks_and_ceilings: dict[str, tuple[float, float]] = {}
         self._step_number = 0
         self._end_mark: Any = None
         self._begin_mark: Any = None
         self._unread_step: _UnreadStep | None = None
-        self._total_figures, self._read_step_count = [0.0] * 7, 0
+        self._total_amounts, self._read_step_count = [0.0] * 7, 0
         for name in flops_per_step if isinstance(flops_per_step, Mapping) else (self.dtype,):
             self._find_peak_and_ceiling(self._resolve_dtype(name))
 
@@ -226,26 +231,30 @@ class Meter:
             return figures
 
     def finish(self) -> StepFigures | None:
-        """Wait until the last step has ended on the device and return its figures; None if ``finish`` already did."""
+        """Wait until the last step has ended on the device and return its figures. Return None if the figures of this
+        step have been returned before.
+        """
         with self._lock:
             step, self._unread_step = self._unread_step, None
             if step is None:
                 return None
-            start, begun, end = step.marks
+            start, begin_mark, end = step.time_marks
             if self._has_events:
                 self.backend.wait_for_mark(end)
-            measure = self.backend.compute_seconds_between if self._has_events else lambda first, last: last - first
-            between = math.nan if begun is None else measure(start, begun)
-            sums = (measure(start, end), between, *step.compute_work())
-            self._total_figures = [before + own for before, own in zip(self._total_figures, sums, strict=True)]
+            measure_seconds = (
+                self.backend.compute_seconds_between if self._has_events else lambda first, last: last - first
+            )
+            seconds_between = math.nan if begin_mark is None else measure_seconds(start, begin_mark)
+            amounts = (measure_seconds(start, end), seconds_between, *step.compute_work())
+            self._total_amounts = [total + amount for total, amount in zip(self._total_amounts, amounts, strict=True)]
             self._read_step_count += 1
-            return self._make_figures(step.step_number, 1, *sums)
+            return self._make_figures(step.step_number, 1, *amounts)
 
     def mean(self) -> StepFigures | None:
         """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
         with self._lock:
             return (
-                self._make_figures(self._read_step_count, self._read_step_count, *self._total_figures)
+                self._make_figures(self._read_step_count, self._read_step_count, *self._total_amounts)
                 if self._read_step_count
                 else None
             )
@@ -253,7 +262,7 @@ class Meter:
     def reset(self) -> None:
         """Forget all steps so far, so that ``mean`` includes only later steps."""
         with self._lock:
-            self._total_figures, self._read_step_count = [0.0] * 7, 0
+            self._total_amounts, self._read_step_count = [0.0] * 7, 0
 
     def pause(self) -> None:
         """Leave out the time until the next ``begin``, for example the time of an evaluation or a checkpoint."""
@@ -264,44 +273,56 @@ class Meter:
     # -- work --------------------------------------------------------------------------------------------------------
 
     def _compute_work(
-        self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, passes: int
+        self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, pass_count: int
     ) -> tuple[float, ...]:
-        """Return a step's tokens, samples, FLOP, and the seconds of these FLOP at the datasheet's peak and the ceiling.
+        """Return the tokens, the samples and the FLOP of a step, and the seconds that these FLOP would take at the
+        datasheet's peak and at the ceiling.
 
-        ``flops``: the FLOP of the step, or None for the FLOP that follow from the arguments of Meter. ``passes``: the
-        number of forward and backward passes of the step.
+        ``flops``: the FLOP of the step, or None for the FLOP that follow from the arguments of Meter.
+        ``pass_count``: the number of forward and backward passes of the step.
         """
         if flops is None and self._flop_per_token:
-            flops, passes = _convert_to_amount(tokens) * self._flop_per_token, 1
+            flops, pass_count = _convert_to_amount(tokens) * self._flop_per_token, 1
         elif flops is None:
             flops = self._flops_per_pass
         else:
-            flops, passes = flops() if callable(flops) else flops, 1
-        by_dtype = flops if isinstance(flops, Mapping) else {self.dtype: flops}
-        total = at_peak = at_ceiling = 0.0
-        for name, each in by_dtype.items():
+            flops, pass_count = flops() if callable(flops) else flops, 1
+        flops_by_dtype = flops if isinstance(flops, Mapping) else {self.dtype: flops}
+        total_flop = seconds_at_peak = seconds_at_ceiling = 0.0
+        for name, flops_of_dtype in flops_by_dtype.items():
             flop, (peak, ceiling) = (
-                _convert_to_amount(each) * passes,
+                _convert_to_amount(flops_of_dtype) * pass_count,
                 self._find_peak_and_ceiling(self._resolve_dtype(name)),
             )
-            total, at_peak, at_ceiling = total + flop, at_peak + flop / peak, at_ceiling + flop / ceiling
-        return _convert_to_amount(tokens), _convert_to_amount(samples), total, at_peak, at_ceiling
+            total_flop, seconds_at_peak, seconds_at_ceiling = (
+                total_flop + flop,
+                seconds_at_peak + flop / peak,
+                seconds_at_ceiling + flop / ceiling,
+            )
+        return _convert_to_amount(tokens), _convert_to_amount(samples), total_flop, seconds_at_peak, seconds_at_ceiling
 
     def _resolve_dtype(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonicalize_dtype_name(dtype))
 
     def _make_figures(
-        self, number: int, steps: int, seconds: float, between: float, tokens: float, samples: float, *flop: float
+        self,
+        step_number: int,
+        step_count: int,
+        seconds: float,
+        seconds_between: float,
+        tokens: float,
+        samples: float,
+        *flop_and_seconds: float,
     ) -> StepFigures:
         divisor = seconds if seconds > 0 else math.nan
         return StepFigures(
-            step=number,
-            seconds=seconds / steps,
-            seconds_between=between / steps,
+            step=step_number,
+            seconds=seconds / step_count,
+            seconds_between=seconds_between / step_count,
             tokens_per_second=tokens * self._replica_count / divisor,
-            tflops=flop[0] / divisor / TERA,
-            mfu_percent=100 * flop[1] / divisor,
-            mamfu_percent=100 * flop[2] / divisor,
+            tflops=flop_and_seconds[0] / divisor / TERA,
+            mfu_percent=100 * flop_and_seconds[1] / divisor,
+            mamfu_percent=100 * flop_and_seconds[2] / divisor,
             samples_per_second=samples * self._replica_count / divisor,
         )
 
@@ -310,7 +331,7 @@ class Meter:
     def _find_peak_and_ceiling(self, dtype: str) -> tuple[float, float]:
         """Return the datasheet's peak and the ceiling for a dtype, in FLOP/s; NaN if unknown."""
         if dtype not in self._peaks_and_ceilings:
-            listed, ceiling = find_datasheet_peak(self.backend.info, dtype), self._given_ceiling
+            datasheet_peak, ceiling = find_datasheet_peak(self.backend.info, dtype), self._given_ceiling
             if ceiling is None:
                 try:
                     ceiling = find_measured_peak(self.backend, dtype).flops
@@ -319,7 +340,7 @@ class Meter:
                     if not any(math.isnan(each) for _, each in self._peaks_and_ceilings.values()):
                         with suppress(Warning):  # Raise nothing, even if the program turns warnings into errors.
                             warnings.warn(f"MAMFU is NaN: {error}", MamfWarning, stacklevel=3)
-            self._peaks_and_ceilings[dtype] = (listed.flops if listed else math.nan, ceiling)
+            self._peaks_and_ceilings[dtype] = (datasheet_peak.flops if datasheet_peak else math.nan, ceiling)
         return self._peaks_and_ceilings[dtype]
 
 

@@ -29,7 +29,8 @@ from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible_characters
 
-#: Maximum number of steps whose FLOP torch counts, and the relative difference up to which two lengths count as equal.
+#: The maximum number of steps whose FLOP torch counts, and the relative difference up to which two sequence lengths
+#: count as equal.
 _MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 
 
@@ -42,15 +43,15 @@ def warn(line: str) -> None:
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of MeteredCallback so that its first error ends the metering with a warning, not the training.
 
-    All decorated methods do nothing until the method named by ``start_method`` has run.
+    All decorated methods do nothing until the method whose name is in ``start_method`` has run.
     """
 
     @functools.wraps(hook)
-    def run_hook_safely(self: MeteredCallback, *positional: Any, **named: Any) -> Any:
+    def run_hook_safely(self: MeteredCallback, *positional_arguments: Any, **keyword_arguments: Any) -> Any:
         if self.training is None and hook.__name__ != self.start_method:
             return
         try:
-            hook(self, *positional, **named)
+            hook(self, *positional_arguments, **keyword_arguments)
         except Exception as error:
             with suppress(Exception):
                 self.close()
@@ -60,16 +61,17 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MeteredCallback:
-    """A callback of a training library that meters a training. ``start_method``: its method that starts the metering.
+    """A callback of a training library that meters a training run.
 
-    ``tokens``, ``samples``: numbers per forward and backward pass on this rank, or functions that compute them from the
-    batch. ``options``: arguments of Meter. Raises UsageError for an unknown option or an impossible value.
+    ``start_method``: the name of the method that starts the metering. ``tokens``, ``samples``: the number of tokens and
+    of samples per forward and backward pass on this rank, or functions that compute them from the batch. ``options``:
+    arguments of Meter. Raises UsageError for an unknown option or an impossible value.
     """
 
     start_method = ""
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
-        # The callback finds the values of these options of Meter itself.
+        # Users cannot give these options of Meter, because the callback finds their values itself.
         known = inspect.signature(Meter).parameters.keys() - {
             "model",
             "sequence_length",
@@ -106,22 +108,22 @@ class MeteredTraining:
     """A metered training run. A formula gives the FLOP of a step, divided by ``model_parallel``; if the model has no
     formula, torch counts the FLOP of a few steps.
 
-    ``options``: the arguments of Meter. ``amounts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
+    ``options``: the arguments of Meter. ``given_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
     """
 
     def __init__(
-        self, model: Any, module: Any, options: dict[str, Any], amounts: tuple[Any, Any], is_compiled: bool = False
+        self, model: Any, module: Any, options: dict[str, Any], given_counts: tuple[Any, Any], is_compiled: bool = False
     ) -> None:
-        self.options, self._tokens_and_samples, self.meter = options, amounts, Meter(**options)
+        self.options, self._tokens_and_samples, self.meter = options, given_counts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepFlopCounter | None = None
         #: The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
-        self._counted_flop: dict[float, float] = {}
-        #: The forward and backward passes that have run so far in the current step.
-        self._passes: list[BatchPass] = []
+        self._counted_flop_per_token: dict[float, float] = {}
+        #: The batch of each forward and backward pass that has run so far in the current step.
+        self._batches: list[BatchSizes] = []
         self._is_counting, self._is_between_steps = False, True
         self.warn_once = functools.cache(warn)
-        self._gradient_watch: GradientWatch | None = None
+        self._gradient_observer: GradientObserver | None = None
         layers = list(module.modules()) if isinstance(module, torch.nn.Module) else []
         self._is_compiled = is_compiled or any(
             hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None) for each in layers
@@ -137,12 +139,12 @@ class MeteredTraining:
             self._switch_to_counting(describe_error(error).partition(":")[0])
         if self._formula and not all(each.requires_grad for layer in layers for each in layer.parameters(False)):
             if self._formula.encoder is None:
-                self._gradient_watch = GradientWatch(module, self._formula, self._is_compiled)
+                self._gradient_observer = GradientObserver(module, self._formula, self._is_compiled)
             else:
                 self._switch_to_counting("some layers are frozen (not trained)")
 
     def _switch_to_counting(self, reason: str) -> None:
-        """Use no formula, and let torch count the FLOP of steps if it can. ``reason``: why the formula is not used."""
+        """Stop using the formula, and let torch count the FLOP if it can. ``reason``: why the formula is not used."""
         self._formula = None
         obstacle = "counting would run the compiled model without compilation" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
@@ -157,90 +159,90 @@ class MeteredTraining:
             )
 
     def begin_pass(self) -> None:
-        """Note that the data of a forward and backward pass are ready. The first pass of a step begins the step."""
+        """Record that the data of a forward and backward pass are ready. The first pass of a step begins the step."""
         if self._is_between_steps:
             self._is_between_steps = False
             self.meter.begin()
 
     def add_batch(self, batch: Any) -> None:
-        """Add a batch to the step before its forward and backward pass. Passes without gradients are left out."""
+        """Add a batch to the step, before its forward pass. Batches that need no gradients are left out."""
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
-        batch_pass = read_batch_pass(batch, *self._tokens_and_samples)
-        self._passes.append(batch_pass)
-        if self._formula is not None and not (batch_pass.sequences or self._find_fixed_length(batch_pass)):
+        batch_sizes = read_batch_sizes(batch, *self._tokens_and_samples)
+        self._batches.append(batch_sizes)
+        if self._formula is not None and not (batch_sizes.sequence_counts or self._find_fixed_length(batch_sizes)):
             self._switch_to_counting("mamf found no tokens in a batch")
-        if self._is_counting and len(self._passes) == 1 and self._must_count(_measure_batches(self._passes)[1]):
+        if self._is_counting and len(self._batches) == 1 and self._must_count_flop(_measure_batches(self._batches)[1]):
             self._counter = StepFlopCounter()
             self._counter.start()
 
-    def _must_count(self, length: float) -> bool:
+    def _must_count_flop(self, length: float) -> bool:
         """Return whether torch must count a step with this mean length, because the counted lengths do not cover it.
 
         FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between
         them.
         """
-        known = self._counted_flop
-        if not known or len(known) >= _MAX_COUNTED_STEPS:
-            return not known
-        return not min(known) * (1 - _LENGTH_TOLERANCE) <= length <= max(known) * (1 + _LENGTH_TOLERANCE)
+        lengths = self._counted_flop_per_token
+        if not lengths or len(lengths) >= _MAX_COUNTED_STEPS:
+            return not lengths
+        return not min(lengths) * (1 - _LENGTH_TOLERANCE) <= length <= max(lengths) * (1 + _LENGTH_TOLERANCE)
 
-    def _find_fixed_length(self, batch_pass: BatchPass) -> list[tuple[int, int]]:
+    def _find_fixed_length(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
-        positions = self._formula and (self._formula.encoder or self._formula).positions
-        return [(int(batch_pass.samples), positions)] if positions and batch_pass.samples > 0 else []
+        fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
+        return [(int(batch_sizes.samples), fixed_length)] if fixed_length and batch_sizes.samples > 0 else []
 
     def stop_counting(self) -> None:
         """Stop counting FLOP, because all backward passes of a step are done or the training has ended."""
-        if self._gradient_watch is not None:
-            self._gradient_watch.hooks.close()
+        if self._gradient_observer is not None:
+            self._gradient_observer.hooks.close()
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
-            if self._passes and not math.isnan(flop):
-                elements, length = _measure_batches(self._passes)
-                self._counted_flop[length] = flop / elements
-            elif self._passes:
+            if self._batches and not math.isnan(flop):
+                elements, length = _measure_batches(self._batches)
+                self._counted_flop_per_token[length] = flop / elements
+            elif self._batches:
                 self._is_counting = False
                 self.warn_once("TFLOPS are not logged: torch missed some or all matmuls; give flops_per_step=")
 
     def end_step(self) -> None:
         """End a step, right after the optimizer's step."""
         self.stop_counting()
-        passes, self._passes, self._is_between_steps = self._passes, [], True
+        batches, self._batches, self._is_between_steps = self._batches, [], True
         counter, self._counter = self._counter, None
-        self.meter.accumulation = max(len(passes), 1)
-        if self._gradient_watch is not None and passes:
-            self._formula, self._gradient_watch = self._gradient_watch.make_formula(), None
+        self.meter.accumulation = max(len(batches), 1)
+        if self._gradient_observer is not None and batches:
+            self._formula, self._gradient_observer = self._gradient_observer.make_formula(), None
         if counter is not None:
             self.meter.pause()  # Leave this step out of the figures, because counting took most of its time.
             return
-        tokens = sum(each.tokens for each in passes) or math.nan
-        samples = sum(each.samples for each in passes) or math.nan
-        flop = None if "flops_per_step" in self.options else functools.partial(self._compute_flop, passes)
+        tokens = sum(each.tokens for each in batches) or math.nan
+        samples = sum(each.samples for each in batches) or math.nan
+        flop = None if "flops_per_step" in self.options else functools.partial(self._compute_flop, batches)
         self.meter.step(tokens, flop, samples)
 
-    def _compute_flop(self, passes: list[BatchPass]) -> float:
-        """Return a step's FLOP on this rank. Called one step later, because lengths of documents must be copied."""
-        if not passes:
+    def _compute_flop(self, batches: list[BatchSizes]) -> float:
+        """Return a step's FLOP on this rank. Called one step later, when the lengths of documents are on the host."""
+        if not batches:
             return math.nan
         formula = self._formula
         if formula is None:
-            return self._interpolate_flop(*_measure_batches(passes))
-        causal, share, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
-        for each in passes:
-            sequences = self._find_fixed_length(each) or each.list_documents() or each.sequences
-            total += sum(formula.flop(number, length, each.target_length, causal) for number, length in sequences)
+            return self._interpolate_flop(*_measure_batches(batches))
+        causal, rank_count, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
+        for each in batches:
+            counts = self._find_fixed_length(each) or each.list_document_counts() or each.sequence_counts
+            total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
             if each.logit_tokens is not None:
-                total -= formula.head_flop(each.tokens - each.logit_tokens)
-        return total / int(share)
+                total -= formula.compute_head_flop(each.tokens - each.logit_tokens)
+        return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
-        """Return the FLOP of a step, interpolated between counted lengths; NaN if no step was counted.
+        """Return the FLOP of a step, interpolated between counted lengths. Return NaN if no step was counted.
 
         ``elements``, ``length``: the result of ``_measure_batches`` for this step.
         """
-        points = sorted(self._counted_flop.items(), key=lambda point: abs(point[0] - length))[:2]
+        points = sorted(self._counted_flop_per_token.items(), key=lambda point: abs(point[0] - length))[:2]
         if len(points) < 2:
             return points[0][1] * elements if points else math.nan
         slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
@@ -264,7 +266,7 @@ class MeteredTraining:
         return {name: each for name, each in figures.items() if not math.isnan(each)}
 
 
-class GradientWatch:
+class GradientObserver:
     """An observer of the first step of a partly frozen model, which finds the layers whose weights or inputs have
     gradients.
 
@@ -277,7 +279,7 @@ class GradientWatch:
         #: The hooks on layers, to be removed when the first step ends.
         self.hooks = ExitStack()
         #: For each layer with weights, whether its input needed a gradient in the first step.
-        self._had_gradient: dict[Any, bool] = {}
+        self._has_input_gradient: dict[Any, bool] = {}
         self._adapters: set[Any] = set()
         for each in module.modules():
             if hasattr(each, "base_layer"):  # This module is an adapter of PEFT.
@@ -286,42 +288,42 @@ class GradientWatch:
                 self._blocks = [set(block.modules()) for block in each]
             if not isinstance(each, torch.nn.Embedding) and _count_weights(each):
                 if is_compiled:
-                    self._had_gradient[each] = True
+                    self._has_input_gradient[each] = True
                 else:
                     hook = each.register_forward_pre_hook(self._record_input_gradient, with_kwargs=True)
                     self.hooks.callback(hook.remove)
 
-    def _record_input_gradient(self, layer: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        has_gradient = any(getattr(each, "requires_grad", False) for each in (*positional, *named.values()))
-        self._had_gradient[layer] = self._had_gradient.get(layer, False) or has_gradient
+    def _record_input_gradient(self, layer: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
+        has_gradient = any(getattr(each, "requires_grad", False) for each in (*inputs, *named_inputs.values()))
+        self._has_input_gradient[layer] = self._has_input_gradient.get(layer, False) or has_gradient
 
     def make_formula(self) -> ModelFlops:
         """Return the FLOP formula with the shares of weights and layers that had gradients in the first step."""
-        in_adapters = sum(_count_weights(each) for each in self._had_gradient if each in self._adapters)
-        in_layers = sum(_count_weights(each) for each in self._had_gradient) - in_adapters
-        if not in_layers:  # A sharded model keeps its weights outside of its layers.
+        adapter_weights = sum(_count_weights(each) for each in self._has_input_gradient if each in self._adapters)
+        layer_weights = sum(_count_weights(each) for each in self._has_input_gradient) - adapter_weights
+        if not layer_weights:  # A sharded model keeps its weights outside of its layers.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # The formula counts only experts that a token uses, so scale its count by the share of weights with gradients.
-        scale = self._formula.weights / in_layers
-        scales = {each: 1.0 if each in self._adapters else scale for each in self._had_gradient}
-        trained = sum(factor * _count_weights(each, trained=True) for each, factor in scales.items())
-        with_input = sum(scales[each] * _count_weights(each) for each, had in self._had_gradient.items() if had)
-        weights = self._formula.weights + in_adapters
-        attended = [any(self._had_gradient.get(each) for each in block) for block in self._blocks] or [True]
+        scale = self._formula.weights / layer_weights
+        scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
+        trained_weights = sum(factor * _count_weights(each, only_trained=True) for each, factor in scales.items())
+        input_weights = sum(scales[each] * _count_weights(each) for each in scales if self._has_input_gradient[each])
+        weights = self._formula.weights + adapter_weights
+        trained_blocks = [any(self._has_input_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
             weights=weights,
-            trained_share=trained / weights,
-            input_share=with_input / weights,
-            attention_share=sum(attended) / len(attended),
+            trained_share=trained_weights / weights,
+            input_share=input_weights / weights,
+            attention_share=sum(trained_blocks) / len(trained_blocks),
         )
 
 
-def _count_weights(layer: Any, trained: bool = False) -> int:
-    """Count the weights in a layer's own matrices. ``trained``: whether to count only weights with gradients."""
+def _count_weights(layer: Any, only_trained: bool = False) -> int:
+    """Count the weights in a layer's own matrices. ``only_trained``: whether to count only weights with gradients."""
     matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
-    return sum(each.numel() for each in matrices if each.requires_grad or not trained)
+    return sum(each.numel() for each in matrices if each.requires_grad or not only_trained)
 
 
 def get_matmul_dtype(dtype: str) -> str:
@@ -338,10 +340,11 @@ _TOKEN_NAMES, _EMBEDDING_NAME = ("input_ids", "inputs_embeds", "token_ids", "tok
 _INPUT_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
 
 
-class BatchPass(NamedTuple):
+class BatchSizes(NamedTuple):
     """The sizes of the batch of a forward and backward pass, with padding. Tokens and samples are NaN if unknown.
 
-    - ``sequences``: (count, length) for each length. ``target_length``: the length of a decoder's targets.
+    - ``sequence_counts``: (number of sequences, length) for each length. ``target_length``: the length of a decoder's
+      targets.
     - ``sample_sizes``: the number of samples, and the elements per sample of the largest tensor.
     - ``document_bounds``, ``document_positions``: a tensor with the ends of packed documents, or with the positions of
       tokens within their document. ``logit_tokens``: the number of tokens in the output layer; None: all tokens.
@@ -349,15 +352,15 @@ class BatchPass(NamedTuple):
 
     tokens: float
     samples: float
-    sequences: list[tuple[int, int]]
+    sequence_counts: list[tuple[int, int]]
     target_length: int | None
     sample_sizes: tuple[float, float] = (1, 1)
     document_bounds: Any = None
     document_positions: Any = None
     logit_tokens: float | None = None
 
-    def list_documents(self) -> list[tuple[int, int]]:
-        """Return (count, length) for each length of packed documents; empty if no documents are packed."""
+    def list_document_counts(self) -> list[tuple[int, int]]:
+        """Return (count, length) for each length of packed documents, or an empty list if no documents are packed."""
         lengths: Counter[int] = Counter()
         if self.document_bounds is not None:
             lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
@@ -368,55 +371,61 @@ class BatchPass(NamedTuple):
         return [(count, length) for length, count in lengths.items() if length > 0]
 
 
-def _measure_batches(passes: Iterable[BatchPass]) -> tuple[float, float]:
-    """Return the number of elements in the batches of a step, and the mean length of the sequence of an element.
+def _measure_batches(batches: Iterable[BatchSizes]) -> tuple[float, float]:
+    """Return the number of elements in the batches of a step, and the mean length of the sequences that they are in.
 
-    Elements are tokens; if these are unknown, elements of the largest tensors, or else batches.
+    An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
     """
     sizes: list[tuple[float, float]] = []
-    for each in passes:
-        sizes += each.sequences or [each.sample_sizes]
+    for each in batches:
+        sizes += each.sequence_counts or [each.sample_sizes]
     elements = sum(number * length for number, length in sizes)
     return elements, sum(number * length**2 for number, length in sizes) / elements
 
 
-def read_batch_pass(batch: Any, tokens: Any = None, samples: Any = None) -> BatchPass:
+def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> BatchSizes:
     """Find the tokens, samples and sequences of a batch.
 
     ``tokens``, ``samples``: values to use instead, or functions that compute them from the batch. Raises UsageError if
     ``tokens`` is neither a count nor (sequences, length).
     """
-    count, number = (each(batch) if callable(each) else each for each in (tokens, samples))
-    count = getattr(count, "shape", count)
-    check_tokens(count)
-    sequences = find_sequences(batch) if tokens is None else [(count[0], count[1])] if isinstance(count, tuple) else []
+    token_count, sample_count = (each(batch) if callable(each) else each for each in (tokens, samples))
+    token_count = getattr(token_count, "shape", token_count)
+    check_tokens(token_count)
+    sequence_counts = (
+        find_sequence_counts(batch)
+        if tokens is None
+        else [(token_count[0], token_count[1])]
+        if isinstance(token_count, tuple)
+        else []
+    )
     tensors = _list_tensors(batch)
-    if number is None:
+    if sample_count is None:
         lengths = {int(each.shape[0]) for each in tensors}
-        number = sum(each for each, _ in sequences) or (lengths.pop() if len(lengths) == 1 else None)
-    if type(count) is int and number and count % number == 0:
-        sequences = [(number, count // number)]
+        sample_count = sum(each for each, _ in sequence_counts) or (lengths.pop() if len(lengths) == 1 else None)
+    if type(token_count) is int and sample_count and token_count % sample_count == 0:
+        sequence_counts = [(sample_count, token_count // sample_count)]
     fields = _list_batch_items(batch)
     labels: list[Any] = [fields.get(name) for name in ("decoder_input_ids", "labels")]
     targets = next((each.shape[-1] for each in labels if _is_tensor(each) and len(each.shape) > 1), None)
-    total = count if type(count) is int else sum(each * length for each, length in sequences)
+    total_tokens = token_count if type(token_count) is int else sum(each * length for each, length in sequence_counts)
     elements = max((math.prod(each.shape) for each in tensors), default=0)
-    rows = number or 1
+    row_count = sample_count or 1
     bounds, positions = (None, None) if tokens is not None else _find_document_bounds(fields)
-    return BatchPass(
-        tokens=total or math.nan,
-        samples=number or math.nan,
-        sequences=sequences,
+    return BatchSizes(
+        tokens=total_tokens or math.nan,
+        samples=sample_count or math.nan,
+        sequence_counts=sequence_counts,
         target_length=targets,
-        sample_sizes=(rows, elements / rows) if elements else (1, 1),
+        sample_sizes=(row_count, elements / row_count) if elements else (1, 1),
         document_bounds=bounds,
         document_positions=positions,
-        logit_tokens=_count_logit_tokens(fields, number),
+        logit_tokens=_count_logit_tokens(fields, sample_count),
     )
 
 
 def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the bounds of packed documents, or the positions in them, on the host. Copying may still go on."""
+    """Return the bounds of packed documents, or the positions in them, on the host. The copy may still be running."""
     # A tensor of one of these names has 0 and then the end of each document that is packed into one sequence.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
     bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)
@@ -433,12 +442,12 @@ def _copy_to_host(tensor: Any) -> Any:
     return tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
 
 
-def _count_logit_tokens(fields: Mapping[Any, Any], rows: float | None) -> float | None:
-    """Return the number of tokens for which the output layer computes logits; None if it does so for all tokens."""
-    kept: Any = fields.get("logits_to_keep")
-    if _is_tensor(kept) and len(kept.shape) == 1:
-        kept = kept.shape[0]
-    return kept * rows if type(kept) is int and kept > 0 and rows else None
+def _count_logit_tokens(fields: Mapping[Any, Any], sample_count: float | None) -> float | None:
+    """Return the number of tokens for which the output layer computes logits, or None if these are all tokens."""
+    kept_tokens: Any = fields.get("logits_to_keep")
+    if _is_tensor(kept_tokens) and len(kept_tokens.shape) == 1:
+        kept_tokens = kept_tokens.shape[0]
+    return kept_tokens * sample_count if type(kept_tokens) is int and kept_tokens > 0 and sample_count else None
 
 
 def check_tokens(tokens: Any) -> None:
@@ -446,24 +455,24 @@ def check_tokens(tokens: Any) -> None:
     pair = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens,)
     if tokens is not None and not all(type(each) is int and each > 0 for each in pair):
         raise UsageError(
-            f"tokens {shorten(tokens)} must be a number, (sequences, length), or a function that takes the batch"
+            f"tokens {shorten(tokens)} must be a whole number above 0, (sequences, length), or a function of the batch"
         )
 
 
-def find_sequences(batch: Any) -> list[tuple[int, int]]:
+def find_sequence_counts(batch: Any) -> list[tuple[int, int]]:
     """Return (count, length) of the sequences in a batch and in batches nested in it; empty if it has no tokens."""
     if _is_tensor(batch):
-        return [tuple(batch.shape)] if _has_token_ids(batch) else []
+        return [tuple(batch.shape)] if _is_token_id_tensor(batch) else []
     fields = _list_batch_items(batch)
     if _is_tensor(fields.get(0)):
-        return find_sequences(fields[0])
+        return find_sequence_counts(fields[0])
     for name in (*_TOKEN_NAMES, *_INPUT_NAMES):
-        found: Any = fields.get(name)
-        if _is_tensor(found) and found.shape and (name in _TOKEN_NAMES or _has_token_ids(found)):
-            *counts, length = found.shape[:-1] if name == _EMBEDDING_NAME else found.shape
+        tensor: Any = fields.get(name)
+        if _is_tensor(tensor) and tensor.shape and (name in _TOKEN_NAMES or _is_token_id_tensor(tensor)):
+            *counts, length = tensor.shape[:-1] if name == _EMBEDDING_NAME else tensor.shape
             return [(math.prod(counts), int(length))]
     nested = (value for value in fields.values() if not _is_tensor(value))
-    return [each for value in nested for each in find_sequences(value)]
+    return [each for value in nested for each in find_sequence_counts(value)]
 
 
 def _list_tensors(batch: Any) -> list[Any]:
@@ -475,9 +484,9 @@ def _list_tensors(batch: Any) -> list[Any]:
 
 def _list_batch_items(batch: Any) -> dict[Any, Any]:
     """Return the items of a batch by name or, for a list or tuple, by index; empty if it is not a container."""
-    named = batch._asdict() if hasattr(batch, "_asdict") else vars(batch) if is_dataclass(batch) else batch
-    if isinstance(named, Mapping):
-        return dict(named)
+    items = batch._asdict() if hasattr(batch, "_asdict") else vars(batch) if is_dataclass(batch) else batch
+    if isinstance(items, Mapping):
+        return dict(items)
     return dict(enumerate(batch)) if isinstance(batch, (tuple, list)) else {}
 
 
@@ -485,5 +494,5 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def _has_token_ids(tensor: Any) -> bool:
+def _is_token_id_tensor(tensor: Any) -> bool:
     return len(tensor.shape) == 2 and str(tensor.dtype).endswith(("int32", "int64"))

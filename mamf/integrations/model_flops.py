@@ -45,10 +45,10 @@ class ModelFlops:
     - ``attention_width``: the number of heads times the head dimension.
     - ``windows``: the groups of layers in which a query does not attend to all keys.
     - ``is_causal``: whether the model has a causal mask.
-    - ``per_sequence``: FLOP per sequence, in addition to the FLOP of its tokens.
-    - ``positions``: the length of every sequence if the model fixes it, or else 0.
+    - ``flop_per_sequence``: FLOP per sequence, in addition to the FLOP of its tokens.
+    - ``fixed_length``: the length of every sequence if the model fixes it, or else 0.
     - ``encoder``: in an encoder-decoder, the formula for input tokens; the other fields are then for target tokens.
-    - ``head``: the number of weights in the output layer. They are part of ``weights``.
+    - ``head_weights``: the number of weights in the output layer. They are part of ``weights``.
 
     In a partly frozen model, ``trained_share`` of the weights have gradients, ``input_share`` of them pass gradients to
     their input, and ``attention_share`` of the layers run attention backward.
@@ -59,47 +59,49 @@ class ModelFlops:
     attention_width: int
     windows: tuple[Window, ...] = ()
     is_causal: bool = True
-    per_sequence: int = 0
-    positions: int = 0
+    flop_per_sequence: int = 0
+    fixed_length: int = 0
     encoder: ModelFlops | None = None
-    head: int = 0
+    head_weights: int = 0
     trained_share: float = 1.0
     input_share: float = 1.0
     attention_share: float = 1.0
 
-    def per_token(self, sequence_length: int, causal: bool = False) -> float:
+    def compute_flop_per_token(self, sequence_length: int, causal: bool = False) -> float:
         """Return the FLOP per token of a sequence, forward and backward.
 
         ``causal``: whether to count only the half of attention that a causal mask leaves. For an encoder-decoder, the
         result is the FLOP per input token if there are as many target tokens as input tokens.
         """
         if self.encoder is not None:
-            return self.flop(1, sequence_length, sequence_length, causal) / sequence_length
+            return self.compute_flop(1, sequence_length, sequence_length, causal) / sequence_length
         weights = 2 * self.weights * (1 + self.trained_share + self.input_share)
         attention = self._count_attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
-        return weights + attention + self.per_sequence / sequence_length
+        return weights + attention + self.flop_per_sequence / sequence_length
 
-    def head_flop(self, tokens: float) -> float:
+    def compute_head_flop(self, tokens: float) -> float:
         """Return the FLOP of the output layer for ``tokens`` tokens, forward and backward."""
-        return 2 * self.head * tokens * (1 + self.trained_share + self.input_share)
+        return 2 * self.head_weights * tokens * (1 + self.trained_share + self.input_share)
 
-    def flop(self, sequences: int, length: int, targets: int | None = None, causal: bool = False) -> float:
+    def compute_flop(self, sequences: int, length: int, targets: int | None = None, causal: bool = False) -> float:
         """Return the FLOP of ``sequences`` sequences of ``length`` tokens, forward and backward.
 
         ``targets``: tokens per sequence in the decoder of an encoder-decoder; the default is ``length``.
         """
         if self.encoder is None:
-            return sequences * length * self.per_token(length, causal)
-        targets, length = targets or length, self.encoder.positions or length
+            return sequences * length * self.compute_flop_per_token(length, causal)
+        targets, length = targets or length, self.encoder.fixed_length or length
         cross_attention = 12 * self.layers * self.attention_width * length
-        decoded = replace(self, encoder=None).per_token(targets, causal) + cross_attention
-        return sequences * (length * self.encoder.per_token(length) + targets * decoded)
+        decoded = replace(self, encoder=None).compute_flop_per_token(targets, causal) + cross_attention
+        return sequences * (length * self.encoder.compute_flop_per_token(length) + targets * decoded)
 
     def _count_attention_flop(self, length: int, causal: bool) -> float:
         """Return the FLOP of attention per token, forward and backward, for a model without frozen layers."""
-        whole = Window(self.layers - sum(each.layers for each in self.windows), length)
-        halved = causal and self.is_causal
-        keys = sum(each.layers * _compute_mean_key_count(each, length, halved) for each in (whole, *self.windows))
+        full_attention = Window(self.layers - sum(each.layers for each in self.windows), length)
+        counts_half = causal and self.is_causal
+        keys = sum(
+            each.layers * _compute_mean_key_count(each, length, counts_half) for each in (full_attention, *self.windows)
+        )
         return 12 * self.attention_width * keys
 
 
@@ -118,7 +120,7 @@ def model_flops(model: Any) -> ModelFlops:
     ...     model_type="gpt2", hidden_size=768, num_hidden_layers=12, num_attention_heads=12, vocab_size=50257
     ... )
     >>> flops = mamf.model_flops(gpt2)
-    >>> f"{flops.weights / 1e6:.1f} M weights, {flops.per_token(1024) / 1e6:.1f} MFLOP a token"
+    >>> f"{flops.weights / 1e6:.1f} M weights, {flops.compute_flop_per_token(1024) / 1e6:.1f} MFLOP a token"
     '123.5 M weights, 854.4 MFLOP a token'
     """
     if isinstance(model, ModelFlops):
@@ -126,26 +128,26 @@ def model_flops(model: Any) -> ModelFlops:
     if not hasattr(model, "config"):  # A wrapper such as DistributedDataParallel has the model as ``module``.
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
-    kind = str(getattr(config, "model_type", type(config).__name__))
+    architecture = str(getattr(config, "model_type", type(config).__name__))
     sections = _read_architecture_sections()
-    if kind not in sections or " " in kind:
-        part = getattr(getattr(config, "text_config", None), "model_type", None)
+    if architecture not in sections or " " in architecture:
+        text_model = getattr(getattr(config, "text_config", None), "model_type", None)
         known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
-            f"no formula for {shorten(kind)!r}{', but its text_config has one' * (part in sections)}: "
-            f"count FLOP with mamf.count_flops, or give flops_per_step=; known: {known}"
+            f"no formula for {shorten(architecture)!r}{', but its text_config has one' * (text_model in sections)}: "
+            f"count FLOP with mamf.count_flops, or give flops_per_step=; there are formulas for {known}"
         )
-    return _ArchitectureReader(config, kind).make_formula(
+    return _ArchitectureReader(config, architecture).make_formula(
         has_head=getattr(model, "get_output_embeddings", lambda: model)() is not None
     )
 
 
 @functools.cache
 def _read_architecture_sections() -> dict[str, configparser.SectionProxy]:
-    """Return the sections of architectures.ini by architecture; several architectures may have the same section.
+    """Return the sections of architectures.ini by architecture. Several architectures may share one section.
 
-    The name of an encoder's section is the name of its model and `` encoder``. No other architecture has a space in
-    its name.
+    The section of an encoder is named after its model, plus `` encoder``. No other architecture has a space in its
+    name.
     """
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
@@ -169,26 +171,27 @@ class _ArchitectureReader:
 
     def make_formula(self, has_head: bool = True) -> ModelFlops:
         layers, experts = self.evaluate_term("layers"), self.evaluate_term("experts")
-        sparse = self._count_sparse_layers(layers) if experts else 0
-        mlps = (layers - sparse) * (self.evaluate_term("mlp") if layers > sparse else 0)
-        mlps += sparse * (experts + (self.evaluate_term("router") if sparse else 0))
-        encoder, head = self.section["encoder"], self.evaluate_term("head") if has_head else 0
+        sparse_layer_count = self._count_sparse_layers(layers) if experts else 0
+        mlp_weights = (layers - sparse_layer_count) * (self.evaluate_term("mlp") if layers > sparse_layer_count else 0)
+        mlp_weights += sparse_layer_count * (experts + (self.evaluate_term("router") if sparse_layer_count else 0))
+        encoder, head_weights = self.section["encoder"], self.evaluate_term("head") if has_head else 0
         return ModelFlops(
-            weights=layers * self.evaluate_term("projections") + mlps + head,
+            weights=layers * self.evaluate_term("projections") + mlp_weights + head_weights,
             layers=layers,
             attention_width=self.evaluate_term("width"),
             windows=tuple(self._find_windows(layers)),
             is_causal=self.section["mask"] == "causal",
-            per_sequence=self.evaluate_term("sequence"),
-            positions=self.evaluate_term("positions"),
+            flop_per_sequence=self.evaluate_term("sequence"),
+            fixed_length=self.evaluate_term("positions"),
             encoder=_ArchitectureReader(self.config, encoder).make_formula() if encoder else None,
-            head=head,
+            head_weights=head_weights,
         )
 
     def evaluate_term(self, name: str) -> int:
         """Return the value of a term: a key of the section, a field of the configuration, or a whole number.
 
-        A key has alternatives, separated by ``|``. The first of them for which the configuration has all fields counts.
+        The value of a key may be several alternatives, separated by ``|``. The first alternative for which the
+        configuration has all fields counts.
         """
         name = name.strip()
         if name not in self.section:
@@ -197,43 +200,55 @@ class _ArchitectureReader:
             try:
                 return sum(map(self._evaluate_product, sums.split("+")))
             except UnsupportedError as error:
-                missing = error
-        raise missing
+                missing_field_error = error
+        raise missing_field_error
 
     def _evaluate_product(self, text: str) -> int:
         """Return the value of a product such as ``a*b/c/d``: a times b, divided by c times d and rounded down."""
-        above, _, below = text.partition("/")
-        divisor = math.prod(map(self.evaluate_term, below.split("/"))) if below else 1
-        return math.prod(map(self.evaluate_term, above.split("*"))) // divisor
+        factors, _, divisors = text.partition("/")
+        divisor = math.prod(map(self.evaluate_term, divisors.split("/"))) if divisors else 1
+        return math.prod(map(self.evaluate_term, factors.split("*"))) // divisor
 
     def _read_config_field(self, name: str) -> int:
-        found = getattr(self.config, name, None)
-        if not found:
+        value = getattr(self.config, name, None)
+        if not value:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
-        if found is not True and not (is_number(found) and 0 < found < math.inf):
-            raise UnsupportedError(f"{name} {shorten(found)} in the model's configuration is not a number above 0")
-        return int(found)
+        if value is not True and not (is_number(value) and 0 < value < math.inf):
+            raise UnsupportedError(f"{name} {shorten(value)} in the model's configuration must be a number above 0")
+        return int(value)
 
     def _count_sparse_layers(self, layers: int) -> int:
         """Return the number of layers whose MLP is a mixture of experts, from the fields of the configuration."""
         config = self.config
-        every = getattr(config, "decoder_sparse_step", None) or getattr(config, "interleave_moe_layer_step", None) or 1
-        first, without = getattr(config, "first_k_dense_replace", 0), getattr(config, "mlp_only_layers", None) or ()
-        sparse = getattr(config, "moe_layers", None) or [each for each in range(layers) if (each + 1) % every == 0]
-        return sum(first <= each < layers and each not in without for each in sparse)
+        layer_interval = (
+            getattr(config, "decoder_sparse_step", None) or getattr(config, "interleave_moe_layer_step", None) or 1
+        )
+        first_sparse_layer, dense_layers = (
+            getattr(config, "first_k_dense_replace", 0),
+            getattr(config, "mlp_only_layers", None) or (),
+        )
+        sparse_layers = getattr(config, "moe_layers", None) or [
+            each for each in range(layers) if (each + 1) % layer_interval == 0
+        ]
+        return sum(first_sparse_layer <= each < layers and each not in dense_layers for each in sparse_layers)
 
     def _find_windows(self, layers: int) -> list[Window]:
         types = getattr(self.config, "layer_types", None)
         if types:
-            kinds = ((kind, types.count(kind)) for kind in _WINDOW_FIELD_BY_LAYER_TYPE)
+            counts_by_type = ((layer_type, types.count(layer_type)) for layer_type in _WINDOW_FIELD_BY_LAYER_TYPE)
             return [
-                Window(count, self._read_config_field(_WINDOW_FIELD_BY_LAYER_TYPE[kind]), kind == "chunked_attention")
-                for kind, count in kinds
+                Window(
+                    count,
+                    self._read_config_field(_WINDOW_FIELD_BY_LAYER_TYPE[layer_type]),
+                    layer_type == "chunked_attention",
+                )
+                for layer_type, count in counts_by_type
                 if count
             ]
         if self.section["windows"]:
             raise UnsupportedError(
-                "the model's configuration has no layer_types, so it is unknown which layers use a sliding window"
+                "the model's configuration has no layer_types, so it is unknown which layers use a sliding window: "
+                "give flops_per_step="
             )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
         return [Window(layers, self._read_config_field("sliding_window"))] if is_used else []

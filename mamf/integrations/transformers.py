@@ -19,12 +19,14 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
     ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
 
-    A Trainer runs callbacks of users after its reporters, so ``attach`` puts this callback before the reporters. A
-    Trainer does not pass batches to callbacks, so a hook on the model reads the model's arguments. ``tokens``,
-    ``samples``: numbers per batch on this rank, or functions that compute them from the batch; needed only if the
-    callback does not find them. The other options are those of ``mamf.Meter``; dtype and ranks default to the
-    trainer's. Raises UsageError for an unknown option or an impossible value. The methods that the trainer calls raise
-    nothing.
+    A Trainer runs the callbacks of its users after its reporters, such as the one of TensorBoard. ``attach`` puts this
+    callback before them, so that they see the figures. A Trainer does not pass batches to callbacks, so a hook on the
+    model reads the model's arguments.
+
+    ``tokens``, ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute them
+    from the batch; needed only if the callback does not find them. The other options are those of ``mamf.Meter``; by
+    default, the dtype and the number of ranks are those of the trainer. Raises UsageError for an unknown option or an
+    impossible value. The methods that the trainer calls raise nothing.
     """
 
     start_method = "on_train_begin"
@@ -32,12 +34,13 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     def attach(self, trainer: Any) -> MamfuCallback:
         """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
         callbacks = trainer.callback_handler.callbacks
-        callbacks[:] = [self, *(each for each in callbacks if each is not self)]
-        # TRL's trainers have models that run only forward passes.
+        callbacks[:] = [self, *(callback for callback in callbacks if callback is not self)]
+        # The trainers of TRL may have additional models under these names, which run only forward passes.
         names = ("ref_model", "teacher_model", "reward_model")
-        if others := [name for name in names if getattr(trainer, name, None) is not None]:
+        if uncounted := [name for name in names if getattr(trainer, name, None) is not None]:
             warn(
-                f"mamf does not count the FLOP of {' and '.join(others)}: pass flops_per_step= if you want them counted"
+                f"mamf does not count the FLOP of {' and '.join(uncounted)}: give flops_per_step= if you want to count "
+                "them"
             )
         return self
 
@@ -87,9 +90,9 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @stop_metering_on_error
-    def _record_batch(self, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _record_batch(self, module: Any, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> None:
         if module.training:
-            self.training.add_batch(named or positional)
+            self.training.add_batch(named_inputs or inputs)
 
 
 def _find_matmul_dtype(args: Any, model: Any) -> str:

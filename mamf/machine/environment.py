@@ -41,7 +41,7 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
     }
 
 
-@functools.cache  # Upgrading a package does not change a process that already runs.
+@functools.cache  # cached, because upgrading a package does not change a running process
 def get_package_version(name: str) -> str | None:
     """Return the version of a package, or None if the package is not installed."""
     try:
@@ -51,8 +51,8 @@ def get_package_version(name: str) -> str | None:
 
 
 def describe_mamf_version() -> dict[str, str | None]:
-    """Return the name ``mamf``, its version, and its git commit or None if it does not run from a git checkout. ``+``
-    after the commit means uncommitted changes.
+    """Return the name ``mamf``, its version, and the git commit of the checkout that mamf runs from, or None without a
+    checkout. ``+`` after the commit means uncommitted changes.
     """
     return {"name": "mamf", "version": get_package_version("mamf"), "commit": _read_checkout_commit()}
 
@@ -113,8 +113,8 @@ def _check_host_load() -> Advice:
 
 
 def format_advice(advice: Advice) -> str:
-    """Format the result of a check as one line: its verdict, the name of the check and what it found. A warning also
-    says what it costs and which command fixes it.
+    """Format the result of a check as one line: verdict, name and finding. For a warning, add its effect on the figures
+    and the command that corrects the state.
     """
     is_warning = advice.verdict == "warning"
     parts = [

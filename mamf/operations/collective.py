@@ -77,9 +77,9 @@ class CollectiveProblem(CheckedProblem):
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def list_buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the send and receive buffers of a rank. All launches use one set, whatever ``sets`` says.
+        """Return the send and receive buffers of a rank. All launches use the same buffers, so ignore ``sets``.
 
-        More sets would change nothing, because a rank reads the data that it sends from memory.
+        Several sets would not change the time, because a rank always reads from memory the data that it sends.
         """
         sent, received = self.count_buffer_elements(shape)
         return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
@@ -104,12 +104,12 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
     def explain_unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
         if problem.count_part_elements(shape):
             return None
-        return f"{shape.nbytes} bytes cannot be divided into {problem.ranks} equal parts of {problem.dtype}"
+        return f"{shape.nbytes} bytes are too few for {problem.ranks} equal parts of {problem.dtype}: use a larger size"
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
-# Share of the free memory that the larger buffer may take by default, so that both buffers and the other data of the
-# process fit.
+# The share of the free memory that the larger buffer of a rank may take by default, so that both buffers and the other
+# data of the process fit.
 _MAX_MEMORY_SHARE = 0.25
 
 
@@ -135,12 +135,12 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
         ]
 
     def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
-        """Return the problem, as in Operation. ``ranks`` defaults to the size of this process's group."""
+        """Make a problem. By default, ``ranks`` is the number of processes that the launcher has started, or else 2."""
         ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
         return super().make_problem(backend, {**asked, "ranks": ranks})
 
     def make_problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
-        """Return the record, as in Operation, but without ``blocks`` if the library chooses them."""
+        """Return the record of a problem in a log, without ``blocks`` if the library chooses the number of blocks."""
         return {name: each for name, each in super().make_problem_record(problem).items() if each or name != "blocks"}
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:

@@ -23,8 +23,8 @@ from mamf.operations.collective import CollectiveKernel, CollectiveProblem, Coll
 from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
 
 _SAMPLE_COUNT = 256
-# An all_reduce in place reduces its own result again in each launch, so the expected sums grow exponentially. They are
-# computed for at most this many doublings, which exceeds the range of float32: further launches change no result.
+# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. Expected sums are
+# computed for at most this many doublings, because they are infinite in float32 by then.
 _MAX_DOUBLINGS = 500
 
 
@@ -42,7 +42,10 @@ class TorchDistributed(CollectiveKernel):
             return str(reason)
         ranks = torch.distributed.get_world_size()
         if problem.ranks != ranks:
-            return f"this process group has {ranks} ranks, but the collective needs {problem.ranks}"
+            return (
+                f"this process group has {ranks} ranks, but the collective needs {problem.ranks}: use --ranks {ranks}, "
+                f"or start {problem.ranks} ranks"
+            )
         return super().explain_unsupported_problem(backend, problem)
 
     def prepare(
@@ -57,9 +60,8 @@ class TorchDistributed(CollectiveKernel):
         buffers, error = None, None
         try:
             needed = problem.list_buffers(shape)
-            sent = pool.take_buffer(
-                f"sent by {torch.distributed.get_rank()}", *needed["sent"]
-            )  # different data on each rank
+            # The pool fills a buffer with values that depend on its name, so each rank sends different values.
+            sent = pool.take_buffer(f"sent by {torch.distributed.get_rank()}", *needed["sent"])
             buffers = sent, pool.take_buffer("received", *needed["received"])
         except Exception as exception:  # Tell the other ranks, because they would wait for this rank forever.
             error = exception
@@ -94,7 +96,7 @@ def make_group_with_block_count(blocks: int, device_type: str) -> Any:
     library = distributed.Backend.default_device_backend_map.get(device_type, "gloo")
     options_class: Any = getattr(type(distributed.group.WORLD._get_backend(torch.device(device_type))), "Options", None)
     if not hasattr(options_class, "config"):
-        raise UnsupportedError(f"{library} cannot set the number of thread blocks that communicate: leave it at 0")
+        raise UnsupportedError(f"{library} cannot set the number of thread blocks that communicate: use --blocks 0")
     options = options_class()
     options.config.min_ctas = options.config.max_ctas = blocks
     return distributed.new_group(backend=library, pg_options=options)
@@ -108,10 +110,10 @@ def gather_objects(local_object: object) -> list[Any]:
 
 
 class CheckedCollective:
-    """A collective on given buffers, with its launch and the result that is expected of it.
+    """A collective on given buffers: functions that launch the collective and verify its result.
 
-    Each buffer is treated as a number of equal parts: a single part, or one part per rank. ``part_elements``: the
-    number of elements per part. ``group``: the process group; None for the default group.
+    A buffer is a single part, or consists of one equal part per rank. ``part_elements``: the number of elements per
+    part. ``group``: the process group; None for the default group.
     """
 
     def __init__(
@@ -181,9 +183,9 @@ class CheckedCollective:
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
     def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each part of a buffer with its bits taken as integers, [parts].
+        """Return the sum over each part of a buffer, with the bits read as integers, [parts].
 
-        The sums check all elements of collectives that only move data.
+        If a collective only moves data, equal sums show that all elements are right, not only the sampled elements.
         """
         return torch.stack(
             [view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part_elements)]

@@ -73,4 +73,6 @@ def allocate_buffer_at_other_end(device_buffer: torch.Tensor, problem: CopyProbl
     try:
         return torch.empty_like(device_buffer, device="cpu", pin_memory=device_buffer.device.type != "cpu")
     except NotImplementedError:
-        raise UnsupportedError(f"torch cannot pin host memory for {device_buffer.device.type} devices") from None
+        raise UnsupportedError(
+            f"torch cannot pin host memory for {device_buffer.device.type} devices: use --direction to_peer"
+        ) from None

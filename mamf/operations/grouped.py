@@ -56,9 +56,9 @@ class GroupedShape(BaseMatmulShape):
 class GroupedProblem(BaseMatmulProblem):
     """All parameters of a grouped matmul except its shape: the fields of BaseMatmulProblem, and ``routing``.
 
-    ``routing``: how tokens are distributed over experts. ``balanced`` gives all experts as equal a number of tokens as
-    possible. ``skewed`` follows Zipf's law: the expert of rank r gets a share of tokens proportional to 1/r, and the
-    seed decides which expert has which rank.
+    ``routing``: how tokens are distributed over experts. ``balanced`` distributes tokens as evenly as possible.
+    ``skewed`` follows Zipf's law: the expert of rank r gets a share of tokens proportional to 1/r, and the seed decides
+    which expert has which rank.
     """
 
     operation: ClassVar[str] = "grouped"
@@ -96,8 +96,8 @@ def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-#: The part of the mixture-of-experts layer of each model that is on one device: the number of experts, how many of them
-#: process each token, and the widths of a token outside and inside of an expert.
+#: The mixture-of-experts layer of each model, as far as the layer is on one device: the number of experts, the experts
+#: per token, the hidden size (elements per token), and the intermediate size (elements per token inside an expert).
 EXPERT_LAYERS = {
     "mixtral-8x7b": (8, 2, 4096, 14336),
     "deepseek-v2-lite": (64, 6, 2048, 1408),
@@ -107,9 +107,10 @@ EXPERT_LAYERS = {
 
 
 def _make_expert_preset(tokens: int) -> Preset[GroupedShape]:
-    """Return the shapes of the two grouped matmuls of each layer, with labels. Gate and up projections are one matmul.
+    """Return the shapes of the two grouped matmuls of each layer in EXPERT_LAYERS, with labels.
 
-    ``tokens``: the number of tokens on one device.
+    One matmul computes the gate and up projections, the other the down projection. ``tokens``: the number of tokens on
+    one device.
     """
     shapes: dict[GroupedShape, str] = {}
     for name, (experts, experts_per_token, hidden_size, intermediate_size) in EXPERT_LAYERS.items():

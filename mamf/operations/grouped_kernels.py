@@ -35,7 +35,7 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
     def bind_operands(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens_by_expert: Sequence[int]
     ) -> Callable[[], object]:
-        """Return a function that launches the kernel on A (T,K), B (E,K,N) and C (T,N). ``tokens``: by expert."""
+        """Return a function that launches the kernel on A (T,K), B (E,K,N) and C (T,N), for T tokens and E experts."""
 
     def make_operand_set(
         self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
@@ -140,7 +140,10 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
         b: QuantizedOperand,
         row_ends: torch.Tensor,
     ) -> Callable[[], object]:
-        """Return a function that launches the kernel on A (T,K) and B (E*N,K). ``ends``: from compute_row_ends."""
+        """Return a function that launches the kernel on A (T,K) and B (E*N,K), for T tokens and E experts.
+
+        ``row_ends``: the result of ``compute_row_ends``.
+        """
         functional: Any = torch.nn.functional
         weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)

@@ -55,7 +55,10 @@ class Channel:
                 unsent_bytes = unsent_bytes[os.write(self.output_pipe.fileno(), unsent_bytes) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """Wait for the next message and return its JSON fields and its parts of bytes. May raise ChannelError."""
+        """Wait for the next message, and return its JSON fields and its parts of bytes.
+
+        Raises ChannelError if the other process has ended, or has sent bytes that are not a message.
+        """
         try:
             fields = json.loads(self.input_pipe.readline())
             return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
@@ -68,8 +71,9 @@ def serve_launches(
 ) -> dict[str, str]:
     """Launch a kernel on the operands that the checking process sends, as often as that process asks.
 
-    Return the last message of the checking process: ``{"wrong": reason}``, ``{"unknown": reason}`` if it could not
-    check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any error of a launch.
+    Return the last message of the checking process: ``{"wrong": reason}`` if the result is wrong, ``{"unknown":
+    reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any
+    error of a launch.
     """
     request, operands = channel.receive()
     if "operands" not in request:

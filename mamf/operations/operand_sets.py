@@ -132,7 +132,8 @@ def combine_operand_sets(
 ) -> Prepared:
     """Combine operand sets into a ``Prepared``, which is what the engine measures.
 
-    ``find_changed``: returns the names of operands that launches have modified; called after all sets are restored.
+    ``find_changed_operands``: returns the names of operands that launches have modified. Call it only after all sets
+    have been restored.
     ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
     """
 
@@ -184,7 +185,7 @@ def _combine_by_index(checks: Sequence[Callable[[object], ResultT] | None]) -> C
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-# The number of columns of the table in which compute_checksums sums a tensor's words.
+# The number of columns of the table in which compute_checksums arranges the words of a tensor.
 _CHECKSUM_COLUMNS = 4096
 
 
@@ -249,8 +250,8 @@ def use_one_torch_thread() -> Iterator[None]:
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
-    """Return in one line why a launch's result has the wrong type, shape or device. Return an empty text if they are
-    those of ``expected``, or if the result is not a tensor.
+    """Return in one line why a launch's result differs from ``expected`` in type, shape or device. Return an empty text
+    if they are equal, or if the result is not a tensor.
 
     Accept only plain strided tensors, because a tensor of a subclass, or one that is negated when it is read, may defer
     work until after the timed launch.
@@ -275,8 +276,8 @@ def verify_special_values(
 ) -> Verdict:
     """Verify the output of a launch with special values, such as NaN, among the operands.
 
-    ``found``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
-    everywhere. ``special_values``: names the special values in the reason. ``details``: details of the verdict.
+    ``output``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
+    everywhere. ``special_values``: what the reason calls the special values. ``details``: details of the verdict.
     """
     wrong_count = int((~((output == expected) | (output.isnan() & expected.isnan()))).sum().item())
     reason = f"{wrong_count} output values are wrong if the operands contain {special_values}"
@@ -349,7 +350,8 @@ def view_as_words(flat: torch.Tensor) -> torch.Tensor:
 # -- operands that change between launches -----------------------------------------------------------------------------
 
 
-# The sign bit of an 8-bit float, or of the upper one of two e2m1 values in a byte; and the sign bit of the lower value.
+# The sign bit of an 8-bit float, which is also that of the upper one of two 4-bit floats (e2m1) in a byte; and the sign
+# bit of the lower one.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER_E2M1 = 0x80, 0x08
 # The number of sign patterns that SignFlipper uses per operand, and the maximum number of rows that join_rows joins.
 _SIGN_PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
@@ -457,7 +459,7 @@ _INTEGER_DTYPE_BY_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: tor
 def remember_outputs(
     get_outputs: Callable[[object], Sequence[torch.Tensor]], result: object
 ) -> Callable[[object], Callable[[], WrongCells]]:
-    """Copy a launch's outputs, and return a function that compares later outputs with the copy (``Prepared.remember``).
+    """Copy a launch's outputs, and return a function that compares later outputs with the copy .
 
     ``get_outputs``: returns the output tensors of a launch, given its result. The comparison covers all bits. It runs
     on the outputs' device, and queuing it does not wait for the device.
@@ -470,7 +472,7 @@ def remember_outputs(
         wrong_cells = [_find_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
 
         def wait_for_wrong_cells() -> WrongCells:
-            """Wait for the comparison, and return the cells that differ in the first output with a difference."""
+            """Wait for the comparison. In the first output that differs, return the cells that differ."""
             index = next((index for index, cells in enumerate(wrong_cells) if cells.any()), 0)
             positions = frozenset((b, row, column) for b, row, column in wrong_cells[index].nonzero().tolist())
             rows, columns = remembered_outputs[index].shape[1:]

@@ -68,7 +68,7 @@ class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.
-    - ``timed``: the work whose rate a row gives, one of COUNTED_WORKS.
+    - ``timed``: the work whose rate a row reports, one of COUNTED_WORKS.
     - ``alone``: whether the timed work runs alone, for comparison.
     - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
     """
@@ -111,7 +111,7 @@ class OverlapProblem(CheckedProblem):
         return self.other in COLLECTIVES
 
     def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """Return the problem and the shape of the work whose rate a row gives, as its own operation defines them."""
+        """Return the work whose rate a row reports: its problem and its shape, such as a MatmulShape."""
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
             shared_fields |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}
@@ -147,7 +147,7 @@ class OverlapProblem(CheckedProblem):
 class Pair(Kernel[OverlapProblem, OverlapShape]):
     """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
-    A launch of this kernel runs only the work whose rate a row gives; 'mamf overlap' launches both works at once.
+    A launch of this kernel runs only the work whose rate a row reports; 'mamf overlap' launches both works at once.
     """
 
     operation = "overlap"
@@ -162,7 +162,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel that runs the work whose rate a row gives. Raises UnavailableError if there is none."""
+        """Return the kernel that runs the work whose rate a row reports. Raises UnavailableError if none runs here."""
         counted_problem, _ = problem.get_counted_work(MIN_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)
@@ -172,7 +172,8 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
     def explain_unsupported_problem(self, backend: Backend, problem: OverlapProblem) -> str | None:
         if not problem.alone:
             return (
-                "only 'mamf overlap' can run the matmul and the other work at the same time: use it, or add --alone yes"
+                "only 'mamf overlap' can run the matmul and the other work at the same time: use 'mamf overlap', or "
+                "add --alone yes"
             )
         return self.get_counted_kernel(backend, problem).explain_unsupported_problem(
             backend, problem.get_counted_work(MIN_SHAPE)[0]
@@ -208,7 +209,7 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
     def choose_default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
         if not backend.is_accelerator:
             return (OverlapShape(256, 256, 256, MIB),)
-        # Matmuls as in training (8192 rows) and in decoding (16 rows), each with little and with much other work.
+        # Matmuls as in training (8192 rows) and in decoding (16 rows), each with 64 MiB and with 1 GiB of other work.
         return [OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024)]
 
     def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:

@@ -1,4 +1,4 @@
-"""Make and verify the operand sets of single, batched and grouped matmuls, of plain operands and of scaled formats.
+"""Make and verify the operand sets of single, batched and grouped matmuls, for plain dtypes and for scaled formats.
 
 For sampled entries of C, the CPU computes the reference in float64, so that no device verifies its own result.
 """
@@ -47,8 +47,8 @@ from mamf.torch_backend import to_torch_dtype
 #: Texts in the errors of cuBLAS and hipBLAS if they have no algorithm for a shape or layout, and of oneDNN if it does
 #: not support a dtype.
 _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# The number of rows, and of columns, of C that a quick check compares, and the number of matmuls of a batch or of
-# groups in which it compares them. The check must end in the idle time between two trains (series of launches).
+# A quick check compares entries in this number of rows and columns of C, for this number of matmuls of a launch. The
+# check must be short, because it runs in the idle time between two series of launches.
 _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 # If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
@@ -75,10 +75,10 @@ def make_matmul_operand_set(
     - ``launch``: runs the kernel. It returns the output, or writes it to ``c``.
     - ``split_into_parts``: splits an output into batches of matmuls of one shape, with their operands.
     - ``operand_to_change``: the operand (rows, K) in which random signs are flipped between launches.
-    - ``scale``: the factor from A @ B to C. ``details``: details for the verdict on an output.
+    - ``scale``: the factor in C = scale * A @ B. ``details``: details of the launch, for the verdict on an output.
     - ``split_unquantized``: like ``split_into_parts``, but with the operands before they were quantized. If it is
       given, the details also contain the relative error of C that quantization causes.
-    - ``find_changed``: returns the names of operands that launches modified (``OperandSet.list_changed_operands``).
+    - ``find_changed_operands``: returns the names of operands that launches modified.
     """
     sign_flipper, verdict_details = SignFlipper(operand_to_change), dict(details or {})
     if split_unquantized is not None:
@@ -174,10 +174,10 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 def view_in_layout(
     flat: torch.Tensor, rows: int, columns: int, layout: str, *leading_sizes: int, padding: int = 0
 ) -> torch.Tensor:
-    """View a one-dimensional tensor as an operand (*leading, rows, columns).
+    """View a one-dimensional tensor as an operand (*leading_sizes, rows, columns).
 
     ``layout``: ``n`` if memory contains the rows one after the other; ``t`` if it contains the columns one after the
-    other. ``padding``: the number of unused elements after each of them.
+    other. ``padding``: the number of unused elements after each row or column in memory.
     """
     if layout == "t":
         return view_in_layout(flat, columns, rows, "n", *leading_sizes, padding=padding).mT
@@ -187,7 +187,8 @@ def view_in_layout(
 def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
     """Choose random matmuls, and random rows and columns of each, including the first and the last.
 
-    They are drawn with a random seed after the launch, so a kernel cannot predict them and compute only those.
+    The choice uses a random seed and happens after the launch, so a kernel cannot predict the chosen entries and
+    compute only those.
     """
     chooser = random.Random(secrets.randbits(64))
     matmul_indices = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
@@ -290,11 +291,13 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         scaled_format = DTYPES[problem.dtype].scaled_format
         n, k = scaled_format.required_multiples_of_n_and_k if scaled_format else (1, 1)
         if shape.n % n or shape.k % k:
-            return f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}"
+            return (
+                f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}, not {shape.n} and {shape.k}"
+            )
         return None
 
     def is_refusal(self, error: Exception) -> bool:
-        # Either the library reports that it has no algorithm, or torch checks this first and raises its own error.
+        # The library reports that it has no algorithm, unless torch checks the operands first and raises its own error.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
@@ -310,11 +313,12 @@ def make_scaled_operand_set(
     """Quantize A and B, and make the operand set of one launch that multiplies them.
 
     - ``flat``: the memory of all buffers, by name. ``c``: the memory of the output.
-    - ``bind``: returns the launch, given the quantized operands.
-    - ``split``: splits an output into batches of matmuls of one shape, given A and B, quantized or not, and the output.
+    - ``bind_operands``: returns the launch, given the quantized operands.
+    - ``split_into_parts``: splits an output into batches of matmuls of one shape, given A and B (quantized or not) and
+      the output.
     """
     a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
-    # Create the detector before ``bind``, because a kernel may already overwrite the operands there.
+    # Create the detector before ``bind_operands``, because a kernel may already overwrite the operands there.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
     find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
     unquantized = [view_as(flat[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]

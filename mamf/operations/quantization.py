@@ -129,7 +129,7 @@ def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_ma
     ``format_max``: the largest number of the format.
     """
     if scaling.scale_dtype == "float8_e8m0fnu":
-        # frexp returns floor(log2) + 1; the difference of two such exponents is that of the logarithms.
+        # frexp returns the exponent floor(log2) + 1, so a difference of two exponents is the difference of floor(log2).
         exponents = torch.frexp(block_maxima)[1] - torch.frexp(torch.tensor(format_max))[1].to(block_maxima.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
     scales = block_maxima / format_max

@@ -58,7 +58,7 @@ class UnknownProblem:
 class UnknownOperation(Operation[Any, Any]):
     """A placeholder for an operation that is not installed.
 
-    ``record``: the row of a log that names the operation. It says the work and the unit of the operation's shapes.
+    ``record``: the row of a log that names the operation. It contains the FLOP, the bytes and the unit of the shape.
     """
 
     kernel_group = ""
@@ -75,7 +75,7 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape that a ceiling of this operation states. Its work is unknown, so it counts as 0."""
+        """Return the shape of a ceiling of this operation, with 0 FLOP and 0 bytes, because the ceiling lacks both."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 

@@ -6,7 +6,8 @@ r = C x - scale * A (B x) = E x, and r tells three facts about E:
 - The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
 - In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
   error in that row, even one that is too small to show in the norm of C.
-- The slope of a linear fit of C x to A (B x) is that of a fit of C to A @ B. A slope other than 1 means a wrong scale.
+- The slope of a linear fit of C x to scale * A (B x) estimates the slope of a fit of C to scale * A @ B. A slope other
+  than 1 means that C has a wrong scale.
 
 x is drawn with a random seed after the launch, so no kernel can predict it. The test uses only elementwise
 multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) operations, and memory bandwidth limits
@@ -36,8 +37,8 @@ from mamf.operations.quantization import QuantizedOperand
 
 #: The number of random vectors x that a test multiplies by.
 VECTORS_PER_TEST = 2
-# The number of elements that are multiplied at once on a device: 64 MiB in float32. The second number is for devices
-# that have less free memory.
+# The number of elements that are multiplied at once on a device: 64 MiB in float32. If memory is insufficient, mamf
+# tries again with the second number.
 _CHUNK_ELEMENTS = (2**24, 2**16)
 # The number of elements that are multiplied at once on a CPU, so that they fit in its cache.
 _HOST_CHUNK_ELEMENTS = 2**17
@@ -74,9 +75,9 @@ class MatmulPart:
 
 
 def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
-    """Verify every entry of C, and return the verdict. Its error is a low estimate of C's relative error.
+    """Verify every entry of C, and return the verdict. The verdict's error is a low estimate of C's relative error.
 
-    ``parts``: the matmuls of the launch. ``scale``: the factor from A @ B to C.
+    ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
     """
     if parts[0].c.is_cpu:
         with use_one_torch_thread():
@@ -107,8 +108,8 @@ def _verify_entries_in_chunks(
     worst_ratio = max(worst_ratios)
     rounding_error = max(problem.max_rounding_error, error)
     max_ratio = math.sqrt(2 * (math.log(2 * sum_count) + _FALSE_ALARM_EXPONENT)) * rounding_error
-    # The norm of A (B x) of a small matmul may be small by chance, so use the norm of C, which it equals on average, if
-    # the norm of C is larger.
+    # For a small matmul, the norm of A (B x) may be small by chance. On average it equals the norm of C, so use the
+    # larger of the two norms.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
     # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
@@ -171,9 +172,9 @@ def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
 
 
 def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Round exact values to the int8 range, and return the expected outputs.
+    """Round exact values to int8, and return the expected outputs.
 
-    Where the output ``found`` is one of two nearest integers, it is the expected output, whichever a kernel chooses.
+    A value halfway between two integers may be rounded up or down: expect what the output ``found`` contains there.
     """
     clamped = exact.clamp(-128, 127)
     return torch.where((found - clamped).abs() <= _MAX_ROUNDING_DISTANCE, found, clamped.round())
@@ -183,7 +184,7 @@ def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], sc
     """Find the cells of C, of CELL_SIZE x CELL_SIZE entries each, that have a wrong entry.
 
     Apply Freivalds' test to CELL_SIZE columns of C at a time, or to all columns that share a scale of B. The test finds
-    the wrong rows of these columns. ``scale``: the factor from A @ B to C.
+    the wrong rows of these columns. ``scale``: the factor in C = scale * A @ B.
     """
     wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
     for part in parts:
@@ -343,7 +344,7 @@ def verify_special_product(
     C. All other values of C must keep their bits. Do not check operands of 8 bits and fewer: they have no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
-    the factor from A @ B to C.
+    the factor in C = scale * A @ B.
     """
     output_before = launch().clone()
     matmul_index = secrets.randbelow(len(split_into_parts(output_before)))

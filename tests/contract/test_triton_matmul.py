@@ -86,7 +86,7 @@ def test_descriptors_are_hoppers(device, architecture):
 def test_descriptors_need_aligned_rows(device):
     described, plain = make_matmul_kernel("triton[128x256x64/8w3s/tma]"), make_matmul_kernel("triton")
     for shape, name in ((MatmulShape(64, 64, 65), "A"), (MatmulShape(64, 65, 64), "C")):
-        assert f"but those of {name} are not" in described.explain_unsupported_shape(MatmulProblem(), shape)
+        assert f"but the rows of {name} have 130 bytes" in described.explain_unsupported_shape(MatmulProblem(), shape)
         assert plain.explain_unsupported_shape(MatmulProblem(), shape) is None
         assert all(
             each.configuration.schedule == "tile" for each in plain.list_variants(device, MatmulProblem(), shape)

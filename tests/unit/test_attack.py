@@ -104,7 +104,7 @@ def test_a_summary_may_not_say_what_is_left(folder, logs):
     path = folder / "sweep.jsonl"
     shutil.copy(logs["sweep"], path)
     changed(path, -1, None, "left")
-    assert "complete; 6 measured" in call(["show", str(path)], Counts("left")).out
+    assert "complete; 6 measurements" in call(["show", str(path)], Counts("left")).out
 
 
 # -- files without bound ---------------------------------------------------------------------------------------------

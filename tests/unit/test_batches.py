@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from mamf.errors import UsageError
-from mamf.integrations.metered import read_batch_pass
+from mamf.integrations.metered import read_batch_sizes
 
 
 class Tensor:
@@ -45,31 +45,31 @@ class Batch:
     ],
 )
 def test_tokens_are_found_whatever_holds_them(batch):
-    found = read_batch_pass(batch)
-    assert (found.tokens, found.samples, found.sequences) == (4 * 128, 4, [(4, 128)])
+    found = read_batch_sizes(batch)
+    assert (found.tokens, found.samples, found.sequence_counts) == (4 * 128, 4, [(4, 128)])
 
 
 def test_batches_within_a_batch_are_added_up():
-    found = read_batch_pass([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
-    assert (found.tokens, found.samples, found.sequences) == (350, 5, [(2, 100), (3, 50)])
+    found = read_batch_sizes([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
+    assert (found.tokens, found.samples, found.sequence_counts) == (350, 5, [(2, 100), (3, 50)])
 
 
 def test_ids_of_other_dimensions_are_sequences_along_the_last():
-    assert read_batch_pass({"input_ids": Tensor(2, 4, 64)}).sequences == [(8, 64)]
-    assert read_batch_pass({"input_ids": Tensor(512)}).sequences == [(1, 512)]
+    assert read_batch_sizes({"input_ids": Tensor(2, 4, 64)}).sequence_counts == [(8, 64)]
+    assert read_batch_sizes({"input_ids": Tensor(512)}).sequence_counts == [(1, 512)]
 
 
 @pytest.mark.parametrize("batch", [IMAGES, (IMAGES, CLASSES), {"pixel_values": IMAGES, "labels": CLASSES}])
 def test_images_are_samples_and_no_tokens(batch):
-    found = read_batch_pass(batch)
+    found = read_batch_sizes(batch)
     assert math.isnan(found.tokens)
-    assert (found.samples, found.sequences) == (4, [])
+    assert (found.samples, found.sequence_counts) == (4, [])
 
 
 def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
-    assert read_batch_pass({"input_ids": IDS, "labels": LABELS}).target_length == 32
-    assert read_batch_pass({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).target_length == 32
-    assert read_batch_pass({"input_ids": IDS, "labels": CLASSES}).target_length is None
+    assert read_batch_sizes({"input_ids": IDS, "labels": LABELS}).target_length == 32
+    assert read_batch_sizes({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).target_length == 32
+    assert read_batch_sizes({"input_ids": IDS, "labels": CLASSES}).target_length is None
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
     ],
 )
 def test_what_is_given_is_taken(tokens, samples, found):
-    taken = read_batch_pass((IMAGES, CLASSES), tokens, samples)
+    taken = read_batch_sizes((IMAGES, CLASSES), tokens, samples)
     assert (taken.tokens, taken.samples) == pytest.approx(found[:2], nan_ok=True)
-    assert taken.sequences == found[2]
+    assert taken.sequence_counts == found[2]
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 2.5, "many", (1, 2, 3), (0, 8), True])
 def test_what_is_no_count_is_refused(tokens):
-    with pytest.raises(UsageError, match="must be a number"):
-        read_batch_pass(IDS, tokens)
+    with pytest.raises(UsageError, match="must be a whole number above 0"):
+        read_batch_sizes(IDS, tokens)

@@ -598,7 +598,7 @@ def test_what_the_library_refuses_is_a_row_with_its_reason(refusing, find, tmp_p
     code, out, _ = find("--output", "run.jsonl", *arguments)
     assert code == 1
     assert f"no ceiling can be found: unsupported, RuntimeError: {REFUSAL}" in out
-    assert "complete; 0 measured" in out
+    assert "complete; 0 measurements" in out
     log = read_run_log(tmp_path / "run.jsonl")
     assert [(row.status, row.phase) for row in log.measurements] == [("unsupported", "scout")]
     assert log.plan.kernels == ("mamf.testing:SimulatedMatmul",)
@@ -659,7 +659,7 @@ def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
     (tmp_path / "run.jsonl").write_bytes(whole[2][: len(whole[2]) // 10])
     code, out, _ = resume(run, "--budget", "24s")
     assert code == 0
-    assert 24 <= float(re.search(r"measured in ([\d.]+) s", out)[1]) < 1.2 * 24  # the last visit is not cut short
+    assert 24 <= float(re.search(r"measurements in ([\d.]+) s", out)[1]) < 1.2 * 24  # the last visit is not cut short
 
 
 # -- quick -----------------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_its_logs_are_shown_drawn_and_checked(guard, run):
     [
         ('kernel = ["eager"]', "unknown key 'kernel' (did you mean 'kernels'?)"),
         pytest.param(f"problem = {'[' * 50_000}", "are nested too deeply", id="deep"),
-        ("rounds = 2", "rounds 2: it must be at least 3"),
+        ("rounds = 2", "rounds must be at least 3, not 2"),
         ('regimes = ["bursts"]', "unknown regime 'bursts' (did you mean 'burst'?)"),
         ("problem = 3", "field problem: expected `object`, got `int`"),
         ("nonsense", "Expected '=' after a key"),

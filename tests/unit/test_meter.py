@@ -177,7 +177,7 @@ def test_ranks_that_share_a_batch_share_the_flop_of_its_model(card):
     *_, last = train(card, meter_of(card, world_size=8, model_parallel=4, **options), samples=4)
     assert last.tokens_per_second == pytest.approx(2 * 10_000, rel=1e-3)
     assert last.samples_per_second == pytest.approx(2 * 40, rel=1e-3)
-    assert last.tflops == pytest.approx(1000 * flops.per_token(4096) / 4 / STEP / 1e12, rel=1e-3)
+    assert last.tflops == pytest.approx(1000 * flops.compute_flop_per_token(4096) / 4 / STEP / 1e12, rel=1e-3)
 
 
 def test_a_meter_shows_its_dtype_and_steps(card):

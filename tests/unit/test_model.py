@@ -188,5 +188,5 @@ def test_the_formula_for_a_training_loop_counts_the_same_work(size):
         num_experts_per_tok=problem.active_experts,
     )
     shape = ModelShape(2, 4096)
-    by_formula = mamf.model_flops(config).per_token(shape.context, causal=True) * shape.token_count
+    by_formula = mamf.model_flops(config).compute_flop_per_token(shape.context, causal=True) * shape.token_count
     assert problem.compute_flop(shape) == pytest.approx(by_formula, rel=1e-3)

@@ -33,7 +33,7 @@ def test_of_llama_3_8b_all_weights_but_the_embedding_and_the_norms_count():
 
 def test_attention_is_told_whole_and_causal():
     flops = flops_of()
-    whole, causal = flops.per_token(8192), flops.per_token(8192, causal=True)
+    whole, causal = flops.compute_flop_per_token(8192), flops.compute_flop_per_token(8192, causal=True)
     assert whole - 6 * flops.weights == 12 * 32 * 4096 * 8192
     assert whole - causal == causal - 6 * flops.weights
 
@@ -126,18 +126,18 @@ def test_windows_count_the_keys_that_they_reach():
     window = {"sliding_window": 1024}
     flops = flops_of(model_type="gemma2", layer_types=["sliding_attention", "full_attention"] * 16, **window)
     keys = 16 * 8192 + 16 * 1024
-    assert flops.per_token(8192) == 6 * flops.weights + 12 * 4096 * keys
+    assert flops.compute_flop_per_token(8192) == 6 * flops.weights + 12 * 4096 * keys
     # Of the first 1024 queries' windows half is masked.
     causal = 16 * 8192 / 2 + 16 * (1024 - 1024 * 1024 / (2 * 8192))
-    assert flops.per_token(8192, causal=True) == 6 * flops.weights + 12 * 4096 * causal
-    assert flops.per_token(1024) == flops_of().per_token(1024)
+    assert flops.compute_flop_per_token(8192, causal=True) == 6 * flops.weights + 12 * 4096 * causal
+    assert flops.compute_flop_per_token(1024) == flops_of().compute_flop_per_token(1024)
     assert flops_of(model_type="mistral", **window).windows == (Window(32, 1024),)
     assert flops_of(model_type="qwen2", use_sliding_window=False, **window).windows == ()
 
 
 def test_a_chunk_of_attention_is_causal_in_itself():
     flops = ModelFlops(weights=0, layers=1, attention_width=1, windows=(Window(1, 1024, is_chunked=True),))
-    assert flops.per_token(8192, causal=True) == 12 * 512
+    assert flops.compute_flop_per_token(8192, causal=True) == 12 * 512
 
 
 def test_windows_that_are_not_described_are_an_error():
@@ -150,8 +150,8 @@ def test_an_encoder_counts_its_own_tokens_and_no_causal_mask():
     flops = ModelFlops(weights=1000, layers=3, attention_width=8, encoder=encoder)
     across = 12 * 3 * 8 * 64
     decoded = 6 * 1000 + 12 * 3 * 8 * 16 / 2 + across
-    assert flops.flop(5, 64, 16, causal=True) == 5 * (64 * (600 + 12 * 2 * 8 * 64) + 16 * decoded)
-    assert flops.per_token(64) == flops.flop(1, 64, 64) / 64
+    assert flops.compute_flop(5, 64, 16, causal=True) == 5 * (64 * (600 + 12 * 2 * 8 * 64) + 16 * decoded)
+    assert flops.compute_flop_per_token(64) == flops.compute_flop(1, 64, 64) / 64
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_an_encoder_counts_its_own_tokens_and_no_causal_mask():
     [
         ({"model_type": "gemma3", "text_config": SimpleNamespace(model_type="gemma3_text")}, "its text_config has one"),
         ({"model_type": "t5 encoder"}, "no formula"),
-        ({"hidden_size": [64, 128]}, "not a number above 0"),
-        ({"num_hidden_layers": -1}, "not a number above 0"),
-        ({"vocab_size": float("nan")}, "not a number above 0"),
+        ({"hidden_size": [64, 128]}, "must be a number above 0"),
+        ({"num_hidden_layers": -1}, "must be a number above 0"),
+        ({"vocab_size": float("nan")}, "must be a number above 0"),
     ],
 )
 def test_a_configuration_without_a_figure_is_an_error(changes, message):

@@ -317,7 +317,7 @@ def test_devices_of_several_machines_are_told_apart(run, shared):
 def test_logs_are_shown_drawn_compared_and_checked_as_one_run(run, shared):
     shared(*SWEEP, *GRID, "--regime", "burst", "sustained")
     _, shown, _ = run("show", "out")
-    assert "sustained bfloat16: device 1 " in shown and "complete; 24 measured" in shown
+    assert "sustained bfloat16: device 1 " in shown and "complete; 24 measurements" in shown
     assert run("show", *sorted(map(str, Path("out").iterdir())))[1] == shown
     rows = list(csv.DictReader(io.StringIO(run("show", "out", "--format", "csv")[1])))
     assert {row["device"] for row in rows} == {"0", "1", "2", "3"}

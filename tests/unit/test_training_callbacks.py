@@ -20,7 +20,7 @@ from mamf.integrations.metered import MeteredCallback, stop_metering_on_error  #
 
 LOGGED = {"tflops", "mamfu_percent", "tokens_per_second", "samples_per_second", "step_seconds"}
 FLOPS = ModelFlops(weights=10**6, layers=1, attention_width=8)
-VISION = ModelFlops(weights=10**6, layers=1, attention_width=8, is_causal=False, positions=17)
+VISION = ModelFlops(weights=10**6, layers=1, attention_width=8, is_causal=False, fixed_length=17)
 BATCH = {"input_ids": torch.zeros(4, 128, dtype=torch.long)}
 IMAGES = (torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))
 
@@ -66,7 +66,7 @@ def counted(step):
 @pytest.mark.parametrize("causal", [False, True])
 def test_tokens_and_flop_are_gathered_over_the_passes_of_a_step(causal):
     found = trained(BATCH, passes=2, module=FLOPS, causal=causal)
-    flop = 2 * 4 * 128 * FLOPS.per_token(128, causal)
+    flop = 2 * 4 * 128 * FLOPS.compute_flop_per_token(128, causal)
     assert found["tokens_per_second"] == 2 * 4 * 128
     assert found["samples_per_second"] == 8
     assert found["step_seconds"] == 1
@@ -77,7 +77,7 @@ def test_ranks_that_share_a_batch_share_its_flop():
     with pytest.warns(UserWarning, match="those of rank 0, multiplied by 2 ranks") as warned:
         found = trained(BATCH, module=FLOPS, world_size=4, model_parallel=2)
     assert len(warned) == 1
-    assert found["tflops"] == 4 * 128 * FLOPS.per_token(128) / 2 / 1e12
+    assert found["tflops"] == 4 * 128 * FLOPS.compute_flop_per_token(128) / 2 / 1e12
     assert found["tokens_per_second"] == 2 * 4 * 128
 
 
@@ -88,7 +88,7 @@ def test_what_is_given_replaces_what_is_found():
 
 def test_images_of_a_formula_that_knows_their_length_have_flop_and_no_tokens():
     found = trained(IMAGES, module=VISION)
-    assert found["tflops"] == 4 * 17 * VISION.per_token(17) / 1e12
+    assert found["tflops"] == 4 * 17 * VISION.compute_flop_per_token(17) / 1e12
     assert found["samples_per_second"] == 4
     assert "tokens_per_second" not in found
 
@@ -140,7 +140,7 @@ def test_passes_without_gradients_are_not_counted():
         callback.train(BATCH)
     found = callback.figures()
     assert (found["tokens_per_second"], found["samples_per_second"]) == (512, 4)
-    assert found["tflops"] == 512 * FLOPS.per_token(128) / 1e12
+    assert found["tflops"] == 512 * FLOPS.compute_flop_per_token(128) / 1e12
 
 
 PACKED = torch.tensor([[*range(100), *range(20), *range(8)]] * 4)
@@ -158,14 +158,14 @@ ENDS = torch.tensor([0, 100, 120, 128, 512], dtype=torch.int32)
 )
 def test_packed_documents_attend_to_themselves_only(fields, documents):
     found = trained(BATCH | fields, module=FLOPS)
-    assert found["tflops"] == sum(length * FLOPS.per_token(length) for length in documents) / 1e12
+    assert found["tflops"] == sum(length * FLOPS.compute_flop_per_token(length) for length in documents) / 1e12
     assert found["tokens_per_second"] == 512
 
 
 def test_the_output_layer_counts_for_the_tokens_that_it_takes():
-    flops = replace(FLOPS, head=400_000)
+    flops = replace(FLOPS, head_weights=400_000)
     found = trained(BATCH | {"logits_to_keep": 28}, module=flops)
-    assert found["tflops"] == (512 * flops.per_token(128) - 4 * 100 * 6 * 400_000) / 1e12
+    assert found["tflops"] == (512 * flops.compute_flop_per_token(128) - 4 * 100 * 6 * 400_000) / 1e12
 
 
 class Adapted(torch.nn.Module):
@@ -220,7 +220,7 @@ def test_frozen_weights_that_nobody_sees_count_as_trained(monkeypatch):
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: FLOPS)
     with pytest.warns(UserWarning, match="frozen weights count as trained"):
         found = trained(BATCH, module=Frozen(1, None))
-    assert found["tflops"] == 512 * FLOPS.per_token(128) / 1e12
+    assert found["tflops"] == 512 * FLOPS.compute_flop_per_token(128) / 1e12
 
 
 def test_attention_of_frozen_layers_runs_forward_only(monkeypatch):
@@ -228,7 +228,7 @@ def test_attention_of_frozen_layers_runs_forward_only(monkeypatch):
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: flops)
     model = Frozen(2, None)
     found = trained(BATCH, module=model, work=lambda: model(BATCH["input_ids"]).backward())
-    assert found["tflops"] == 512 * flops.per_token(128) * (1 + 2 / 3) / 3 / 1e12
+    assert found["tflops"] == 512 * flops.compute_flop_per_token(128) * (1 + 2 / 3) / 3 / 1e12
 
 
 def test_a_compiled_model_with_adapters_has_a_formula(monkeypatch):

@@ -82,17 +82,19 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
     for name, result, expected in comparisons:
         result = result.to(expected.dtype)
         difference = result - expected
-        squares, lengths = (difference.square(), expected.square()), (difference.abs(), expected.abs())
-        summands = (*squares, *lengths, difference * expected, result.square())
-        sums = torch.stack([each.sum() for each in summands]).tolist()
-        before = sums_by_result.get(name, [0.0] * 7)
-        sums_by_result[name] = [a + b for a, b in zip(before, (*sums, expected.shape[:-1].numel()), strict=True)]
+        squares, magnitudes = (difference.square(), expected.square()), (difference.abs(), expected.abs())
+        summands = (*squares, *magnitudes, difference * expected, result.square())
+        new_sums = torch.stack([summand.sum() for summand in summands]).tolist()
+        old_sums = sums_by_result.get(name, [0.0] * 7)
+        sums_by_result[name] = [a + b for a, b in zip(old_sums, (*new_sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    errors = {name: _compute_norm_ratio(error, size) for name, (error, size, *_) in sums_by_result.items()}
-    slopes = {name: along / size if size else 0.0 for name, (_, size, _, _, along, *_) in sums_by_result.items()}
-    _, size, l1, reference_l1, along, norm, _ = sums_by_result["o"]
-    cosine = (size + along) / math.sqrt(norm * size) if norm * size > 0 else float(norm == size)
+    # o is the sum of squares of the result, r that of the reference, d that of their difference, and p the product of
+    # the difference and the reference.
+    errors = {name: _compute_norm_ratio(d, r) for name, (d, r, *_) in sums_by_result.items()}
+    slopes = {name: p / r if r else 0.0 for name, (_, r, _, _, p, *_) in sums_by_result.items()}
+    _, r, l1, reference_l1, p, o, _ = sums_by_result["o"]
+    cosine = (r + p) / math.sqrt(o * r) if o * r > 0 else float(o == r)
     rows = int(min(rows for *_, rows in sums_by_result.values()))
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
@@ -115,29 +117,29 @@ def judge_distance(
     error of a correct output. ``gradient_tolerance_factor``: how many times larger the error of a gradient may be.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
-    row = distance.worst_row_error / (_EXACT_ROW_TOLERANCE if is_exact else _APPROXIMATE_ROW_TOLERANCE) * error_bound
-    worst = get_max_error(
+    row_error = (
+        distance.worst_row_error / (_EXACT_ROW_TOLERANCE if is_exact else _APPROXIMATE_ROW_TOLERANCE) * error_bound
+    )
+    max_error = get_max_error(
         (
             distance.relative_errors["o"],
             distance.max_gradient_error / gradient_tolerance_factor,
-            row if row > error_bound else 0.0,
+            row_error if row_error > error_bound else 0.0,
         )
     )
     reason = ""
-    for name, slope in distance.slope_errors.items() if is_exact and worst <= error_bound else ():
-        max_slope_error = min(_MAX_SLOPE_ERROR, error_bound) + MAX_ROUNDING_DEVIATIONS * distance.relative_errors[
-            name
-        ] / math.sqrt(distance.min_compared_rows)
-        if abs(slope) > max_slope_error:
-            result = "the output" if name == "o" else f"the gradient {name}"
+    for name, slope_error in distance.slope_errors.items() if is_exact and max_error <= error_bound else ():
+        deviation = distance.relative_errors[name] / math.sqrt(distance.min_compared_rows)
+        max_slope_error = min(_MAX_SLOPE_ERROR, error_bound) + MAX_ROUNDING_DEVIATIONS * deviation
+        if abs(slope_error) > max_slope_error:
             reason = (
-                f"{result} is {1 + slope:.6g} times the reference; "
+                f"the {'output' if name == 'o' else 'gradient ' + name} is {1 + slope_error:.6g} times the reference; "
                 f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
-    averaged = worst if worst <= error_bound else worst / (1 + 2 / math.sqrt(distance.min_compared_rows))
-    return Verdict(averaged, error_bound, reason=reason)
+    few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_rows)
+    return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 
 
 def compare_edge_heads(
@@ -168,14 +170,14 @@ def compare_rows(
     ``compare_edge_heads``.
     """
     device = operands["q"].device
-    starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
+    group_starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
     # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
     # causal mask.
-    rows = (starts + draw_integers(_ROW_INTERVAL, starts.shape, device)).clamp_max(shape.seqlen_q - 1)
-    widest = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
-    step = max(1, _ELEMENTS_PER_CHUNK // (shape.seqlen_k * widest))
-    parts = itertools.product(range(shape.batch), range(0, shape.kv_heads, step))
-    heads = [(b, slice(at, at + step)) for b, at in parts] if covers_all_heads else find_edge_heads(shape)
+    rows = (group_starts + draw_integers(_ROW_INTERVAL, group_starts.shape, device)).clamp_max(shape.seqlen_q - 1)
+    max_width = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
+    heads_per_chunk = max(1, _ELEMENTS_PER_CHUNK // (shape.seqlen_k * max_width))
+    chunks = itertools.product(range(shape.batch), range(0, shape.kv_heads, heads_per_chunk))
+    heads = [(b, slice(kv, kv + heads_per_chunk)) for b, kv in chunks] if covers_all_heads else find_edge_heads(shape)
     with use_float32_precision("highest"):
         return measure_distance(
             (name, view_heads(results[name], shape, batch, kv_slice)[:, :, rows], expected)
@@ -201,11 +203,15 @@ def compare_rows_on_host(
         return None
     batch, head = secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
     rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
-    views = [view_heads(each, shape, batch, slice(head, head + 1)) for each in (*operands.values(), results["o"])]
-    *heads, output = (each[0].cpu()[None].double() for each in views)
-    one = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
+    tensors = (*operands.values(), results["o"])
+    *head_operands, output = (
+        view_heads(tensor, shape, batch, slice(head, head + 1))[0].cpu()[None].double() for tensor in tensors
+    )
+    head_shape = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
     with use_one_torch_thread():
-        expected = compute_reference_attention(one, dict(zip(operands, heads, strict=True)), 0, slice(0, 1), rows)
+        expected = compute_reference_attention(
+            head_shape, dict(zip(operands, head_operands, strict=True)), 0, slice(0, 1), rows
+        )
         return measure_distance([("o", output[:, :, rows], expected["o"])])
 
 
@@ -219,18 +225,18 @@ def compute_key_sum_error(
     product of two 16-bit numbers, and all may be rounded in the same direction, so mamf allows half an eps per element.
     """
     blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
-    worst = 0.0
+    max_error = 0.0
     for batch in range(shape.batch):
-        seen = convert_to_reference_dtype(operands["do"][batch, :, max(0, blind_query_count) :])
-        query_sums = seen.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
+        output_gradients = convert_to_reference_dtype(operands["do"][batch, :, max(0, blind_query_count) :])
+        query_sums = output_gradients.sum(1).unflatten(0, (shape.kv_heads, -1)).sum(1)
         for name, expected in (("dk", 0.0), ("dv", query_sums)):
-            summed = convert_to_reference_dtype(results[name][batch])
-            norms = torch.linalg.vector_norm(summed, dim=1)
+            gradients = convert_to_reference_dtype(results[name][batch])
+            norms = torch.linalg.vector_norm(gradients, dim=1)
             shared_rounding = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
-            excess = (summed.sum(1) - expected).abs() - shared_rounding * summed.abs().sum(1)
+            excess = (gradients.sum(1) - expected).abs() - shared_rounding * gradients.abs().sum(1)
             error = excess.clamp_min(0.0) / torch.maximum(norms, norms.mean())
-            worst = max(worst, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
-    return worst
+            max_error = max(max_error, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
+    return max_error
 
 
 def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -239,12 +245,12 @@ def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> fl
     For a row whose expected values are all 0, use the norm of the difference instead of the relative error.
     """
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
-    size = torch.linalg.vector_norm(expected, dim=-1)
-    return torch.where(size > 0, difference / size, difference).nan_to_num(nan=math.inf).max().item()
+    norm = torch.linalg.vector_norm(expected, dim=-1)
+    return torch.where(norm > 0, difference / norm, difference).nan_to_num(nan=math.inf).max().item()
 
 
-def _compute_norm_ratio(difference: float, size: float) -> float:
-    return math.sqrt(difference / size) if size else (0.0 if difference == 0 else math.inf)
+def _compute_norm_ratio(squared_norm: float, squared_divisor: float) -> float:
+    return math.sqrt(squared_norm / squared_divisor) if squared_divisor else (0.0 if squared_norm == 0 else math.inf)
 
 
 def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice: slice) -> torch.Tensor:
@@ -274,7 +280,7 @@ def compute_reference_attention(
     dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
     2023, section 2.2).
     """
-    q, k, v, *rest = (
+    q, k, v, *output_gradients = (
         convert_to_reference_dtype(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
         for name in ("q", "k", "v", "do")
         if name in tensors
@@ -287,16 +293,16 @@ def compute_reference_attention(
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
         results["o"].append(output)
-        if rest:
-            gradient = rest[0][:, :, block]
+        if output_gradients:
+            gradient = output_gradients[0][:, :, block]
             score_gradients = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
             score_gradients *= probabilities
             results["dq"].append(score_gradients @ k * scale)
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
                 dk += (score_gradients.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    joined = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**joined, "dk": dk, "dv": dv} if rest and rows is None else joined
+    whole = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
+    return {**whole, "dk": dk, "dv": dv} if output_gradients and rows is None else whole
 
 
 def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:
@@ -304,9 +310,9 @@ def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = Fals
 
     ``allows_float32``: whether to convert 16-bit operands to float32 instead, because float64 is slow on some cards.
     """
-    wide = torch.float32 if allows_float32 and tensor.dtype.itemsize < 4 else torch.float64
+    dtype = torch.float32 if allows_float32 and tensor.dtype.itemsize < 4 else torch.float64
     try:
-        return tensor.detach().to(wide)
+        return tensor.detach().to(dtype)
     except TypeError:
         return tensor.detach().to(torch.float32)
 
@@ -321,13 +327,13 @@ def yield_row_blocks(
     offset = shape.seqlen_k - shape.seqlen_q
     keys = torch.arange(shape.seqlen_k, device=device)
     for block in (torch.arange(shape.seqlen_q, device=device) if rows is None else rows).split(_ROWS_PER_BLOCK):
-        aligned = block[:, None] + offset
+        aligned_keys = block[:, None] + offset
         masked = torch.zeros(len(block), shape.seqlen_k, dtype=torch.bool, device=device)
         if shape.causal:
-            masked |= keys > aligned
+            masked |= keys > aligned_keys
         if shape.window is not None:
-            masked |= keys < aligned - shape.window
-            masked |= keys > aligned + shape.window
+            masked |= keys < aligned_keys - shape.window
+            masked |= keys > aligned_keys + shape.window
         yield block, masked
 
 
@@ -350,7 +356,7 @@ def make_block_structured_inputs(
     """
     width = q.shape[-1]
     axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
-    spread = torch.stack(
+    query_axes = torch.stack(
         [axes.roll(-group, 0)[: _count_attended_axes(sparsity)].sum(0) for group in range(_STRUCTURE_AXES)]
     )
 
@@ -363,7 +369,7 @@ def make_block_structured_inputs(
         pattern = directions[group]
         return tensor + (pattern if sequence_dim == 2 else pattern[:, None]).to(tensor.dtype)
 
-    return {"q": add_pattern(q, spread), "k": add_pattern(k, axes)}
+    return {"q": add_pattern(q, query_axes), "k": add_pattern(k, axes)}
 
 
 def _count_attended_axes(sparsity: float) -> int:
@@ -402,18 +408,25 @@ def verify_special_attention(
     q, v, key = operands["q"], operands["v"], 0 if shape.causal else shape.seqlen_k - 1
     expected = launch().clone()
     batch, head, row, _ = (secrets.randbelow(size) for size in q.shape)
-    group, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])
-    shared = head // group
-    saved = [(each, each.clone()) for each in (q[batch, head, row], v[batch, shared, key])]
+    heads_per_kv_head, column = q.shape[1] // v.shape[1], secrets.randbelow(v.shape[-1])
+    kv_head = head // heads_per_kv_head
+    saved_values = [(row_view, row_view.clone()) for row_view in (q[batch, head, row], v[batch, kv_head, key])]
     try:
         q[batch, head, row, 0] = math.nan
-        v[batch, shared, key, column] = math.inf
+        v[batch, kv_head, key, column] = math.inf
         output = launch()
     finally:
-        for memory, values in saved:
-            memory.copy_(values)
-    infinite_column = (batch, slice(shared * group, (shared + 1) * group), slice(None), column)
+        for row_view, values in saved_values:
+            row_view.copy_(values)
+    infinite_column = (
+        batch,
+        slice(kv_head * heads_per_kv_head, (kv_head + 1) * heads_per_kv_head),
+        slice(None),
+        column,
+    )
     expected[infinite_column] = torch.where(output[infinite_column].isfinite(), math.nan, output[infinite_column])
-    lost = int(output[batch, head, row].isfinite().sum().item())
+    lost_nan_count = int(output[batch, head, row].isfinite().sum().item())
     expected[batch, head, row] = output[batch, head, row]
-    return verify_special_values(output, expected, "an infinity and a NaN", {LOST_NAN_KEY: lost} if lost else {})
+    return verify_special_values(
+        output, expected, "an infinity and a NaN", {LOST_NAN_KEY: lost_nan_count} if lost_nan_count else {}
+    )

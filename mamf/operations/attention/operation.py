@@ -262,10 +262,10 @@ class AttentionProblem(CheckedProblem):
         return self.direction != "fwd"
 
     def compute_work(self, shape: AttentionShape) -> Work:
-        counted = (
+        backward_note = (
             f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times the forward" if self.has_backward else ""
         )
-        convention = f"4*b*h*pairs*d, masked pairs not counted{counted}; each operand and result once"
+        convention = f"4*b*h*pairs*d, masked pairs not counted{backward_note}; each operand and result once"
         return Work(self.compute_flop(shape), self.compute_traffic_bytes(shape), convention)
 
     def compute_flop(self, shape: AttentionShape) -> float:
@@ -307,8 +307,8 @@ def _make_preset(
     value each for other fields of AttentionShape. Fields that are not given have their defaults.
     """
     head_dims = [HeadDims(width, width) for width in widths]
-    others = {name: (size,) for name, size in sizes.items()}
-    return Preset(sizes={"head_dim": head_dims, "seqlen_k": key_lengths, "causal": causal, **others})
+    other_sizes = {name: (size,) for name, size in sizes.items()}
+    return Preset(sizes={"head_dim": head_dims, "seqlen_k": key_lengths, "causal": causal, **other_sizes})
 
 
 ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
@@ -399,12 +399,12 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
         """
         tokens = _DEFAULT_BATCH_TOKENS if backend.is_accelerator else _DEFAULT_CPU_BATCH_TOKENS
         shapes = []
-        for chosen in combine_values({**_DEFAULT_SIZES, **sizes}):
-            keys, values = chosen.pop("head_dim")
-            heads, length = chosen["heads"] or max(1, _DEFAULT_HIDDEN_SIZE // keys), chosen["seqlen_k"]
-            usual = {"heads": heads, "kv_heads": heads, "seqlen_q": length, "batch": max(1, tokens // length)}
-            given = {name: size for name, size in chosen.items() if size is not None}
-            shapes.append(AttentionShape(**{**usual, **given}, head_dim=keys, head_dim_v=values))
+        for combination in combine_values({**_DEFAULT_SIZES, **sizes}):
+            key_dim, value_dim = combination.pop("head_dim")
+            heads, length = combination["heads"] or max(1, _DEFAULT_HIDDEN_SIZE // key_dim), combination["seqlen_k"]
+            default_sizes = {"heads": heads, "kv_heads": heads, "seqlen_q": length, "batch": max(1, tokens // length)}
+            given_sizes = {name: size for name, size in combination.items() if size is not None}
+            shapes.append(AttentionShape(**{**default_sizes, **given_sizes}, head_dim=key_dim, head_dim_v=value_dim))
         return shapes
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -439,13 +439,13 @@ class Attention(FlopOperation[AttentionProblem, AttentionShape]):
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:
         """Return texts for reports: the direction, and each field of the problem that differs from its default."""
-        rest = (
+        other_texts = (
             f"inputs {100 * problem.sparsity:.0f} % sparse" if problem.sparsity else "",
             f"backward count {problem.backward_count}" if problem.backward_count != "hardware" else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",
         )
-        return [problem.direction, *filter(None, rest)]
+        return [problem.direction, *filter(None, other_texts)]
 
     def describe_shape(self, shape: AttentionShape) -> str:
         kv = "" if shape.heads == shape.kv_heads else f" ({shape.kv_heads} kv heads)"

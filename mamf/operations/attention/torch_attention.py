@@ -71,6 +71,12 @@ _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
 _SIGN_CHANGING_OPERANDS = {"fwd": ("v",), "bwd": ("do",), "fwd+bwd": ("v", "do")}
 
 
+def describe_head_dims(head_dims: Sequence[int]) -> str:
+    """Describe the head dimensions that a kernel supports: ``64, 128`` or ``8 to 256 in steps of 8``."""
+    ends = f"{head_dims[0]} to {head_dims[-1]}" if head_dims else ""
+    return f"{ends} in steps of {head_dims.step}" if isinstance(head_dims, range) else ", ".join(map(str, head_dims))
+
+
 class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind_operands``.
 
@@ -114,10 +120,7 @@ class TorchAttention(AttentionKernel):
         return {}
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        d, dv, sizes = shape.head_dim, shape.head_dim_v, self.head_dims
-        use_sizes = f"use {', '.join(map(str, sizes))}"
-        if isinstance(sizes, range):
-            use_sizes = f"use {sizes.start} to {sizes[-1]} in steps of {sizes.step}"
+        key_dim, value_dim, supported = shape.head_dim, shape.head_dim_v, describe_head_dims(self.head_dims)
         refusals = (
             (
                 not self.supports_gqa and shape.heads != shape.kv_heads,
@@ -125,11 +128,14 @@ class TorchAttention(AttentionKernel):
             ),
             (not self.supports_window and shape.window is not None, "does not support a window: remove --window"),
             (
-                not self.supports_unequal_head_dims and d != dv,
-                f"needs the same head dimension for keys and values: use --head-dims {d}",
+                not self.supports_unequal_head_dims and key_dim != value_dim,
+                f"needs the same head dimension for keys and values: use --head-dims {key_dim}",
             ),
-            (d not in sizes, f"does not support head dimension {d}: {use_sizes}"),
-            (dv not in sizes, f"does not support head dimension {dv} of values: {use_sizes}"),
+            (key_dim not in self.head_dims, f"does not support head dimension {key_dim}: use {supported}"),
+            (
+                value_dim not in self.head_dims,
+                f"does not support head dimension {value_dim} of values: use {supported}",
+            ),
             (
                 shape.causal and not self.supports_unequal_lengths and shape.seqlen_q != shape.seqlen_k,
                 "needs as many queries as keys for a causal mask: remove --query-lens",
@@ -147,21 +153,24 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         forward_pass = self.bind_operands(backend, problem, shape)
-        memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
+        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
         attentions = [
-            PreparedAttention(self, problem, shape, self.view_operands(problem, shape, buffers)) for buffers in memory
+            PreparedAttention(self, problem, shape, self.view_operands(problem, shape, buffers))
+            for buffers in buffer_sets
         ]
         if problem.direction == "bwd":
             # Run a forward pass first, so that memory which a library allocates only once, such as a workspace, does
             # not count as memory of the saved forward passes, which is measured below.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
-        before = backend.read_allocated_memory_bytes()
+        bytes_before = backend.read_allocated_memory_bytes()
         launches = [attention.make_launch(forward_pass) for attention in attentions]
-        after = backend.read_allocated_memory_bytes()
-        extra_bytes_per_set = 0 if before is None or after is None else (after - before) // sets
-        ready = [each.make_operand_set(launch) for each, launch in zip(attentions, launches, strict=True)]
-        return combine_operand_sets(ready, tuple, extra_bytes_per_set=extra_bytes_per_set)
+        bytes_after = backend.read_allocated_memory_bytes()
+        extra_bytes_per_set = 0 if bytes_before is None or bytes_after is None else (bytes_after - bytes_before) // sets
+        operand_sets = [
+            attention.make_operand_set(launch) for attention, launch in zip(attentions, launches, strict=True)
+        ]
+        return combine_operand_sets(operand_sets, tuple, extra_bytes_per_set=extra_bytes_per_set)
 
     def view_operands(
         self, problem: AttentionProblem, shape: AttentionShape, buffers: Mapping[str, torch.Tensor]
@@ -261,20 +270,23 @@ class PreparedAttention:
         The samples are random rows of the output and of dQ, and the sums of dK and dV along the keys. The host also
         verifies some rows of one head.
         """
-        compared = self._list_comparison_inputs(result)
-        whole, on_host = self._judge_distance(compare_edge_heads(*compared)), compare_rows_on_host(*compared)
-        rows = [self._judge_distance(each) for each in (compare_rows(*compared), on_host) if each]
-        worst = max(whole, *rows, key=lambda each: (not each.ok, each.error))
-        reason = worst.reason
-        if self._problem.has_backward and worst.ok:
-            sums = compute_key_sum_error(*compared)
-            most = MAX_ROUNDING_DEVIATIONS * self._kernel.get_error_bound(self._problem)
+        inputs = self._list_comparison_inputs(result)
+        whole_verdict, host_distance = self._judge_distance(compare_edge_heads(*inputs)), compare_rows_on_host(*inputs)
+        row_verdicts = [
+            self._judge_distance(distance) for distance in (compare_rows(*inputs), host_distance) if distance
+        ]
+        worst_verdict = max(whole_verdict, *row_verdicts, key=lambda verdict: (not verdict.ok, verdict.error))
+        reason = worst_verdict.reason
+        if self._problem.has_backward and worst_verdict.ok:
+            sum_error = compute_key_sum_error(*inputs)
+            max_sum_error = MAX_ROUNDING_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
-                f"sums of dK or dV have a relative error of {sums:.2g}; rounding explains at most {most:.2g}"
-                if sums > most
+                f"sums of dK or dV have a relative error of {sum_error:.2g}; "
+                f"rounding explains at most {max_sum_error:.2g}"
+                if sum_error > max_sum_error
                 else ""
             )
-        return replace(worst, details=whole.details, reason=reason)
+        return replace(worst_verdict, details=whole_verdict.details, reason=reason)
 
     def _list_comparison_inputs(
         self, result: object
@@ -283,8 +295,8 @@ class PreparedAttention:
 
     def _judge_distance(self, distance: ReferenceDistance) -> Verdict:
         kernel, problem = self._kernel, self._problem
-        bound, keys = kernel.get_error_bound(problem), self._shape.unmasked_pairs_per_head / self._shape.seqlen_q
-        factor = _GRADIENT_TOLERANCE_FACTOR + keys * _MIN_SUBNORMAL_BY_DTYPE.get(problem.dtype, 0.0) / bound
+        bound, mean_keys = kernel.get_error_bound(problem), self._shape.unmasked_pairs_per_head / self._shape.seqlen_q
+        factor = _GRADIENT_TOLERANCE_FACTOR + mean_keys * _MIN_SUBNORMAL_BY_DTYPE.get(problem.dtype, 0.0) / bound
         details = {"gradient_error": distance.max_gradient_error} if problem.has_backward else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": distance.cosine_similarity, "relative_l1": distance.relative_l1_error}
@@ -296,9 +308,9 @@ class PreparedAttention:
 
     def _explain_wrong_type(self, result: object) -> str:
         q, k, v = (self._operands[name] for name in "qkv")
-        alike = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
-        returned = result if isinstance(result, tuple) else (result,)
-        pairs = zip(returned, alike if self.saved_output is None else alike[1:], strict=False)
+        expected_results = [q[..., :1].expand(*q.shape[:-1], v.shape[-1]), q, k, v]
+        results = result if isinstance(result, tuple) else (result,)
+        pairs = zip(results, expected_results if self.saved_output is None else expected_results[1:], strict=False)
         return next(filter(None, (explain_wrong_type(each, expected) for each, expected in pairs)), "")
 
     def _name_results(self, result: object) -> dict[str, torch.Tensor]:

@@ -138,8 +138,8 @@ class BandwidthProblem(CheckedProblem):
         return len(self.array_names) * shape.nbytes >= MIN_MEMORY_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def compute_work(self, shape: BandwidthShape) -> Work:
-        passes = "" if self.warm == 1 else f", {self.warm} passes a launch"
-        convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes}"
+        passes_note = "" if self.warm == 1 else f", {self.warm} passes a launch"
+        convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes_note}"
         flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.count_elements(shape))
         return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 

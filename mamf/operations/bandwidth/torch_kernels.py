@@ -29,7 +29,7 @@ PATTERN_SCALAR = 3.0
 # Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
 _ELEMENTS_PER_CHUNK = 2**24
 _SAMPLE_COUNT = 256
-# Verification divides the error of an element by its expected value, or by this number if the expected value is
+# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|, or by this number if the sum is
 # smaller, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
 # A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
@@ -84,12 +84,12 @@ def make_sum_check(
     range of the dtype of ``sums``.
     """
     tolerance = 2 * DTYPES[str(sums.dtype).removeprefix("torch.")].tolerance
-    total = squares = 0.0
+    expected_sum = square_sum = 0.0
     for chunk in array.split(_ELEMENTS_PER_CHUNK):
-        wide_chunk = chunk.to(device).to(torch.float64)
-        total += count_per_element * wide_chunk.sum().item()
-        squares += wide_chunk.square().sum().item()
-    norm = count_per_element * math.sqrt(squares)
+        float64_chunk = chunk.to(device).to(torch.float64)
+        expected_sum += count_per_element * float64_chunk.sum().item()
+        square_sum += float64_chunk.square().sum().item()
+    norm = count_per_element * math.sqrt(square_sum)
     if _MAX_SUM_DEVIATIONS * norm > torch.finfo(sums.dtype).max:
         raise UnsupportedError(
             f"the sum of an array of this size may exceed the range of {sums.dtype}: choose a smaller --size".replace(
@@ -98,7 +98,7 @@ def make_sum_check(
         )
 
     def verify(result: object) -> Verdict:
-        difference = abs(sums.cpu().to(torch.float64).sum().item() - total)
+        difference = abs(sums.cpu().to(torch.float64).sum().item() - expected_sum)
         return Verdict(difference / norm if norm else difference and math.inf, tolerance)
 
     return verify
@@ -110,38 +110,38 @@ def make_element_check(
     """Return a function that checks all elements of the output on the device, and sampled elements on the host."""
     # An element of a triad may be rounded twice: after the multiply and after the add.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
-    sampled = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
-    sampled_operands = [copy_samples_to_host(operand, sampled) for operand in operands]
-    wide_dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
+    sample_indices = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
+    sampled_operands = [copy_samples_to_host(operand, sample_indices) for operand in operands]
+    sum_dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
 
     def verify(result: object) -> Verdict:
         chunks = zip(*(tensor.split(_ELEMENTS_PER_CHUNK) for tensor in (output, *operands)), strict=True)
-        worst = (
+        device_error = (
             torch.stack(
-                [compute_max_error(problem.pattern, a, chunk_operands, wide_dtype) for a, *chunk_operands in chunks]
+                [compute_max_error(problem.pattern, a, chunk_operands, sum_dtype) for a, *chunk_operands in chunks]
             )
             .max()
             .item()
         )
-        by_host = compute_max_error(
-            problem.pattern, copy_samples_to_host(output, sampled), sampled_operands, torch.float64
+        host_error = compute_max_error(
+            problem.pattern, copy_samples_to_host(output, sample_indices), sampled_operands, torch.float64
         ).item()
-        return Verdict(worst if math.isnan(worst) else max(worst, by_host), tolerance)
+        return Verdict(device_error if math.isnan(device_error) else max(device_error, host_error), tolerance)
 
     return verify
 
 
 def compute_max_error(
-    pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], wide_dtype: torch.dtype
+    pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], sum_dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the largest relative error of ``a`` for a triad; for copy and write, the share of elements that differ."""
     if pattern == "copy":
         return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":
         return (a != PATTERN_SCALAR).to(torch.float32).mean()
-    b, c = (operand.to(wide_dtype) for operand in operands)
-    scale = (b.abs() + PATTERN_SCALAR * c.abs()).clamp_min(_MIN_ERROR_DIVISOR)
-    return ((a.to(wide_dtype) - (b + PATTERN_SCALAR * c)).abs() / scale).max().to(torch.float32)
+    b, c = (operand.to(sum_dtype) for operand in operands)
+    divisor = (b.abs() + PATTERN_SCALAR * c.abs()).clamp_min(_MIN_ERROR_DIVISOR)
+    return ((a.to(sum_dtype) - (b + PATTERN_SCALAR * c)).abs() / divisor).max().to(torch.float32)
 
 
 def copy_samples_to_host(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

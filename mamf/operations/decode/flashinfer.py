@@ -154,7 +154,7 @@ class FlashInferMla(_FlashInferKernel):
     def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        width, position = shape.head_dim_v, shape.head_dim - shape.head_dim_v
+        value_dim, position_dim = shape.head_dim_v, shape.head_dim - shape.head_dim_v
         wrapper = module.mla.BatchMLAPagedAttentionWrapper(
             workspace,
             use_cuda_graph=problem.graph,
@@ -166,9 +166,9 @@ class FlashInferMla(_FlashInferKernel):
         queries, starts, lengths = (
             each.cpu() for each in (tables.query_starts, tables.page_starts, tables.sequence_lengths)
         )
-        sizes = shape.heads, width, position, shape.page_size
-        how = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
-        return wrapper, partial(wrapper.plan, queries, starts, tables.concatenated_pages, lengths, *sizes, *how)
+        sizes = shape.heads, value_dim, position_dim, shape.page_size
+        options = shape.queries > 1, shape.score_scale, *_make_dtype_options(problem).values()
+        return wrapper, partial(wrapper.plan, queries, starts, tables.concatenated_pages, lengths, *sizes, *options)
 
     def launch_planned_attention(
         self, wrapper: Any, shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor

@@ -279,14 +279,14 @@ class DecodeProblem(CheckedProblem):
     def _count_launch_bytes(self, shape: DecodeShape) -> int:
         sizes, width = draw_sequence_sizes(shape, self.seed), shape.head_dim + shape.head_dim_v
         cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
-        cache = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
-        rows = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
+        cache_bytes = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
+        query_and_output_bytes = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
         # A launch also reads tables: the pages and the length of each sequence and, if sequences differ in their number
         # of queries, this number.
         is_paged = shape.page_size is not None
         entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
-        entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
-        return cache + rows + _INDEX_BYTES * entries
+        table_entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
+        return cache_bytes + query_and_output_bytes + _INDEX_BYTES * table_entries
 
     def list_buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
@@ -425,11 +425,11 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
 
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[DecodeShape]:
         """Return a shape for every combination of sizes. The default sizes are those of a layer of Llama 8B."""
-        usual = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_DEFAULT_CPU_SIZES}
+        default_sizes = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_DEFAULT_CPU_SIZES}
         shapes = []
-        for chosen in combine_values({**usual, **sizes}):
-            keys, values = chosen.pop("head_dim")
-            shapes.append(DecodeShape(**chosen, head_dim=keys, head_dim_v=values))
+        for combination in combine_values({**default_sizes, **sizes}):
+            key_dim, value_dim = combination.pop("head_dim")
+            shapes.append(DecodeShape(**combination, head_dim=key_dim, head_dim_v=value_dim))
         return shapes
 
     def find_max_possible_rate(
@@ -479,13 +479,13 @@ class Decode(Operation[DecodeProblem, DecodeShape]):
 
     def describe_problem(self, problem: DecodeProblem) -> Sequence[str]:
         """Return texts for reports: each field of the problem that differs from its default."""
-        rest = (
+        texts = (
             f"cache {problem.resolved_cache_dtype}" if problem.resolved_cache_dtype != problem.dtype else "",
             "graph over rotating caches" if problem.graph else "",
             f"data {problem.data}" if problem.data != "normal" else "",
             f"seed {problem.seed}" if problem.seed else "",
         )
-        return [*filter(None, rest)]
+        return [*filter(None, texts)]
 
     def describe_shape(self, shape: DecodeShape) -> str:
         cache = "contiguous" if shape.page_size is None else f"pages of {shape.page_size}"

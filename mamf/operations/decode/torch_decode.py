@@ -29,7 +29,7 @@ from mamf.operations.attention.attention_reference import (
     measure_distance,
 )
 from mamf.operations.attention.operation import AttentionShape
-from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary
+from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary, describe_head_dims
 from mamf.operations.decode.operation import (
     DecodeKernel,
     DecodeProblem,
@@ -103,8 +103,7 @@ class TorchDecode(DecodeKernel):
         """
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
-        page, most = shape.page_size, self.max_queries
-        lacks_width = shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim
+        page, max_queries = shape.page_size, self.max_queries
         refusals = (
             (
                 page is None and not self.supports_contiguous_cache,
@@ -124,15 +123,19 @@ class TorchDecode(DecodeKernel):
                 "needs the same number of new tokens in all sequences: use --lengths equal",
             ),
             (
-                most is not None and shape.queries > most,
-                f"supports at most {most} new tokens per sequence: use --query-lens {most}",
+                max_queries is not None and shape.queries > max_queries,
+                f"supports at most {max_queries} new tokens per sequence: use --query-lens {max_queries}",
             ),
             (shape.is_latent and not self.supports_latent, "does not support a latent cache: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,
                 "needs a latent cache: use --latent --kv-heads 1 --head-dims 576/512",
             ),
-            (not shape.is_latent and lacks_width, f"does not support head dimension {shape.head_dims}"),
+            (
+                not shape.is_latent and (shape.head_dim not in self.head_dims or shape.head_dim_v != shape.head_dim),
+                f"does not support head dimension {shape.head_dims}: use {describe_head_dims(self.head_dims)} for both "
+                "keys and values",
+            ),
         )
         return next((f"{self.name} {text}" for is_wrong, text in refusals if is_wrong), None)
 
@@ -147,18 +150,21 @@ class TorchDecode(DecodeKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
-        count = sets * problem.count_launches(shape)
-        memory = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), count)
+        set_count = sets * problem.count_launches(shape)
+        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
         tables = make_cache_tables(problem, shape, backend.device)
         ready_kernel = self.bind_operands(backend, problem, shape, tables)
-        ready = [
-            PreparedDecode(self, problem, shape, tables, buffers, ready_kernel).make_operand_set() for buffers in memory
+        operand_sets = [
+            PreparedDecode(self, problem, shape, tables, buffers, ready_kernel).make_operand_set()
+            for buffers in buffer_sets
         ]
         if problem.graph:
-            ready = [capture_graph(backend, ready)]
-        watched = {f"{name} {number}": each for number, buffers in enumerate(memory) for name, each in buffers.items()}
-        watched |= {name: each for name, each in vars(tables).items() if isinstance(each, torch.Tensor)}
-        return combine_operand_sets(ready, ChangeDetector(watched))
+            operand_sets = [capture_graph(backend, operand_sets)]
+        watched_tensors = {
+            f"{name} {number}": tensor for number, buffers in enumerate(buffer_sets) for name, tensor in buffers.items()
+        }
+        watched_tensors |= {name: tensor for name, tensor in vars(tables).items() if isinstance(tensor, torch.Tensor)}
+        return combine_operand_sets(operand_sets, ChangeDetector(watched_tensors))
 
 
 def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
@@ -236,10 +242,10 @@ class PreparedDecode:
         for sequence, rows in sequences:
             positions = self._tables.locate_tokens(sequence)
             q, k, v = self._operands["q"][rows], *(gather_tokens(self._operands[name], positions) for name in "kv")
-            step = max(1, _SCORES_PER_CHUNK // (len(positions) * len(q) * group))
-            for start in range(0, shape.kv_heads, step):
-                expected = compute_sequence_attention(shape, q, k, v, slice(start, start + step))
-                comparisons.append(("o", output[rows, start * group : (start + step) * group], expected))
+            heads_per_chunk = max(1, _SCORES_PER_CHUNK // (len(positions) * len(q) * group))
+            for start in range(0, shape.kv_heads, heads_per_chunk):
+                expected = compute_sequence_attention(shape, q, k, v, slice(start, start + heads_per_chunk))
+                comparisons.append(("o", output[rows, start * group : (start + heads_per_chunk) * group], expected))
         return judge_distance(measure_distance(comparisons), self._tolerance)
 
     def _judge_one_kv_head_on_host(self, output: torch.Tensor) -> Verdict | None:
@@ -248,18 +254,21 @@ class PreparedDecode:
         ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy to the host.
         """
         shape, (sequence, rows) = self._shape, secrets.choice(list(self._tables.yield_query_slices()))
-        positions, kv = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
+        positions, kv_head = self._tables.locate_tokens(sequence), secrets.randbelow(shape.kv_heads)
         if len(positions) * shape.head_dim > _MAX_KEY_ELEMENTS_ON_HOST:
             return None
-        heads = slice(kv * shape.heads_per_kv_head, (kv + 1) * shape.heads_per_kv_head)
+        heads = slice(kv_head * shape.heads_per_kv_head, (kv_head + 1) * shape.heads_per_kv_head)
         q, k, v = (
             self._operands["q"][rows, heads].cpu().double(),
-            *(gather_tokens(self._operands[name][:, kv : kv + 1], positions).cpu().double() for name in "kv"),
+            *(gather_tokens(self._operands[name][:, kv_head : kv_head + 1], positions).cpu().double() for name in "kv"),
         )
-        one, last = replace(shape, heads=shape.heads_per_kv_head, kv_heads=1), torch.arange(len(q))[-_ROWS_ON_HOST:]
+        head_shape, last_rows = (
+            replace(shape, heads=shape.heads_per_kv_head, kv_heads=1),
+            torch.arange(len(q))[-_ROWS_ON_HOST:],
+        )
         with use_one_torch_thread():
-            expected = compute_sequence_attention(one, q, k, v, rows=last)
-            distance = measure_distance([("o", output[rows, heads].cpu()[last], expected)])
+            expected = compute_sequence_attention(head_shape, q, k, v, rows=last_rows)
+            distance = measure_distance([("o", output[rows, heads].cpu()[last_rows], expected)])
             return judge_distance(distance, self._tolerance)
 
 
@@ -272,8 +281,8 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
-        wrong = next((each for each in verdicts if not each.ok), verdicts[0])
-        return wrong if not wrong.ok else replace(wrong, error=get_max_error(each.error for each in verdicts))
+        chosen = next((verdict for verdict in verdicts if not verdict.ok), verdicts[0])
+        return replace(chosen, error=get_max_error(verdict.error for verdict in verdicts)) if chosen.ok else chosen
 
     return OperandSet(
         replay,
@@ -336,18 +345,29 @@ def make_cache_tables(problem: DecodeProblem, shape: DecodeShape, device: torch.
     sizes, pages = draw_sequence_sizes(shape, problem.seed), list[list[int]]()
     if shape.page_size is not None:
         generator = torch.Generator().manual_seed(problem.seed)
-        places = iter(torch.randperm(sum(sizes.page_counts), generator=generator).tolist())
-        pages = [list(itertools.islice(places, count)) for count in sizes.page_counts]
-    size, widest = shape.page_size or 1, max(map(len, pages), default=0)
-    indices = partial(torch.tensor, dtype=torch.int32, device=device)
-    queries, tokens, page_starts = (
-        indices([0, *itertools.accumulate(each)])
-        for each in (sizes.query_counts, sizes.sequence_lengths, sizes.page_counts)
+        page_indices = iter(torch.randperm(sum(sizes.page_counts), generator=generator).tolist())
+        pages = [list(itertools.islice(page_indices, count)) for count in sizes.page_counts]
+    size, max_page_count = shape.page_size or 1, max(map(len, pages), default=0)
+    make_indices = partial(torch.tensor, dtype=torch.int32, device=device)
+    query_starts, token_starts, page_starts = (
+        make_indices([0, *itertools.accumulate(counts)])
+        for counts in (sizes.query_counts, sizes.sequence_lengths, sizes.page_counts)
     )
-    last = indices([(length - 1) % size + 1 for length in sizes.sequence_lengths])
-    table = indices([[*numbers, *[0] * (widest - len(numbers))] for numbers in pages])
-    lengths, concatenated_pages = indices(sizes.sequence_lengths), indices([*itertools.chain(*pages)])
-    return CacheTables(shape, sizes, pages, lengths, last, queries, tokens, page_starts, concatenated_pages, table)
+    last_page_lengths = make_indices([(length - 1) % size + 1 for length in sizes.sequence_lengths])
+    page_table = make_indices([[*page_row, *[0] * (max_page_count - len(page_row))] for page_row in pages])
+    lengths, concatenated_pages = make_indices(sizes.sequence_lengths), make_indices([*itertools.chain(*pages)])
+    return CacheTables(
+        shape,
+        sizes,
+        pages,
+        lengths,
+        last_page_lengths,
+        query_starts,
+        token_starts,
+        page_starts,
+        concatenated_pages,
+        page_table,
+    )
 
 
 def compute_sequence_attention(
@@ -363,11 +383,11 @@ def compute_sequence_attention(
     ``q``: [queries, heads, head_dim]; ``k``: [tokens, kv_heads, head_dim]; ``v``: [tokens, kv_heads, head_dim_v].
     ``kv_slice``, ``rows``: the kv heads and the queries whose output to compute.
     """
-    attention = AttentionShape(
+    attention_shape = AttentionShape(
         1, shape.heads, shape.kv_heads, len(q), len(k), shape.head_dim, shape.head_dim_v, causal=True
     )
     tensors = {name: each.transpose(0, 1)[None] for name, each in (("q", q), ("k", k), ("v", v))}
-    results = compute_reference_attention(attention, tensors, 0, kv_slice, rows, shape.score_scale)
+    results = compute_reference_attention(attention_shape, tensors, 0, kv_slice, rows, shape.score_scale)
     return results["o"].flatten(0, 1).transpose(0, 1)
 
 

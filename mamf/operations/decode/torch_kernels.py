@@ -107,26 +107,26 @@ def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None
-    size, lengths, count = shape.page_size, tables.sequence_lengths, int(tables.page_starts[-1])
-    order = lengths.new_full((shape.batch, count), -1)
+    page_size, lengths, page_count = shape.page_size, tables.sequence_lengths, int(tables.page_starts[-1])
+    page_order = lengths.new_full((shape.batch, page_count), -1)
     for sequence, pages in enumerate(tables.pages_by_sequence):
-        order[sequence, list(pages)] = torch.arange(len(pages), dtype=order.dtype, device=order.device)
+        page_order[sequence, list(pages)] = torch.arange(len(pages), dtype=page_order.dtype, device=page_order.device)
 
     def is_visible(
         batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, position: torch.Tensor
     ) -> torch.Tensor:
-        page = order[batch, position // size]
-        last = lengths[batch] - shape.queries + query
-        return (page >= 0) & (page * size + position % size <= last)
+        page = page_order[batch, position // page_size]
+        last_token = lengths[batch] - shape.queries + query
+        return (page >= 0) & (page * page_size + position % page_size <= last_token)
 
-    blocks = -(-shape.queries // _MIN_BLOCK_KEYS)
-    seen = tables.page_starts.diff()[:, None, None].expand(-1, 1, blocks).contiguous()
-    padded = torch.nn.functional.pad(tables.page_table, (0, count - tables.page_table.shape[1]))
-    indices = padded[:, None, None].expand(-1, 1, blocks, -1).contiguous()
+    query_blocks = -(-shape.queries // _MIN_BLOCK_KEYS)
+    visible_counts = tables.page_starts.diff()[:, None, None].expand(-1, 1, query_blocks).contiguous()
+    padded_table = torch.nn.functional.pad(tables.page_table, (0, page_count - tables.page_table.shape[1]))
+    indices = padded_table[:, None, None].expand(-1, 1, query_blocks, -1).contiguous()
     return BlockMask.from_kv_blocks(
-        seen,
+        visible_counts,
         indices,
-        BLOCK_SIZE=(_MIN_BLOCK_KEYS, size),
+        BLOCK_SIZE=(_MIN_BLOCK_KEYS, page_size),
         mask_mod=is_visible,
-        seq_lengths=(shape.queries, count * size),
+        seq_lengths=(shape.queries, page_count * page_size),
     )

@@ -1,4 +1,4 @@
-"""Multiply matrices with cuBLASLt: with each algorithm that its heuristic proposes, and with dtypes that torch lacks.
+"""Multiply matrices with each algorithm that cuBLASLt's heuristic proposes, also in dtypes that torch does not offer.
 
 ``torch.mm`` runs only the heuristic's first proposal, which is not the fastest for some shapes, and ``torch._int_mm``
 gives cuBLASLt no workspace. Here each proposal is a separate kernel, and mamf measures which one is fastest.
@@ -40,9 +40,9 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
 _TORCH_C_MODULE: Any = torch._C
-# The number of proposals to request from the heuristic. Each is less likely to be fast than the one before.
+# The number of algorithms to request from the heuristic, which lists the most promising algorithm first.
 _REQUESTED_PROPOSALS = 8
-# The largest workspace that a proposal may need. Only the size that is needed is allocated.
+# The largest workspace that an algorithm may need. mamf allocates only as much as the algorithm needs.
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 #: The output dtypes that cuBLASLt supports, by operand dtype.
@@ -113,8 +113,8 @@ class _CublasLtMatmul(MatmulKernel):
             proposals = descriptors.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
             if self.proposal_index >= len(proposals):
                 raise UnsupportedError(
-                    f"cuBLASLt proposes {len(proposals)} algorithms for this shape, numbered from 0: "
-                    f"there is no number {self.proposal_index}"
+                    f"cuBLASLt proposes {len(proposals)} algorithms for this shape, numbered from 0, so number "
+                    f"{self.proposal_index} does not exist: use a smaller number or another kernel"
                 )
             workspace = _get_workspace(c.device, proposals[self.proposal_index].workspace_bytes)
         except BaseException:
@@ -182,7 +182,7 @@ def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDes
 
 
 def _describe_transposed_quantized_operand(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
-    """Describe the transpose of a quantized operand to cuBLASLt. ``scales``: its scales in the layout for cuBLASLt."""
+    """Describe the transpose of a quantized operand to cuBLASLt. ``scales``: the result of ``lay_out_scales``."""
     (rows, k), data_type = operand.shape, CUDA_DATA_TYPES[str(operand.packed_elements.dtype).removeprefix("torch.")]
     mode = SCALE_MODE_BY_BLOCK_SIZE[operand.scaling.block_rows, operand.scaling.block_columns]
     return MatrixDescription(
@@ -202,7 +202,7 @@ _WORKSPACE_BY_DEVICE: dict[torch.device, torch.Tensor] = {}
 def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
     """Return the workspace of a device, with at least ``nbytes`` bytes.
 
-    All launches on the device share it, so they must not run on two streams at once.
+    All launches on the device share this workspace, so they must not run on two streams at once.
     """
     workspace = _WORKSPACE_BY_DEVICE.get(device)
     if workspace is None or workspace.numel() < nbytes:

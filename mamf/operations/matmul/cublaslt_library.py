@@ -39,17 +39,17 @@ CUDA_DATA_TYPES: Mapping[str, int] = {
     "float8_e5m2": 29,
     "float4_e2m1fn_x2": 33,
 }
-#: The C type of the factors alpha and beta by their cudaDataType, if it is not float32.
+#: The C type of the factors alpha and beta, by their cudaDataType. Other data types use a C float.
 _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
     CUDA_DATA_TYPES["float64"]: c_double,
     CUDA_DATA_TYPES["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# The numbers of a matmul descriptor's attributes: TRANS, SCALE_POINTER and SCALE_MODE of A and of B, and FAST_ACCUM.
+# The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE for A and for B; and FAST_ACCUM.
 _OPERAND_ATTRIBUTES, _FAST_ACCUMULATION_ATTRIBUTE = ((3, 17, 31), (4, 18, 32)), 25
 _MAX_WORKSPACE_ATTRIBUTE = 1
-#: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of the block that shares a
-#: scale. None columns mean all of K.
+#: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of a block that shares a scale.
+#: None for the columns means that a block spans all of K.
 SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
     (1, 16): 1,
     (1, 32): 2,
@@ -110,7 +110,7 @@ PARAMETER_TYPES_BY_FUNCTION: Mapping[str, tuple[Any, ...]] = {
 
 
 class CublasLtError(RuntimeError):
-    """The error of a call of libcublasLt that returned another status than success."""
+    """The error that a function of libcublasLt raises if its status is not success."""
 
     def __init__(self, function: str, status: int) -> None:
         super().__init__(f"{function} returned CUBLAS_STATUS_{_STATUS_NAMES.get(status, status)}")
@@ -118,10 +118,10 @@ class CublasLtError(RuntimeError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the error means that the library or the device does not support the request.
+        """Whether the library or the device does not support what the function was asked to do.
 
-        This includes an invalid value in a call before the launch, because older releases of cuBLASLt return this
-        status for attributes and layouts that they do not know.
+        The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return it
+        for attributes and layouts that they do not know.
         """
         is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION_NAME
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
@@ -130,7 +130,7 @@ class CublasLtError(RuntimeError):
 class CublasLtLibrary:
     """A loaded libcublasLt: its version (major, minor, patch), and its functions by name.
 
-    The functions raise CublasLtError if they return another status than success.
+    A function raises CublasLtError if its status is not success.
     """
 
     def __init__(self, cdll: Any) -> None:
@@ -150,7 +150,7 @@ class CublasLtLibrary:
         return pointer
 
     def set_attribute(self, object_type: str, descriptor: c_void_p, attribute_number: int, value: Any) -> None:
-        """Set an attribute of a descriptor to a ctypes value. ``object_type``: as in ``create_object``."""
+        """Set an attribute of a descriptor to a ctypes value. ``object_type``: such as ``MatmulDesc``."""
         self.functions[f"cublasLt{object_type}SetAttribute"](descriptor, attribute_number, byref(value), sizeof(value))
 
 
@@ -218,7 +218,9 @@ class MatrixDescription:
 
 
 class MatmulDescriptors:
-    """cuBLASLt's descriptors of the matmul D = alpha op(A) op(B), which exist until ``destroy_descriptors``.
+    """cuBLASLt's descriptors of the matmul D = alpha op(A) op(B), where op may transpose a matrix.
+
+    The descriptors exist until ``destroy_descriptors`` is called.
 
     - ``handle``: the library's handle for the device. ``matrices``: A, B and D.
     - ``compute_type``: the arithmetic, as a cublasComputeType_t. ``scale_type``: the cudaDataType of alpha.

@@ -1,9 +1,9 @@
 """Compute C = A @ B^T on Hopper in Gluon, Triton's language for layouts and warps.
 
 This module is imported only if the installed Triton has Gluon. A program has two groups of four warps that multiply,
-and one warp that loads blocks of A and B into a ring buffer of stages in shared memory. A block of A has 64 rows, as
-many as a group multiplies at once. If there are P programs, each computes every P-th tile of C, and loads the blocks of
-the next tile while it stores results.
+and one warp that loads blocks of A and B into a ring buffer of stages in shared memory. A block of A has 64 rows, which
+a group of warps multiplies at once. If there are P programs, each program computes every P-th tile of C, and loads the
+blocks of its next tile while it stores results.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
         mbarrier.init(free.index(stage), count=2)
     ring = (left, right, store_buffer, ready, free)
     tiles = (gl.cdiv(m, BLOCKS_PER_TILE * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
-    # The last two lists are the warps of each group and the registers of each thread. They omit the first group, which
-    # gets the registers that remain.
+    # The last two arguments are the number of warps and the registers per thread of the second group and of the loading
+    # warp. The first group has the four warps of the kernel itself, and gets the remaining registers.
     gl.warp_specialize(
         [
             (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS_PER_TILE, GROUP_M)),

@@ -43,7 +43,8 @@ from mamf.plugins.discovery import (
 )
 
 # This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
-# among compute units. Two thirds of them have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or H200.
+# among compute units. Two thirds of these matmuls have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or
+# H200.
 # Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
@@ -59,7 +60,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
     )
 
     def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblemT:
-        """Make a problem from the fields in ``asked`` and the device's defaults.
+        """Make a problem from the fields that the user has set (``asked``) and from defaults for the device.
 
         The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
         """
@@ -83,8 +84,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         }
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != default_values[name]]
 
-    #: The possible numbers of matmuls in a random problem, if the number is the first size of a shape; empty for the
-    #: operation with a single matmul.
+    #: Random shapes get one of these numbers of matmuls as their first size. Empty if a shape is a single matmul.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -144,8 +144,8 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     def build_preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[MatmulShape]:
         """Return a preset: the matmuls of linear layers of known models.
 
-        ``values``: values of ``m``, which are numbers of tokens, and of ``product``, the pass through the layers.
-        Raises UnknownNameError for an unknown name.
+        ``values``: the values of the options ``m`` (numbers of tokens) and ``product`` (``forward``, ``grad-input`` or
+        ``grad-weight``). Raises UnknownNameError for an unknown name.
         """
         require_known_names(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
         (product,) = values.get("product", ("forward",))
@@ -222,8 +222,8 @@ def _find_usable_kernels(
 ) -> list[MatmulKernel]:
     """Return the kernels that run on this backend and support this problem, default kernels first.
 
-    ``is_wanted``: returns whether to consider a kernel. Broken kernels are omitted. Raises UnavailableError if no
-    kernel remains.
+    ``is_wanted``: returns whether to consider a kernel. Warn about broken kernels and omit them. Raises
+    UnavailableError if no kernel remains.
     """
     kernels_and_reasons: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = load_registered_kernels(Matmul())
@@ -233,10 +233,10 @@ def _find_usable_kernels(
                 kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
-    # Prefer the reason of a kernel that supports the dtype, because it is more specific.
+    # Report the reason of a kernel that supports the dtype, if there is one, because that reason is more specific.
     reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
-    raise UnavailableError([*reasons, f"no default matmul kernel runs on backend {backend.name}: name a kernel"][0])
+    raise UnavailableError([*reasons, f"no default matmul kernel runs on backend {backend.name}: choose a kernel"][0])
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:
@@ -248,8 +248,8 @@ def get_installed_kernel(name: str) -> MatmulKernel:
         with suppress(UnknownNameError):
             return make_matmul_kernel(name)
     raise UsageError(
-        f"the log names kernel {name}, which is not installed: install the package that provides it, or name its class "
-        "(package.module:Class)"
+        f"the log names kernel {name}, which is not installed: install the package that provides this kernel, or name "
+        "the kernel's class (package.module:Class)"
     )
 
 

@@ -1,7 +1,8 @@
 """Multiply matrices with the library quack-kernels (CuTe DSL), with one kernel for each of its configurations.
 
-quack's own tuner compares configurations in a short loop, during which the clock of the device may change. So mamf does
-not use it: each configuration is a variant of the kernel (``variants``), and mamf measures which one is fastest.
+The library's own tuner compares configurations in a short loop, during which the clock of the device may change. mamf
+does not use this tuner: each configuration is a variant of the kernel (``list_variants``), and mamf measures which
+variant is fastest.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from mamf.operations.matmul.torch_products import TorchMatmul
 
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ROW_ALIGNMENT_ELEMENTS = 8
-#: The configurations to try, by the major version of NVIDIA's architecture: the rows and columns of a tile of C, those
-#: of a cluster of tiles, and whether two groups of warps compute tiles in turn ("pingpong"). The first one is the
-#: default.
+#: The configurations to try, by the major version of NVIDIA's architecture; the first configuration is the default. A
+#: configuration names the rows and columns of a tile of C, and after ``c`` the rows and columns of a cluster of tiles.
+#: With ``pingpong``, two groups of warps compute tiles in turn.
 _CONFIGURATIONS = {
     9: (
         "256x128/c2x1",
@@ -73,7 +74,9 @@ class Quack(TorchMatmul):
             shape.n,
         }
         if any(length % _ROW_ALIGNMENT_ELEMENTS for length in row_lengths):
-            return f"{self.name} needs rows whose length in memory is a multiple of {_ROW_ALIGNMENT_ELEMENTS} elements"
+            return (
+                f"{self.name} needs rows in memory whose length is a multiple of {_ROW_ALIGNMENT_ELEMENTS}, not {shape}"
+            )
         return None
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
@@ -110,7 +113,9 @@ class Quack(TorchMatmul):
                 device_capacity=self._architecture_major,
             )
         except (ImportError, AttributeError, TypeError) as error:
-            raise UnsupportedError(f"this release of quack-kernels differs from 0.6 ({error})") from error
+            raise UnsupportedError(
+                f"this release of quack-kernels differs from 0.6 ({error}): pip install 'quack-kernels>=0.6.5,<0.7'"
+            ) from error
         return functools.partial(run_gemm, a, b, c, config=config), 1.0
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Multiply operands with scales: by torch._scaled_mm, by torch.nn.functional.scaled_mm, or after dequantizing them."""
+"""Multiply operands that have scales, with functions of torch for such operands, or after dequantizing the operands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OUTPUT_DTYPES = {
 
 
 class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKernel):
-    """A matmul of operands in a scaled format. Derived classes implement ``bind``, which returns the launch."""
+    """A matmul of operands in a scaled format. Derived classes implement ``bind_operands``."""
 
     @abstractmethod
     def bind_operands(
@@ -55,7 +55,7 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
 
 
 class FunctionalScaledMm(ScaledFormatMatmul):
-    """The kernel torch.nn.functional.scaled_mm, which calls the vendor's library. It supports only some formats."""
+    """The kernel torch.nn.functional.scaled_mm, which calls the vendor's library. A library supports some formats."""
 
     name = "F.scaled_mm"
     function = "scaled_mm"
@@ -85,8 +85,8 @@ class FunctionalScaledMm(ScaledFormatMatmul):
 def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor:
     """Return the scales of an operand in the memory layout that torch's scaled_mm and cuBLASLt require.
 
-    Scales of 1x128 blocks are stored by columns, and scales of 128x128 blocks are padded along K. Scales of MX and
-    NVFP4 formats are one-dimensional, and if ``has_swizzle`` (on NVIDIA), in the tiles of ``swizzle_scales``.
+    Store scales of 1x128 blocks by columns, and pad scales of 128x128 blocks along K. Flatten scales of MX and NVFP4
+    formats. ``has_swizzle``: whether to arrange the flattened scales as ``swizzle_scales`` does, for NVIDIA.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":
@@ -99,9 +99,9 @@ def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor
 
 
 class Dequantized(ScaledFormatMatmul):
-    """A kernel that dequantizes both operands and multiplies them in float32, all of it in the timed launch.
+    """A kernel that dequantizes both operands and multiplies them in float32. Its time includes the dequantization.
 
-    It runs on devices that do not support the format.
+    This kernel also runs on devices that do not support the format.
     """
 
     name = "dequantized"
@@ -133,7 +133,11 @@ class ScaledMm(TorchMatmul):
         return super().unsupported_problem(backend, problem)
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        return f"{self.name} needs N and K to be multiples of 16" if shape.n % 16 or shape.k % 16 else None
+        return (
+            f"{self.name} needs N and K to be multiples of 16, not {shape.n} and {shape.k}"
+            if shape.n % 16 or shape.k % 16
+            else None
+        )
 
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

@@ -30,9 +30,7 @@ def _make_size_metadata(help: str) -> Mapping[str, Any]:
 
 
 class BaseMatmulShape(BaseShape):
-    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define
-    ``row_counts``.
-    """
+    """The base class of the shapes of single, batched and grouped matmuls. Derived classes define ``row_counts``."""
 
     __slots__ = ()
     n: int
@@ -41,7 +39,7 @@ class BaseMatmulShape(BaseShape):
     @property
     @abstractmethod
     def row_counts(self) -> dict[str, int]:
-        """The number of rows with K elements each in ``a`` and in ``b`` (B transposed), over all matmuls."""
+        """The numbers of rows of K elements in ``a`` and in ``b`` (B transposed), in total over all matmuls."""
 
     @property
     def flop(self) -> int:
@@ -50,7 +48,7 @@ class BaseMatmulShape(BaseShape):
 
     @property
     def element_counts(self) -> dict[str, int]:
-        """The number of elements of ``a``, ``b`` and ``c`` over all matmuls, by these names."""
+        """The numbers of elements of ``a``, ``b`` and ``c``, in total over all matmuls."""
         row_counts = self.row_counts
         return {"a": row_counts["a"] * self.k, "b": row_counts["b"] * self.k, "c": row_counts["a"] * self.n}
 
@@ -112,8 +110,8 @@ class MatmulGrid:
 class SearchOptions:
     """The options of a search for ceilings, that is, for the shapes and kernels with the most FLOP per second.
 
-    The search first measures shapes of the grid with the plan's first kernel, and then tries shapes like the fastest
-    ones with all kernels.
+    The search first measures shapes of the grid with the first kernel. Then it measures shapes that are similar to the
+    fastest shapes, with all kernels.
 
     - ``scouts``: the maximum number of measurements on the grid.
     - ``refinements``: the maximum number of measurements around the fastest shapes, for all kernels together.
@@ -196,10 +194,10 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Return a name for each shape whose N and K, the size of a layer's weights, occur with several M (token counts).
+    """Return a name for each shape whose weights (N and K) occur with several numbers of tokens (M) in ``shapes``.
 
-    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Shapes
-    whose N and K occur with only one M are omitted.
+    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Omit
+    shapes whose N and K occur with only one M.
     """
     token_counts_by_weights: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
@@ -217,7 +215,8 @@ def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
 
 
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
-#: The suffixes that a layout may have: the number of unused elements after each stored row of A and B.
+#: The suffixes that a layout may have. The number in a suffix counts the unused elements after each stored row of A and
+#: B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
 # The standard deviation of int8 operands, by the kind of data. The scale of an int8 C is chosen so that _INT8_MAX, the
 # largest int8 value, is at least _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations of C.
@@ -288,9 +287,7 @@ class BaseMatmulProblem(CheckedProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
-        """Return the factor from A @ B to C: for an int8 C a power of two with which few values saturate, otherwise
-        1.
-        """
+        """Return s in C = s * A @ B: 1, or for an int8 C a power of two that is so small that few values saturate."""
         if not self.has_int8_output:
             return 1.0
         deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
@@ -320,7 +317,8 @@ class BaseMatmulProblem(CheckedProblem):
             ("a", self.dtype, self.layout[0] == "n"),
             ("b", self.b_dtype, self.layout[1] == "t"),
         ):
-            # Memory contains rows of K elements, or K rows for each matmul, each with unused elements after it.
+            # An operand is stored either in rows of K elements, or in K rows for each matmul. Unused elements follow
+            # each row.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
             stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding) * sets
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)

@@ -21,9 +21,7 @@ from mamf.operations.whole_products import MatmulPart
 
 
 class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
-    """A matmul kernel that calls one function with tensors. Derived classes define their dtypes, and the launch in
-    ``bind``.
-    """
+    """A matmul kernel that calls one function with tensors. Derived classes define ``dtypes`` and ``bind_operands``."""
 
     @abstractmethod
     def bind_operands(
@@ -57,7 +55,7 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
 
 
 def describe_busy_units(program_count: int, unit_count: int | None) -> dict[str, str]:
-    """Return a detail that says how many of the device's compute units are busy, if a launch cannot use all of them.
+    """Return a detail that says how many of the device's compute units are busy, or {} if a launch can use all units.
 
     ``program_count``: the number of Triton programs of the launch. ``unit_count``: the number of compute units of the
     device, if known.
@@ -147,7 +145,7 @@ class IntMm(TorchMatmul):
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.m <= _MAX_UNSUPPORTED_ROWS or shape.n % 8 or shape.k % 8:
-            return f"{self.name} needs M above {_MAX_UNSUPPORTED_ROWS} and N and K to be multiples of 8"
+            return f"{self.name} needs M above {_MAX_UNSUPPORTED_ROWS}, and N and K in multiples of 8, not {shape}"
         return None
 
     def bind_operands(

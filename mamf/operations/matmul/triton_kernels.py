@@ -55,9 +55,9 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     INPUT_PRECISION: tl.constexpr,
     MAX_IMPRECISE_STEPS: tl.constexpr,
 ):
-    """Compute C = A @ B. The operands are loaded through a pointer to each element. C is stored by rows.
+    """Compute C = A @ B. Load operands through a pointer to each element, and store C by rows.
 
-    - ``a_row_stride`` to ``b_column_stride``: the distance of two rows or columns of A or B in memory, in elements.
+    - ``a_row_stride`` to ``b_column_stride``: the distance between two rows or columns of A or B, in elements.
     - ``IS_K_WHOLE_BLOCKS``: whether K is a multiple of BLOCK_K. ``SUM_DTYPE``: the dtype of the sums.
     - ``INPUT_PRECISION``, ``MAX_IMPRECISE_STEPS``: see ``tl.dot``.
     """

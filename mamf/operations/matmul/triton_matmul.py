@@ -62,7 +62,8 @@ class TritonConfiguration:
         sizes = block_m, block_n, block_k, warps, stages = [int(number) for number in numbers]
         if any(size & (size - 1) for size in sizes[:4]) or min(sizes[:3]) < 16 or not (warps and stages):
             raise UsageError(
-                f"{text!r}: blocks must be powers of 2 of at least 16, warps a power of 2, stages at least 1"
+                f"{text!r} is not a configuration of kernel triton: blocks must be powers of 2 of at least 16, warps "
+                "must be a power of 2, and stages must be at least 1"
             )
         return cls(block_m, block_n, block_k, warps, stages, cast("TileSchedule", schedule))
 
@@ -128,13 +129,13 @@ def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfigura
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# The number of rows of tiles in a group, whose tiles have consecutive numbers. Programs that run at once then share
-# operands in the cache.
+# The number of rows of tiles in a group. The tiles of a group have consecutive numbers, so that programs that run at
+# once share operands in the cache.
 _TILE_ROWS_PER_GROUP = 8
-# The number of compute units that is assumed if a device does not report it.
+# The number of compute units to assume if a device does not report the number.
 _ASSUMED_COMPUTE_UNITS = 64
-# The warps of all persistent programs on a compute unit: two tiles of 128 x 128 with 4 warps each, or one tile of
-# 128 x 256 with 8 warps, fill its registers.
+# The maximum number of warps of persistent programs per compute unit. Two programs with tiles of 128 x 128 and 4 warps,
+# or one program with a tile of 128 x 256 and 8 warps, fill the registers of the unit.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT_BYTES = 16
 _HOPPER_MAJOR_VERSION = 9
@@ -165,7 +166,10 @@ class TritonMatmul(TorchMatmul):
         if reason or not self._uses_descriptors:
             return reason
         if not supports_tensor_descriptors(backend):
-            return f"kernel {self.name} needs NVIDIA Hopper or newer, and a Triton with tensor descriptors"
+            return (
+                f"kernel {self.name} needs NVIDIA Hopper or newer, and a Triton with tensor descriptors: use a "
+                "configuration without /tma"
+            )
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
             return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
         return None
@@ -181,8 +185,8 @@ class TritonMatmul(TorchMatmul):
         for name, (length, dtype) in row_lengths.items():
             if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT_BYTES:
                 return (
-                    f"{self.name} needs rows whose length is a multiple of "
-                    f"{_DESCRIPTOR_ALIGNMENT_BYTES} bytes, but those of {name} are not"
+                    f"{self.name} needs rows whose length is a multiple of {_DESCRIPTOR_ALIGNMENT_BYTES} bytes, but "
+                    f"the rows of {name} have {length * DTYPES[dtype].itemsize} bytes"
                 )
         return None
 
@@ -208,10 +212,10 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return the configuration, the number of busy compute units if it is not all, and for 8-bit floats how the
-        kernel sums them.
+        """Return the configuration, the number of busy compute units if some are idle, and how it sums 8-bit floats.
 
-        Hopper keeps sums of 8-bit floats in 14 bits, unless a kernel adds them to float32 regularly.
+        Hopper's tensor cores keep sums of 8-bit floats in 14 bits, so a precise kernel regularly adds these sums to
+        float32 numbers.
         """
         assert self.configuration is not None, "a prepared kernel has a configuration"
         busy_units = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
@@ -235,7 +239,7 @@ class TritonMatmul(TorchMatmul):
         configuration = self.configuration
         assert configuration is not None, "a prepared kernel has a configuration"
         (m, k), n = a.shape, b.shape[1]
-        # Without a schedule that shares tiles among programs, each tile of C has its own program.
+        # In the schedule ``tile``, each tile of C has its own program.
         program_count = configuration.count_tiles(m, n)
         if configuration.schedule != "tile":
             program_count = min(
@@ -308,11 +312,10 @@ _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: The tiles to try, with as many stages as fit in shared memory, the most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
 _TILE_COLUMNS = 256
-# The rows of a block of A, which is what four warps multiply at once, and the columns of the blocks that are stored to
-# C.
+# The rows of a block of A, which four warps multiply at once, and the columns of a block that is stored to C.
 _BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
-# The bytes of a row of a block of A or B, which is the widest swizzle of shared memory; and the number of bytes of
-# which the distance of two rows in memory must be a multiple.
+# The bytes per row of a block of A or B, which are also the width of the widest swizzle of shared memory. The distance
+# between two rows of a matrix must be a multiple of _ROW_ALIGNMENT_BYTES.
 _BLOCK_ROW_BYTES, _ROW_ALIGNMENT_BYTES = 128, 16
 
 
@@ -370,7 +373,9 @@ class Gluon(TorchMatmul):
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.k * 2 % _ROW_ALIGNMENT_BYTES or shape.n * 2 % _ROW_ALIGNMENT_BYTES:
-            return f"{self.name} needs N and K to be multiples of {_ROW_ALIGNMENT_BYTES // 2}"
+            return (
+                f"{self.name} needs N and K to be multiples of {_ROW_ALIGNMENT_BYTES // 2}, not {shape.n} and {shape.k}"
+            )
         return None
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
@@ -386,7 +391,9 @@ class Gluon(TorchMatmul):
 
             from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
         except (ImportError, AttributeError) as error:
-            raise UnsupportedError(f"this release of Triton lacks the Gluon API of Triton 3.6 ({error})") from error
+            raise UnsupportedError(
+                f"this release of Triton lacks the Gluon API of Triton 3.6 ({error}): pip install --upgrade triton"
+            ) from error
         (m, k), n, block_k = a.shape, b.shape[1], _BLOCK_ROW_BYTES // a.element_size()
         descriptors = [
             TensorDescriptor.from_tensor(each, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * each.element_size(), 2))

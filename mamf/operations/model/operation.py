@@ -296,8 +296,8 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
     def list_presets(self) -> Mapping[str, Preset[ModelShape]]:
         """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""
         return {
-            size: Preset(fields={name: (value,) for name, value in parts.items()})
-            for size, parts in FIELDS_BY_SIZE.items()
+            size: Preset(fields={name: (value,) for name, value in preset_fields.items()})
+            for size, preset_fields in FIELDS_BY_SIZE.items()
         }
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,15 +307,15 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         ``d_model``, and ``kv_heads`` with ``heads``.
         """
         defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
-        asked = {**preset, **given}
-        for size, followers in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
-            if size in asked and asked[size] != defaults[size]:
-                asked |= {
-                    name: max(1, round(defaults[name] * asked[size] / defaults[size]))
-                    for name in followers
+        completed = {**preset, **given}
+        for size, scaled_fields in (("d_model", ("d_ff", "heads")), ("heads", ("kv_heads",))):
+            if size in completed and completed[size] != defaults[size]:
+                completed |= {
+                    name: max(1, round(defaults[name] * completed[size] / defaults[size]))
+                    for name in scaled_fields
                     if name not in given
                 }
-        return asked
+        return completed
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
@@ -328,7 +328,7 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         }
 
     def list_identifying_fields(self, problem: ModelProblem) -> Sequence[str]:
-        """Return the words of a title: the architecture, the phase, and fields that differ from their defaults.
+        """Return texts for titles of reports: the architecture, the phase, and fields that differ from their defaults.
 
         The architecture is the style with d_model, d_ff, layers and heads, such as ``gpt2 768/3072/12/12``.
         """
@@ -337,18 +337,18 @@ class Model(FlopOperation[ModelProblem, ModelShape]):
         sizes = f"{problem.d_model}/{problem.d_ff}/{problem.layers}/{problem.heads}{kv}{experts}"
         defaults = {field.name: field.default for field in fields(problem)}
         values = {name: getattr(problem, name) for name in _RARELY_TITLED_FIELDS}
-        others = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
-        return [f"{problem.style} {sizes}", problem.phase, *others]
+        other_texts = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
+        return [f"{problem.style} {sizes}", problem.phase, *other_texts]
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
-        """Return the words of a title. The name of a known model, such as ``Llama 3 1B``, replaces its sizes."""
-        for size, parts in FIELDS_BY_SIZE.items():
+        """Return texts for titles of reports. The name of a known model, such as ``Llama 3 1B``, replaces its sizes."""
+        for size, preset_fields in FIELDS_BY_SIZE.items():
             if problem.style in _FAMILY_BY_STYLE and all(
-                getattr(problem, name) == value for name, value in parts.items()
+                getattr(problem, name) == value for name, value in preset_fields.items()
             ):
                 name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
-                implied = {f"{field} {value}" for field, value in parts.items()}
-                return [name, *(word for word in self.list_identifying_fields(problem)[1:] if word not in implied)]
+                implied = {f"{field} {value}" for field, value in preset_fields.items()}
+                return [name, *(text for text in self.list_identifying_fields(problem)[1:] if text not in implied)]
         return self.list_identifying_fields(problem)
 
     def find_axis_position(self, shape: ModelShape) -> float:

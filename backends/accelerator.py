@@ -18,7 +18,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import get_package_version
 from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class
-from mamf.torch_backend import StreamedBackend, TorchOperandPool, hash_identifier, to_torch_dtype
+from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
 Answer = TypeVar("Answer")
 _BACKEND_NAME = "accelerator"
@@ -89,7 +89,7 @@ class HostFilledPool(TorchOperandPool):
             part.copy_(drawn[: part.numel()])
 
 
-class AnyAcceleratorBackend(StreamedBackend):
+class AnyAcceleratorBackend(MultiStreamBackend):
     name = _BACKEND_NAME
     is_generic = True
 
@@ -237,13 +237,13 @@ class AnyAcceleratorBackend(StreamedBackend):
     def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().make_operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
 
-    read_free_memory_bytes = _return_none_if_missing(StreamedBackend.read_free_memory_bytes)
-    read_allocated_memory_bytes = _return_none_if_missing(StreamedBackend.read_allocated_memory_bytes)
-    read_peak_memory_bytes = _return_none_if_missing(StreamedBackend.read_peak_memory_bytes)
-    read_peak_reserved_memory_bytes = _return_none_if_missing(StreamedBackend.read_peak_reserved_memory_bytes)
-    reset_peak_memory = _return_none_if_missing(StreamedBackend.reset_peak_memory)
-    release_cached_memory = _return_none_if_missing(StreamedBackend.release_cached_memory)
-    read_bus_address = _return_none_if_missing(StreamedBackend.read_bus_address)
+    read_free_memory_bytes = _return_none_if_missing(MultiStreamBackend.read_free_memory_bytes)
+    read_allocated_memory_bytes = _return_none_if_missing(MultiStreamBackend.read_allocated_memory_bytes)
+    read_peak_memory_bytes = _return_none_if_missing(MultiStreamBackend.read_peak_memory_bytes)
+    read_peak_reserved_memory_bytes = _return_none_if_missing(MultiStreamBackend.read_peak_reserved_memory_bytes)
+    reset_peak_memory = _return_none_if_missing(MultiStreamBackend.reset_peak_memory)
+    release_cached_memory = _return_none_if_missing(MultiStreamBackend.release_cached_memory)
+    read_bus_address = _return_none_if_missing(MultiStreamBackend.read_bus_address)
 
     # -- what the vendor knows ---------------------------------------------------------------------------------------
 

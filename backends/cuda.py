@@ -19,13 +19,13 @@ from mamf_backends._nvml import NvmlSensors, check_device, find_smi_index, open_
 from mamf.backend import Advice, DeviceInfo, Unavailable
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.machine.environment import get_package_version
-from mamf.torch_backend import StreamedBackend, hash_identifier
+from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _MAJOR_WITH_TF32 = 8
 _CAPABILITY_WITH_FP8 = (8, 9)
 
 
-class CudaBackend(StreamedBackend):
+class CudaBackend(MultiStreamBackend):
     name = "cuda"
     runtime = "cuda"
     device_type = "cuda"

@@ -15,7 +15,7 @@ import torch
 from mamf_backends._card_sharing import detect_amd_processes, find_partition, make_partition_advice
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import StreamedBackend, hash_identifier
+from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
 # HIP reports the L2 cache of one die, but not the last-level cache, which is the Infinity Cache (ROCm/ROCm#4203).
@@ -141,7 +141,7 @@ def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unava
         )
 
 
-class RocmBackend(StreamedBackend):
+class RocmBackend(MultiStreamBackend):
     name = "rocm"
     runtime = "hip"
     device_type = "cuda"

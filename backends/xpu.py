@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
-from mamf.torch_backend import StreamedBackend, hash_identifier
+from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
@@ -39,7 +39,7 @@ class XpuSensors:
         )
 
 
-class XpuBackend(StreamedBackend):
+class XpuBackend(MultiStreamBackend):
     name = "xpu"
     runtime = "sycl"
     device_type = "xpu"

@@ -202,17 +202,17 @@ def require_whole_number(label: str, value: object, minimum: int = 1, maximum: i
         try:
             value = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
-            raise UsageError(f"{label} must be a whole number, not {shorten(value)}") from None
+            raise UsageError(f"{label} must be a whole number, not {shorten_value(value)}") from None
     if not minimum <= value <= maximum:
         bounds = f"at least {minimum}" if value < minimum else f"at most {maximum}"
-        raise UsageError(f"{label} must be {bounds}, not {shorten(value)}")
+        raise UsageError(f"{label} must be {bounds}, not {shorten_value(value)}")
     return value
 
 
 def parse_digits(digits: str) -> int:
     """Parse a whole number from its digits. Raises UsageError if there are more digits than any size has."""
     if len(digits) > _MAX_NUMBER_DIGITS and len(digits.lstrip("0")) > _MAX_NUMBER_DIGITS:
-        raise UsageError(f"{shorten(digits)} is too large: the maximum is {MAX_SIZE}")
+        raise UsageError(f"{shorten_value(digits)} is too large: the maximum is {MAX_SIZE}")
     return int(digits)
 
 
@@ -220,7 +220,7 @@ def parse_size(text: str) -> int:
     """Parse a size or a count. Raises UsageError unless it is a whole number of at least 1."""
     number = parse_digits(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
-        raise UsageError(f"{shorten(text)!r} is not a whole number of at least 1")
+        raise UsageError(f"{shorten_value(text)!r} is not a whole number of at least 1")
     return number
 
 
@@ -241,27 +241,27 @@ def require_known_names(*triples: tuple[str, str, Collection[str]]) -> None:
 
     Each triple is the label of the value for the error, the value, and the known values.
     """
-    for label, value, known in triples:
-        if value not in known:
-            raise UnknownNameError(label, value, known)
+    for label, value, known_values in triples:
+        if value not in known_values:
+            raise UnknownNameError(label, value, known_values)
 
 
 def require_share(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a number between 0 and 1."""
     if not is_number(value) or not 0 < value < 1:  # type: ignore[operator]
-        raise UsageError(f"{label} must be a share between 0 and 1 (such as 0.003), not {shorten(value)}")
+        raise UsageError(f"{label} must be a share between 0 and 1 (such as 0.003), not {shorten_value(value)}")
 
 
 def require_seconds(label: str, value: object) -> None:
     """Raise UsageError unless ``value`` is a finite number above 0."""
     if not is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{label} must be a number of seconds above 0, not {shorten(value)}")
+        raise UsageError(f"{label} must be a number of seconds above 0, not {shorten_value(value)}")
 
 
 def require_nonempty_list(label: str, values: object, item_type: type) -> None:
     """Raise UsageError unless ``values`` is a list of at least one ``item_type``. A string does not count as a list."""
     if isinstance(values, str) or not isinstance(values, Collection):
-        raise UsageError(f"{label} must be a list, not {shorten(values)}")
+        raise UsageError(f"{label} must be a list, not {shorten_value(values)}")
     if not values:
         raise UsageError(f"no {label} are given: name at least one")
     text = ", or its text form" if hasattr(item_type, "parse") else ""
@@ -269,7 +269,7 @@ def require_nonempty_list(label: str, values: object, item_type: type) -> None:
         if not isinstance(value, item_type) or value == "":
             raise UsageError(
                 f"every value of {label} must be a {item_type.__name__}{text}, not "
-                f"{shorten(repr(value) if isinstance(value, str) else value)}"
+                f"{shorten_value(repr(value) if isinstance(value, str) else value)}"
             )
 
 
@@ -278,7 +278,7 @@ def require_rows_within_limit(*counts: int) -> None:
     row_count = math.prod(counts)
     if row_count > MAX_RUN_ROWS:
         raise UsageError(
-            f"the run has {shorten(row_count)} rows, but at most {MAX_RUN_ROWS} can run: choose fewer sizes or a "
+            f"the run has {shorten_value(row_count)} rows, but at most {MAX_RUN_ROWS} can run: choose fewer sizes or a "
             "larger STEP"
         )
 
@@ -293,7 +293,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
-def shorten(value: object) -> str:
+def shorten_value(value: object) -> str:
     """Return the text of a value, shortened so that it fits in a one-line error."""
     try:
         text = value if isinstance(value, str) else repr(value)

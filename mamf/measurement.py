@@ -346,8 +346,8 @@ class Measurement(NotebookTable):
         """
         if self.repeatability is None:
             return self._get_summary().interval
-        own, celsius = self.seconds, self.conditions.celsius
-        return compute_repeat_interval([own], own, [self.standard_error], self.repeatability, celsius)
+        seconds, celsius = self.seconds, self.conditions.celsius
+        return compute_repeat_interval([seconds], seconds, [self.standard_error], self.repeatability, celsius)
 
     @property
     def standard_error(self) -> float:
@@ -428,8 +428,8 @@ class Rate:
 
 
 RateT = TypeVar("RateT", bound=Rate)
-#: Rates of a device by dtype (as ``label_dtype`` formats it) and regime.
-Rates = Mapping[tuple[str, str], Rate]
+#: RatesByDtypeAndRegime of a device by dtype (as ``label_dtype`` formats it) and regime.
+RatesByDtypeAndRegime = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:

@@ -33,7 +33,7 @@ from mamf.errors import (
     require_known_names,
     require_rows_within_limit,
     require_whole_number,
-    shorten,
+    shorten_value,
 )
 from mamf.kernel import DATA_CHOICES, AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
@@ -110,8 +110,8 @@ class Parameter:
 
     def parse_values(self, values: Any) -> tuple[Any, ...]:
         """Return the values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
-        several = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
-        return tuple(self.parse(str(each)) if self.parse_text or isinstance(each, str) else each for each in several)
+        values = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
+        return tuple(self.parse(str(value)) if self.parse_text or isinstance(value, str) else value for value in values)
 
 
 def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
@@ -134,18 +134,18 @@ _COMMON_METADATA: Mapping[str, Mapping[str, Any]] = {
 DERIVED_METADATA: Mapping[str, Any] = {_METADATA_KEY: None}
 
 
-def _read_parameters(kind: Any) -> Mapping[str, Parameter]:
+def _read_parameters(dataclass_type: Any) -> Mapping[str, Parameter]:
     """Return the parameters of a dataclass of shapes or problems, by the name of the field."""
-    hints, parameters = get_type_hints(kind), dict[str, Parameter]()
-    for declared in fields(kind):
-        more = declared.metadata.get(_METADATA_KEY, _COMMON_METADATA.get(declared.name, {}))
-        if not declared.init or more is None:
+    hints, parameters = get_type_hints(dataclass_type), dict[str, Parameter]()
+    for member in fields(dataclass_type):
+        metadata = member.metadata.get(_METADATA_KEY, _COMMON_METADATA.get(member.name, {}))
+        if not member.init or metadata is None:
             continue
-        if get_origin(hints[declared.name]) is Literal:
-            more = {"choices": get_args(hints[declared.name]), **more}
-        text = "" if declared.default in (MISSING, None) else str(declared.default)
-        default = {"True": "yes", "False": "no"}.get(text, text)
-        parameters[declared.name] = Parameter(declared.name, hints[declared.name], **{"default": default, **more})
+        if get_origin(hints[member.name]) is Literal:
+            metadata = {"choices": get_args(hints[member.name]), **metadata}
+        default_text = "" if member.default in (MISSING, None) else str(member.default)
+        default = {"True": "yes", "False": "no"}.get(default_text, default_text)
+        parameters[member.name] = Parameter(member.name, hints[member.name], **{"default": default, **metadata})
     return parameters
 
 
@@ -168,7 +168,7 @@ class CheckedProblem:
             elif parameter.value_type is int:
                 require_whole_number(name, getattr(self, name), parameter.minimum, parameter.maximum)
             elif parameter.value_type is bool and not isinstance(getattr(self, name), bool):
-                raise UsageError(f"{name} must be true or false, not {shorten(getattr(self, name))}")
+                raise UsageError(f"{name} must be true or false, not {shorten_value(getattr(self, name))}")
 
     @property
     def out_dtype(self) -> str:
@@ -178,7 +178,7 @@ class CheckedProblem:
 def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values, by name. Raises UsageError if there are more than a run may measure."""
     require_rows_within_limit(*map(count_values, values.values()))
-    return (dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
+    return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
@@ -202,7 +202,7 @@ def parse_range(start: int, stop: int, step: int) -> range:
 def _strip_optional(value_type: Any) -> Any:
     """Return the type of a parameter without its ``| None``."""
     alternatives = get_args(value_type) if get_origin(value_type) in (Union, types.UnionType) else (value_type,)
-    return next(each for each in alternatives if each is not type(None))
+    return next(alternative for alternative in alternatives if alternative is not type(None))
 
 
 def _convert_text(value_type: Any, text: str) -> Any:
@@ -213,7 +213,7 @@ def _convert_text(value_type: Any, text: str) -> Any:
     if text.lower() == "none" and plain_type is not value_type:
         return None
     if get_origin(plain_type) is Literal:
-        return next((each for each in get_args(plain_type) if str(each) == text), text)
+        return next((choice for choice in get_args(plain_type) if str(choice) == text), text)
     if plain_type not in _TEXT_PARSERS:
         raise UsageError("this value cannot be given as text: set it in Python")
     description, parse_text = _TEXT_PARSERS[plain_type]
@@ -222,7 +222,7 @@ def _convert_text(value_type: Any, text: str) -> Any:
     except UsageError:
         raise
     except (KeyError, ValueError):
-        raise UsageError(f"{shorten(text)!r} is not {description}") from None
+        raise UsageError(f"{shorten_value(text)!r} is not {description}") from None
 
 
 @dataclass(frozen=True)
@@ -366,9 +366,9 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
         """Return the fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
-        usual = {"data": "normal", "seed": 0, "dtype": problem.dtype}
+        omitted = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         record = self.make_problem_record(problem)
-        return [f"{name} {value}" for name, value in record.items() if name not in usual or usual[name] != value]
+        return [f"{name} {value}" for name, value in record.items() if name not in omitted or omitted[name] != value]
 
     def describe_problem(self, problem: ProblemT) -> Sequence[str]:
         """Return the identifying fields of a problem for reports, by default those of ``list_identifying_fields``."""
@@ -422,17 +422,17 @@ class Request:
         preset_fields = {
             name: values[:1] if name in self.fields else values for name, values in self.preset.fields.items()
         }
-        requested = (
+        fields_of_problems = (
             self.operation.complete_fields(preset, given)
             for preset in combine_values(preset_fields)
             for given in combine_values(self.fields)
         )
-        return tuple(dict.fromkeys(self.operation.make_problem(backend, each) for each in requested))
+        return tuple(dict.fromkeys(self.operation.make_problem(backend, fields) for fields in fields_of_problems))
 
     def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
         """Return the shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
-        if whole := self.preset.shapes or dict.fromkeys(self.shapes, ""):
-            return dict(whole)
+        if labeled_shapes := self.preset.shapes or dict.fromkeys(self.shapes, ""):
+            return dict(labeled_shapes)
         sizes = {**self.preset.sizes, **self.sizes}
         return dict.fromkeys(
             self.operation.build_shapes(sizes, backend) if sizes else self.operation.choose_default_shapes(backend), ""
@@ -473,7 +473,7 @@ def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_p
     max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (multiply_adds[-1] / fixed_product) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):
         multiples = [chooser.choice(_SIZE_MULTIPLES) for _ in range(count)]
-        sizes = [max(each, round(2 ** chooser.uniform(0, max_exponent)) // each * each) for each in multiples]
+        sizes = [max(step, round(2 ** chooser.uniform(0, max_exponent)) // step * step) for step in multiples]
         if math.prod(sizes) * fixed_product in multiply_adds:
             return sizes
     return [1] * count
@@ -489,8 +489,8 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         """Return the peak from the device's datasheet in FLOP per second, or None. The measured rate divided by this
         peak is the MFU (model FLOPs utilization).
         """
-        found = find_peak(info.name, problem.dtype, info.compute_units)
-        return None if found is None else found.flops
+        peak = find_peak(info.name, problem.dtype, info.compute_units)
+        return None if peak is None else peak.flops
 
 
 def to_plain_dict(record: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from mamf.backend import DeviceInfo, parse_sharing
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError, shorten
+from mamf.errors import UsageError, shorten_value
 from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET_TIER, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
@@ -136,8 +136,8 @@ def find_bandwidth(
     list it. ``must_be_verified``: ignore bandwidths that were not checked against their source.
     """
     rows = _find_device_rows(device_name, compute_units)
-    kept = (row.bandwidth_tb_per_second for row in rows if row.verified_figures == "yes" or not must_be_verified)
-    return next((bandwidth * TERA for bandwidth in kept if bandwidth), None)
+    bandwidths = (row.bandwidth_tb_per_second for row in rows if row.verified_figures == "yes" or not must_be_verified)
+    return next((bandwidth * TERA for bandwidth in bandwidths if bandwidth), None)
 
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
@@ -147,8 +147,8 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
     """
     if parse_sharing(device_name):
         return ()
-    of_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
-    matching = [row for row in of_units if row.name_pattern.search(device_name)]
+    rows_with_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
+    matching = [row for row in rows_with_units if row.name_pattern.search(device_name)]
     return tuple(row for row in matching if row.device == matching[0].device)
 
 
@@ -204,10 +204,12 @@ def find_device_by_pattern(device_name: str, *, by_name_only: bool = False) -> s
     none does, or for a shared card. ``by_name_only``: ignore devices that mamf cannot recognize by the name without the
     number of compute units.
     """
-    usual = " ".join(device_name.split())
+    spaced_name = " ".join(device_name.split())
     rows = () if parse_sharing(device_name) else _read_peak_rows()
     possible = (row for row in rows if not (by_name_only and row.compute_units))
-    return next((row.device for row in possible if re.search(row.name_pattern.pattern, usual, re.IGNORECASE)), None)
+    return next(
+        (row.device for row in possible if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
+    )
 
 
 def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
@@ -217,9 +219,9 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
     In fp16 and fp8, consumer boards are twice as fast with 16-bit accumulation, which a global flag of torch enables.
     Therefore the higher of the two peaks is the bound.
     """
-    own, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
-    for name in (own, _BOUNDING_DTYPES.get(own, own)):
-        listed = (_find_first_peak(rows, each) for each in (name, f"{name}_acc16"))
+    peak_name, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
+    for name in (peak_name, _BOUNDING_DTYPES.get(peak_name, peak_name)):
+        listed = (_find_first_peak(rows, listed_name) for listed_name in (name, f"{name}_acc16"))
         if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
             return max(verified, key=lambda peak: peak.flops)
     return None
@@ -266,25 +268,34 @@ def find_device_models(name: str) -> list[DeviceModel]:
 
     Raises UsageError with similar names if no rule finds a model.
     """
-    models, words, wanted = read_device_models(), _split_words(name), _normalize_device_name(name)
-    equal = [each for each in models if wanted in map(_normalize_device_name, (each.listed_name, *each.names))]
-    if equal := equal or [
-        each for each in models if words and wanted == _normalize_device_name(each.name.partition(" ")[2])
+    models, words, normalized_name = read_device_models(), _split_words(name), _normalize_device_name(name)
+    matching_models = [
+        model for model in models if normalized_name in map(_normalize_device_name, (model.listed_name, *model.names))
+    ]
+    if matching_models := matching_models or [
+        model for model in models if words and normalized_name == _normalize_device_name(model.name.partition(" ")[2])
     ]:
-        return equal
-    if having := [each for each in models if re.search(r"\d", name) and words <= each.name_words]:
-        return [each for each in having if all(each.name_words <= other.name_words for other in having)] or having
+        return matching_models
+    if candidates := [model for model in models if re.search(r"\d", name) and words <= model.name_words]:
+        return [
+            model for model in candidates if all(model.name_words <= other.name_words for other in candidates)
+        ] or candidates
     listed_name = find_device_by_pattern(name, by_name_only=True)
-    if matching := [each for each in models if each.listed_name == listed_name]:
-        return matching
+    if matching_models := [model for model in models if model.listed_name == listed_name]:
+        return matching_models
     if listed_name or parse_sharing(name):
         raise UsageError(
-            f"{shorten(name)!r} is a part of a card, but figures are listed for whole cards only: give the name "
+            f"{shorten_value(name)!r} is a part of a card, but figures are listed for whole cards only: give the name "
             "of the card"
         )
-    listed = {each.casefold(): each for model in models for each in model.names}
-    near = ", ".join(listed[each] for each in difflib.get_close_matches(name[:99].casefold(), listed, cutoff=0.5))
-    raise UsageError(f"unknown device {shorten(name)!r}" + (f"; similar names: {near}" if near else ""))
+    listed_names = {listed.casefold(): listed for model in models for listed in model.names}
+    similar_names = [
+        listed_names[key] for key in difflib.get_close_matches(name[:99].casefold(), listed_names, cutoff=0.5)
+    ]
+    raise UsageError(
+        f"unknown device {shorten_value(name)!r}: "
+        + (f"choose a similar name: {', '.join(similar_names)}" if similar_names else "no known name is similar")
+    )
 
 
 def _normalize_device_name(name: str) -> str:
@@ -350,7 +361,7 @@ def find_contributed_rates(device: str, compute_units: int | None, dtype: str) -
     the dtype as ``label_dtype`` writes it.
     """
     return [
-        each
-        for each in read_contributed_rates()
-        if (each.device, each.compute_units, each.dtype) == (device, compute_units, dtype)
+        rate
+        for rate in read_contributed_rates()
+        if (rate.device, rate.compute_units, rate.dtype) == (device, compute_units, dtype)
     ]

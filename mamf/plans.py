@@ -293,14 +293,14 @@ class Plan:
         regime sustained on its first problem only.
         """
         excluded_steps = frozenset(excluded)
-        everything = (
+        planned_steps = (
             StepKey(regime, problem, shape, kernel)
             for regime in (self.regimes[:1] if self.confirms_best_rows else self.regimes)
             for problem in (self.problems[:1] if self.kind == EXPLAIN and regime == SUSTAINED else self.problems)
             for shape in self.list_assigned_shapes()
             for kernel in self.kernels
         )
-        return [step for step in everything if step not in excluded_steps]
+        return [step for step in planned_steps if step not in excluded_steps]
 
     def list_assigned_shapes(self) -> list[Any]:
         """List the shapes in the order in which this process measures them. In a shared run, leave out those of other

@@ -49,12 +49,12 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
 
     ``limit``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
     """
-    every = (*row.samples, *row.implausible_samples)
-    possible, impossible = split_impossible_samples(every, row.amount, limit, row.timer_accuracy)
-    if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(every):
+    all_samples = (*row.samples, *row.implausible_samples)
+    possible, impossible = split_impossible_samples(all_samples, row.amount, limit, row.timer_accuracy)
+    if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(all_samples):
         rate = row.amount / max(min(impossible), 1e-12) / TERA
         return (
-            f"{len(impossible)} of {len(every)} samples are faster than the device can be (up to {rate:.0f} "
+            f"{len(impossible)} of {len(all_samples)} samples are faster than the device can be (up to {rate:.0f} "
             f"{row.work.unit})"
         )
     if not possible:
@@ -72,17 +72,17 @@ def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
     """
     conditions, dtype = row.conditions, row.problem.dtype
     # Use the lower clock: in burst, the true clock of the compute units is far below the clock that the sensors report.
-    clock = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
+    clock_hz = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER_LIMIT_REASON}
-    if row.work.unit != "TFLOPS" or not is_steady or not clock or dtype not in DTYPES or not row.summary:
+    if row.work.unit != "TFLOPS" or not is_steady or not clock_hz or dtype not in DTYPES or not row.summary:
         return None
     may_clock_fall = row.regime == BURST and bool(conditions.throttle_reasons)
-    bound = compute_max_flops_at_clock(info, dtype, clock, may_clock_fall=may_clock_fall)
-    if bound is None or row.best_rate * TERA <= bound * (1 + row.accuracy):
+    max_flops = compute_max_flops_at_clock(info, dtype, clock_hz, may_clock_fall=may_clock_fall)
+    if max_flops is None or row.best_rate * TERA <= max_flops * (1 + row.accuracy):
         return None
     return (
-        f"{row.best_rate:.4g} {row.work.unit} is more than the {bound / TERA:.4g} {row.work.unit} that the "
-        f"measured clock of {clock / 1e6:.0f} MHz allows"
+        f"{row.best_rate:.4g} {row.work.unit} is more than the {max_flops / TERA:.4g} {row.work.unit} that the "
+        f"measured clock of {clock_hz / 1e6:.0f} MHz allows"
     )
 
 
@@ -94,13 +94,15 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     median or mean may have 10 % suspect samples, a row that is ranked by its fastest sample none. On a CPU the host's
     clock times launches and cannot miss one.
     """
-    usual = statistics.median(possible)
-    suspect = sum(sample * _SUSPECT_FACTOR < usual for sample in possible)
-    if not info.is_accelerator or suspect <= (0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SHARE * len(possible)):
+    median_seconds = statistics.median(possible)
+    suspect_count = sum(sample * _SUSPECT_FACTOR < median_seconds for sample in possible)
+    if not info.is_accelerator or suspect_count <= (
+        0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SHARE * len(possible)
+    ):
         return None
     return (
-        f"{suspect} of {len(possible)} samples are more than {_SUSPECT_FACTOR} times shorter than the median, and "
-        f"without a known peak of {info.name} it is unclear which are correct"
+        f"{suspect_count} of {len(possible)} samples are more than {_SUSPECT_FACTOR} times shorter than the median, "
+        f"and without a known peak of {info.name} it is unclear which are correct"
     )
 
 
@@ -121,10 +123,10 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     cards. For a device that the file leaves out, the result is the datasheet's peak divided by the datasheet's clock
     and by the number of compute units.
     """
-    known = DTYPES.get(dtype)
-    if known is None:
+    known_dtype = DTYPES.get(dtype)
+    if known_dtype is None:
         return None
-    listed = _read_flop_per_cycle().get((info.architecture or "", known.peak_name))
+    listed = _read_flop_per_cycle().get((info.architecture or "", known_dtype.peak_name))
     return listed or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
 
 
@@ -144,5 +146,5 @@ def compute_cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: flo
 
     Compute units that a launch leaves idle count too, as unused cycles.
     """
-    possible = compute_max_rate(info, dtype, clock_hz)
-    return rate / possible if possible else None
+    max_rate = compute_max_rate(info, dtype, clock_hz)
+    return rate / max_rate if max_rate else None

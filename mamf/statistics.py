@@ -86,7 +86,7 @@ class Repeatability:
     per_degree: float = 0.0
 
     def __post_init__(self) -> None:
-        are_small = all(0 <= each < 1 for each in (self.run, self.launch_seconds, self.per_degree))
+        are_small = all(0 <= value < 1 for value in (self.run, self.launch_seconds, self.per_degree))
         if not (are_small and 0 <= self.usual_celsius < _MAX_CELSIUS):
             raise ValueError(
                 f"invalid repeatability: run {self.run:g}, launch_seconds {self.launch_seconds:g}, per_degree "
@@ -205,11 +205,11 @@ def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_B
         return Interval(min(samples), max(samples), compute_median_interval(samples).coverage)
     size = len(samples) // batches
     # If the samples do not fill the batches, drop the first samples, in which the device may not have settled yet.
-    whole = samples[len(samples) - batches * size :]
-    means = [_stdlib.fmean(whole[start : start + size]) for start in range(0, len(whole), size)]
-    half = compute_student_t_quantile(batches - 1) * compute_standard_deviation(means) / math.sqrt(batches)
-    middle = _stdlib.fmean(samples)
-    return Interval(middle - half, middle + half, CONFIDENCE)
+    batched_samples = samples[len(samples) - batches * size :]
+    means = [_stdlib.fmean(batched_samples[start : start + size]) for start in range(0, len(batched_samples), size)]
+    half_width = compute_student_t_quantile(batches - 1) * compute_standard_deviation(means) / math.sqrt(batches)
+    mean = _stdlib.fmean(samples)
+    return Interval(mean - half_width, mean + half_width, CONFIDENCE)
 
 
 def compute_standard_error(interval: Interval, figure: float) -> float:
@@ -324,18 +324,24 @@ def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     if len(samples) < _MIN_LEVEL_SAMPLES:
         return None
     middle = (min(samples) + max(samples)) / 2
-    below, above = [x for x in samples if x < middle], [x for x in samples if x >= middle]
-    if min(len(below), len(above)) < len(samples) / 5:
-        return None
-    low, high = _stdlib.fmean(below), _stdlib.fmean(above)
-    rest = sum((x - low) ** 2 for x in below) + sum((x - high) ** 2 for x in above)
-    is_parted = (
-        rest <= _MAX_UNEXPLAINED_SHARE * _sum_squared_deviations(samples) and high - low >= _MIN_RELATIVE_GAP * low
+    low_samples, high_samples = (
+        [sample for sample in samples if sample < middle],
+        [sample for sample in samples if sample >= middle],
     )
-    return (low, high) if is_parted else None
+    if min(len(low_samples), len(high_samples)) < len(samples) / 5:
+        return None
+    low, high = _stdlib.fmean(low_samples), _stdlib.fmean(high_samples)
+    unexplained = sum((sample - low) ** 2 for sample in low_samples) + sum(
+        (sample - high) ** 2 for sample in high_samples
+    )
+    has_two_levels = (
+        unexplained <= _MAX_UNEXPLAINED_SHARE * _sum_squared_deviations(samples)
+        and high - low >= _MIN_RELATIVE_GAP * low
+    )
+    return (low, high) if has_two_levels else None
 
 
 def compute_known_median(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if all are None."""
-    known = [value for value in values if value is not None]
-    return _stdlib.median(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return _stdlib.median(known_values) if known_values else None

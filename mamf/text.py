@@ -52,7 +52,7 @@ class Link(str):
 def strip_markup(text: str) -> str:
     """Remove links, escapes and emphasis from a Markup. Return any other text unchanged."""
     return (
-        _LINK_ESCAPE_OR_EMPHASIS.sub(lambda found: found[1] or found[2] or "", text)
+        _LINK_ESCAPE_OR_EMPHASIS.sub(lambda match: match[1] or match[2] or "", text)
         if isinstance(text, Markup)
         else text
     )
@@ -63,10 +63,10 @@ def escape_invisible_characters(text: str) -> str:
     one line.
     """
     return _NON_PRINTABLE_ASCII.sub(
-        lambda found: (
-            found[0].encode("unicode_escape").decode()
-            if unicodedata.category(found[0]) in _INVISIBLE_CATEGORIES
-            else found[0]
+        lambda match: (
+            match[0].encode("unicode_escape").decode()
+            if unicodedata.category(match[0]) in _INVISIBLE_CATEGORIES
+            else match[0]
         ),
         text,
     )
@@ -108,7 +108,7 @@ def escape_markdown(text: str) -> str:
     if isinstance(text, Markup):
         return text
     escaped = _INLINE_MARKUP.sub(
-        lambda found: "".join(f"\\{each}" for each in found[0]), escape_invisible_characters(text)
+        lambda match: "".join(f"\\{character}" for character in match[0]), escape_invisible_characters(text)
     )
     return _HTML_ENTITY_START.sub("&amp;", escaped).replace("<", "&lt;")
 
@@ -120,5 +120,5 @@ def escape_markdown_line(text: str) -> str:
     return (
         text
         if isinstance(text, Markup)
-        else _MARKDOWN_BLOCK_START.sub(lambda found: f"{found[0]}\\", escape_markdown(text))
+        else _MARKDOWN_BLOCK_START.sub(lambda match: f"{match[0]}\\", escape_markdown(text))
     )

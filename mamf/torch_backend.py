@@ -64,14 +64,14 @@ class TorchOperandPool(OperandPool):
             require_memory(self._backend, elements * DTYPES[dtype].itemsize)
             buffer = torch.empty(elements, dtype=to_torch_dtype(dtype), device=self._backend.device)
             if fill:
-                self._fill(buffer, name)
+                self._fill_with_random_values(buffer, name)
             self._buffers[name] = buffer
         return buffer[:elements]
 
     def release_buffers(self) -> None:
         self._buffers.clear()
 
-    def _fill(self, buffer: torch.Tensor, name: str) -> None:
+    def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
         if buffer.dtype == torch.int32:  # only overwrites outputs of int8 matmuls, so any integers will do
@@ -170,8 +170,8 @@ class TorchBackend(Backend):
         return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "out of memory" in str(error).lower()
 
     def compute_digest(self, result: object) -> str | None:
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        tensors = [each for each in results if isinstance(each, torch.Tensor)]
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
         if not tensors:
             return None
         hash_of_tensors = hashlib.sha256()
@@ -258,11 +258,11 @@ class AcceleratorBackend(TorchBackend):
         if spin is None:
             return None
         ratio = _LONG_TO_SHORT_SPIN_RATIO
-        rounds = [
+        short_and_long_seconds = [
             [self._measure_spin_seconds(spin, count * _SHORT_SPIN_CYCLES) for count in (1, ratio)]
             for _ in range(_OVERHEAD_ESTIMATE_COUNT)
         ]
-        return statistics.median((ratio * short - long) / (ratio - 1) for short, long in rounds)
+        return statistics.median((ratio * short - long) / (ratio - 1) for short, long in short_and_long_seconds)
 
     def _measure_spin_seconds(self, spin: Callable[[int], object], cycles: int) -> float:
         """Return the median seconds between the events around kernels that spin for ``cycles`` cycles. Cache flushes
@@ -333,7 +333,7 @@ class StreamQueue(Queue):
         self._vendor.current_stream().wait_stream(self._stream)
 
 
-class StreamedBackend(AcceleratorBackend):
+class MultiStreamBackend(AcceleratorBackend):
     """A device for which torch supports streams, so that it can have a second queue."""
 
     @functools.cached_property

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mamf.errors import MamfError, UsageError, shorten
+from mamf.errors import MamfError, UsageError, shorten_value
 from mamf.files import create_file_atomically, make_folder
 from mamf.text import escape_invisible_characters
 
@@ -94,7 +94,7 @@ def take_logs(files: Sequence[Mapping[str, Any]], root: Path, download: Download
         raise UsageError(f"{len(logs)} logs are added: open a pull request with at most {MOST_LOGS}")
     for file in files:
         if file not in logs and not GENERATED.fullmatch(file["filename"]):
-            yield f"not looked at: {shorten(file['filename'])} ({shorten(file['status'])})"
+            yield f"not looked at: {shorten_value(file['filename'])} ({shorten_value(file['status'])})"
     for file in logs:
         path = root / file["filename"]
         if path.exists():
@@ -107,7 +107,7 @@ def take_logs(files: Sequence[Mapping[str, Any]], root: Path, download: Download
 def download_blob(sha: str) -> bytes:
     """Download a file by its hash from GitHub. Raises UsageError if it is missing or has too many bytes."""
     if not _SHA.fullmatch(sha):
-        raise UsageError(f"{shorten(sha)} is not a hash")
+        raise UsageError(f"{shorten_value(sha)} is not a hash")
     url = f"{os.environ['GITHUB_API_URL']}/repos/{os.environ['GITHUB_REPOSITORY']}/git/blobs/{sha}"
     request = urllib.request.Request(url, headers={"Accept": "application/vnd.github.raw+json"})
     request.add_unredirected_header("Authorization", f"Bearer {os.environ['GH_TOKEN']}")

@@ -25,7 +25,7 @@ from mamf.measurement import (
     Measurement,
     NotebookTable,
     Rate,
-    Rates,
+    RatesByDtypeAndRegime,
     RateSource,
     RateT,
     compute_relative_timing_error,
@@ -415,7 +415,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         )
 
 
-def compute_share_of_known_ceiling(row: Measurement, known_ceilings: Rates) -> float | None:
+def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtypeAndRegime) -> float | None:
     """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the known ceiling for
     its dtype and regime.
 

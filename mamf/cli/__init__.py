@@ -32,7 +32,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
-from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten
+from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten_value
 from mamf.text import wrap_line
 
 #: Seconds for which threads of a plugin may keep the process running after the command has ended.
@@ -145,7 +145,7 @@ def _run_command_and_report_errors(typed_words: Sequence[str], is_watched: bool)
         return 0
     except OSError as error:
         if error.filename is not None:
-            warn(f"cannot read or write {shorten(os.fspath(error.filename))}: {error.strerror}")
+            warn(f"cannot read or write {shorten_value(os.fspath(error.filename))}: {error.strerror}")
             return MamfError.exit_code
         _redirect_stdout_to_null_device()
         warn(f"cannot write the output: {error.strerror or error}")
@@ -161,7 +161,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
     A command may call this function to run another command. ``crashed_run``: the crashed run to continue, if any.
     """
     if word_with_null_byte := next((word for word in typed_words if "\0" in word), None):
-        raise UsageError(f"{shorten(word_with_null_byte)} contains a null byte: remove this byte")
+        raise UsageError(f"{shorten_value(word_with_null_byte)} contains a null byte: remove this byte")
     normalized_words = normalize_option_names(typed_words)
     options = _build_parser(normalized_words).parse_args(normalized_words)
     options.typed_words = typed_words

@@ -143,10 +143,10 @@ def _add_parameter_option(
         }
         actions = [target_group.add_argument(option, **keywords), no_action]
     else:
-        metavar = parameter.metavar or (None if parameter.choices else option[2:].upper())
+        metavar = parameter.metavar or ("N" if parameter.value_type is int and len(parameter.name) > 1 else None)
         keywords |= {
             "type": lambda text: parameter.convert(parse_nonempty_text(text)),
-            "metavar": metavar,
+            "metavar": metavar or (None if parameter.choices else option[2:].upper()),
             "choices": list(parameter.choices) or None,
             "nargs": "+" if takes_several_values else None,
         }

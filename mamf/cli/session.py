@@ -142,11 +142,11 @@ class Session:
             notes=options.notes,
             advice=advice,
             shield_from_signals=interruption.shield_from_signals,
-            check_signals=interruption.check,
+            check_signals=interruption.raise_if_interrupted,
             on_device_lost=partial(exit_after_device_loss, self.backend),
         )
         # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
-        interruption.check()
+        interruption.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
         """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""

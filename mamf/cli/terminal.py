@@ -19,7 +19,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mamf.backend import Backend
-from mamf.errors import MAX_SILENT_SECONDS, REPORT_FORMATS, UsageError, parse_digits, parse_share, parse_size, shorten
+from mamf.errors import (
+    MAX_SILENT_SECONDS,
+    REPORT_FORMATS,
+    UsageError,
+    parse_digits,
+    parse_share,
+    parse_size,
+    shorten_value,
+)
 from mamf.plans import CEILING_REGIMES, CLOCK_CHOICES, COMMON_REGIMES
 from mamf.text import escape_invisible_characters, wrap_line
 
@@ -162,13 +170,15 @@ def parse_duration(text: str) -> float:
     match = _DURATION_PATTERN.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
-        raise UsageError(f"{shorten(text)!r} is not a duration: write a number with s, m or h, such as 90s or 1.5h")
+        raise UsageError(
+            f"{shorten_value(text)!r} is not a duration: write a number with s, m or h, such as 90s or 1.5h"
+        )
     return seconds
 
 
 def parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise UsageError(f"{shorten(text)!r} is not a whole number of at least 0")
+        raise UsageError(f"{shorten_value(text)!r} is not a whole number of at least 0")
     return parse_digits(text)
 
 

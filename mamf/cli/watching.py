@@ -109,9 +109,9 @@ class Interruption:
             yield
         finally:
             self._is_shielded = False
-        self.check(was_raised_before)
+        self.raise_if_interrupted(was_raised_before)
 
-    def check(self, was_raised_before: bool = False) -> None:
+    def raise_if_interrupted(self, was_raised_before: bool = False) -> None:
         """Raise RunInterrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
 
         ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.

@@ -22,7 +22,7 @@ from mamf.contribution.rules import (
     check_legacy_run,
     check_private_texts,
 )
-from mamf.errors import RunLogError, UsageError, shorten
+from mamf.errors import RunLogError, UsageError, shorten_value
 from mamf.files import yield_numbered_paths
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import LEGACY_TIER, FinderRun, build_legacy_run
@@ -150,7 +150,7 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
     plan = header.get("plan", {})  # The log of a profile has no plan.
     named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
     if foreign := sorted(named - list_builtin_names(OPERATION_GROUP)):
-        message = f"results/ collects only operations that are part of mamf, not {shorten(', '.join(foreign))}"
+        message = f"results/ collects only operations that are part of mamf, not {shorten_value(', '.join(foreign))}"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
         log = build_run_log(path, whole)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mamf.backend import Backend
 from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, resolve_backend
 from mamf.dtypes import canonicalize_dtype_name
-from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number, shorten
+from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number, shorten_value
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
@@ -71,13 +71,13 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
         return ceiling.flops
     _require_positive_number("ceiling", ceiling)
     if not _MIN_CEILING_FLOPS <= ceiling <= _MAX_CEILING_FLOPS:
-        raise UsageError(f"ceiling {shorten(ceiling)} must be in FLOP/s: write 700 TFLOPS as 700e12")
+        raise UsageError(f"ceiling {shorten_value(ceiling)} must be in FLOP/s: write 700 TFLOPS as 700e12")
     return float(ceiling)
 
 
 def _require_positive_number(name: str, value: Any) -> None:
     if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
-        raise UsageError(f"{name} {shorten(value)} must be a number above 0")
+        raise UsageError(f"{name} {shorten_value(value)} must be a number above 0")
 
 
 @dataclass(frozen=True)

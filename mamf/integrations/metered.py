@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error, require_whole_number, shorten
+from mamf.errors import MamfWarning, UnknownNameError, UsageError, describe_error, require_whole_number, shorten_value
 from mamf.integrations.flop_counter import StepFlopCounter
 from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
@@ -72,14 +72,14 @@ class MeteredCallback:
 
     def __init__(self, tokens: Any = None, samples: Any = None, **options: Any) -> None:
         # Users cannot give these options of Meter, because the callback finds their values itself.
-        known = inspect.signature(Meter).parameters.keys() - {
+        meter_options = inspect.signature(Meter).parameters.keys() - {
             "model",
             "sequence_length",
             "tokens_per_step",
             "accumulation",
         }
-        for name in options.keys() - known:
-            raise UnknownNameError("option", name, known | {"tokens", "samples"})
+        for name in options.keys() - meter_options:
+            raise UnknownNameError("option", name, meter_options | {"tokens", "samples"})
         check_meter_options(options)
         if not callable(tokens):
             check_tokens(tokens)
@@ -455,7 +455,8 @@ def check_tokens(tokens: Any) -> None:
     pair = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens,)
     if tokens is not None and not all(type(each) is int and each > 0 for each in pair):
         raise UsageError(
-            f"tokens {shorten(tokens)} must be a whole number above 0, (sequences, length), or a function of the batch"
+            f"tokens {shorten_value(tokens)} must be a whole number above 0, (sequences, length), or a function of the "
+            "batch"
         )
 
 

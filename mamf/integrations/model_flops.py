@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mamf.errors import UnsupportedError, is_number, shorten
+from mamf.errors import UnsupportedError, is_number, shorten_value
 
 #: For each type of layer with limited attention, the field of a configuration that has the number of keys per query.
 _WINDOW_FIELD_BY_LAYER_TYPE = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
@@ -134,7 +134,8 @@ def model_flops(model: Any) -> ModelFlops:
         text_model = getattr(getattr(config, "text_config", None), "model_type", None)
         known = ", ".join(sorted(each for each in sections if " " not in each))
         raise UnsupportedError(
-            f"no formula for {shorten(architecture)!r}{', but its text_config has one' * (text_model in sections)}: "
+            f"no formula for {shorten_value(architecture)!r}"
+            f"{', but its text_config has one' * (text_model in sections)}: "
             f"count FLOP with mamf.count_flops, or give flops_per_step=; there are formulas for {known}"
         )
     return _ArchitectureReader(config, architecture).make_formula(
@@ -214,7 +215,9 @@ class _ArchitectureReader:
         if not value:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
         if value is not True and not (is_number(value) and 0 < value < math.inf):
-            raise UnsupportedError(f"{name} {shorten(value)} in the model's configuration must be a number above 0")
+            raise UnsupportedError(
+                f"{name} {shorten_value(value)} in the model's configuration must be a number above 0"
+            )
         return int(value)
 
     def _count_sparse_layers(self, layers: int) -> int:

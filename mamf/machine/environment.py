@@ -102,11 +102,11 @@ def select_warnings(findings: list[Advice]) -> list[Advice]:
 def _check_host_load() -> Advice:
     import psutil  # imported here, because commands that measure nothing work without psutil
 
-    busy = psutil.cpu_percent(interval=0.1)
+    busy_percent = psutil.cpu_percent(interval=0.1)
     return Advice(
         "host load",
-        "ok" if busy < _MIN_BUSY_HOST_PERCENT else "warning",
-        f"the host's CPU is {busy:.0f} % busy",
+        "ok" if busy_percent < _MIN_BUSY_HOST_PERCENT else "warning",
+        f"the host's CPU is {busy_percent:.0f} % busy",
         cost="the host may queue launches late, so rates of small shapes are noisy",
         command="top -o %CPU   # shows what runs",
     )

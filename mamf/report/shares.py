@@ -23,7 +23,7 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roof_point
 from mamf.logs.records import round_to_six_digits
-from mamf.measurement import TERA, Conditions, Measurement, Rate, Rates, find_rate
+from mamf.measurement import TERA, Conditions, Measurement, Rate, RatesByDtypeAndRegime, find_rate
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
@@ -156,7 +156,7 @@ class ShareCalculator:
 
     header: Mapping[str, Any]
     ceilings: Ceilings = field(default_factory=dict)
-    known: Rates = field(default_factory=dict)
+    known: RatesByDtypeAndRegime = field(default_factory=dict)
     roofs: Roofs | None = None
 
     def compute_peak_share(self, row: Measurement) -> float | None:

@@ -80,13 +80,13 @@ def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypat
     step.poison_outputs()
     for launch in (*step.launches, *step.launches):
         launch()
-    step.verify()
+    step.verify_last_outputs()
     step.require_unchanged_operands()
     step.poison_outputs()
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: None)
     step.launches[0]()
     with pytest.raises(WrongResultError):
-        step.verify()
+        step.verify_last_outputs()
 
 
 def test_checkpointing_changes_no_answer():

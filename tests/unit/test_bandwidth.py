@@ -98,7 +98,7 @@ def test_what_is_faster_than_memory_is_implausible(bandwidth):
     backend = SimulatedBackend(physics=Physics(bandwidth=6e12))
     problem, shape = BandwidthProblem(), BandwidthShape(GIB)
     limit = bandwidth.find_max_possible_rate(backend.info, problem, shape)
-    row = measured(backend, problem, shape, fastest_possible=limit)
+    row = measured(backend, problem, shape, max_possible_rate=limit)
     assert row.status == "implausible"
     assert "TB/s" in row.reason
 

@@ -78,7 +78,7 @@ def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name
         ("RTX 4090 Laptop GPU", "unknown device"),
         ("NVIDIA GeForce RTX 3080 12GB", "unknown device.*RTX 3080 10GB"),
         ("AMD Radeon Graphics", "unknown device"),  # the driver's name for many
-        ("NVIDIA A101", "similar names:.*A100|similar names:.*A10"),
+        ("NVIDIA A101", "similar name:.*A100|similar name:.*A10"),
         ("\x1b[2J", r"'\\x1b\[2J'"),
         ("x" * 10000, "10000 characters"),
         (f"{H100} MIG 3g.40gb", "part of a card"),

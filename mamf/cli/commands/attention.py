@@ -72,7 +72,7 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
-        help="kernel that the report compares the speed of others with (default: eager, or the slowest kernel if "
+        help="kernel with whose speed the report compares the other kernels (default: eager, or the slowest kernel if "
         "eager is not measured)",
     )
     add_device_options(parser)

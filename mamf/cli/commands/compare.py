@@ -43,8 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_share,
         default=DEFAULT_REGRESSION_TOLERANCE,
         metavar="SHARE",
-        help="exit with code 3 if a row of B is slower than in A by more than this share, or all rows together by more "
-        "than a quarter of this share (default: 1%%)",
+        help="exit with code 3 if a row of B is slower than in A by more than this share, or if all rows together are "
+        "slower by more than a quarter of this share (default: 1%%)",
     )
     add_shared_options(parser, "--top", default=0, default_text="only rows that changed or are undecided")
     add_shared_options(parser, "--anyway", "--format", "--wide")

@@ -60,8 +60,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(
         group,
         "--shapes",
-        help="pairs MxNxK+SIZE of a matmul and the bytes of the other work (default: 8192x8192x8192 and 16x8192x8192, "
-        "each with +64MiB and +1GiB)",
+        help="pairs MxNxK+SIZE: the shape of the matmul and the bytes of the other work (default: 8192x8192x8192 and "
+        "16x8192x8192, each with +64MiB and +1GiB)",
     )
     group.add_argument(
         "--blocks",
@@ -72,7 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "library chooses (default: 0)",
     )
     add_shared_options(group, "--dtype")
-    add_shared_options(group, "--time-limit", default_text="3s for each of the four rows of a pair, plus 3s to settle")
+    add_shared_options(
+        group, "--time-limit", default_text="3s for each of the four rows of a pair in --shapes, plus 3s to settle"
+    )
     group.add_argument(
         "--flop",
         type=float,

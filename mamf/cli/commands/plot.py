@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cycles",
         action="store_true",
-        help="draw the share of clock cycles used (vertical axis) against the clock frequency",
+        help="draw the share of clock cycles that kernels use (vertical axis) against the clock frequency",
     )
 
 
@@ -86,7 +86,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:
         raise UsageError(
-            f"{folders[0]} is a folder of 'mamf node', which cannot be drawn with other logs: name only this folder"
+            f"mamf cannot draw {folders[0]}, a folder of 'mamf node', together with other logs: name only this folder"
         )
     finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(finder_runs):
@@ -103,4 +103,4 @@ def _make_picture(options: argparse.Namespace) -> Picture:
 def _refuse_regime_and_direction(options: argparse.Namespace, picture_name: str) -> None:
     for option_name in ("regime", "direction"):
         if getattr(options, option_name):
-            raise UsageError(f"--{option_name} cannot be combined with {picture_name}, which has no {option_name}")
+            raise UsageError(f"--{option_name} does not apply to {picture_name}: leave --{option_name} out")

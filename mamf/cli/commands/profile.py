@@ -58,8 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_size,
         default=3,
         metavar="N",
-        help="number of steps to profile (default: 3); before that, the same number of steps is timed without the "
-        "profiler",
+        help="number of steps to profile; before them, mamf times the same number of steps without the profiler "
+        "(default: 3)",
     )
     parser.add_argument(
         "--warmup",

@@ -14,7 +14,7 @@ from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
-from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten
+from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten_value
 from mamf.kernel import AnyKernel
 from mamf.operation import Request, get_parameters, make_operation_plan
 from mamf.plans import (
@@ -127,13 +127,15 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     match = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
     if match is None or not float(match[1]):
         claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-        raise UsageError(f"--claim {shorten(text)!r} is not a claim: write {claim_form}")
+        raise UsageError(f"--claim {shorten_value(text)!r} is not a claim: write {claim_form}")
     rate_text, decimals, unit, kernel, shape_text, texts = match.groups()
     operation = _find_operation_of_claim(kernel, shape_text)
     if (
         unit_of_operation := operation.problem_type().compute_work(shape := operation.parse_shape(shape_text)).unit
     ) != unit:
-        raise UsageError(f"--claim {shorten(text)!r} must be in {unit_of_operation}, the unit of {operation.name}")
+        raise UsageError(
+            f"--claim {shorten_value(text)!r} must be in {unit_of_operation}, the unit of {operation.name}"
+        )
     fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in texts.split()]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
     values_by_field = parse_field_texts(operation, [each for each in fields if each != f"regime={regime}"])
@@ -173,7 +175,9 @@ def _find_operation_of_claim(kernel_name: str, shape_text: str) -> AnyOperation:
             return operation
         kernel_names |= {*list_kernel_names(operation)}
     if not operations:
-        raise UsageError(f"{shorten(shape_text)!r} is not a shape of any operation: write 4096x4096x4096 for matmul")
+        raise UsageError(
+            f"{shorten_value(shape_text)!r} is not a shape of any operation: write 4096x4096x4096 for matmul"
+        )
     raise UnknownNameError("kernel", kernel_name, kernel_names)
 
 

@@ -77,7 +77,7 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--reference",
         metavar="MxNxK",
-        help="shape to measure repeatedly during the run, to show drift of the device (default: none)",
+        help="shape to measure repeatedly during the run, to show whether the device's speed drifts (default: none)",
     )
     group.add_argument(
         "--reference-every",

@@ -244,7 +244,7 @@ class AttentionProblem(CheckedProblem):
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "fraction of key blocks that hardly affect the result, because mamf generates such inputs; for kernels "
+            "share of key blocks that hardly affect the result in the inputs that mamf generates; for kernels "
             "that skip such blocks",
             default="0",
             parse_text=_read_sparsity,

@@ -126,8 +126,8 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         Parameter(
             "product",
             str,
-            "matmul to measure of each layer in --preset (forward pass, gradient of the input or gradient of the "
-            "weight); also sets the layout",
+            "which matmul of each layer in --preset to measure: that of the forward pass, of the gradient of the "
+            "input, or of the gradient of the weight; also sets the layout",
             "forward",
             tuple(LAYOUT_BY_LAYER_PASS),
             is_rare=True,

@@ -120,7 +120,9 @@ class ModelProblem(CheckedProblem):
     data: str = field(
         default="normal",
         metadata=describe(
-            "has only this value, because the tokens are always random", choices=("normal",), is_rare=True
+            "distribution of the tokens, which are always random, so there is only this value",
+            choices=("normal",),
+            is_rare=True,
         ),
     )
     seed: int = 0

@@ -11,7 +11,7 @@ from typing import Any
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import UsageError
-from mamf.measurement import TERA, Measurement, Rates, find_rate, group_pairs
+from mamf.measurement import TERA, Measurement, RatesByDtypeAndRegime, find_rate, group_pairs
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
@@ -251,7 +251,7 @@ _DIFFERENCES_NOTE = (
 
 
 def make_model_chart(
-    rows: Sequence[Measurement], known: Rates, header: Mapping[str, Any], regime: str | None = None
+    rows: Sequence[Measurement], known: RatesByDtypeAndRegime, header: Mapping[str, Any], regime: str | None = None
 ) -> StackedChart:
     """Draw stacked bars of the parts of a training step against the context length, with a panel for each kernel and
     model, or all bars in one panel if there is one context length. Labels have the MAMFU (share of the highest
@@ -316,7 +316,7 @@ def _describe_step(key: _StepKey) -> list[str]:
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
-def _make_step_bar(label: str, by_phase: _RowsByPhase, known: Rates) -> StackedBar:
+def _make_step_bar(label: str, by_phase: _RowsByPhase, known: RatesByDtypeAndRegime) -> StackedBar:
     """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
     ceiling = find_row_ceiling(longest, known)
@@ -337,7 +337,7 @@ def split_step_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ..
     return tuple(parts)
 
 
-def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: Rates) -> Iterator[str]:
+def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: RatesByDtypeAndRegime) -> Iterator[str]:
     """Yield a note for each dtype and regime: the ceiling that MAMFU refers to, or that no ceiling is known."""
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known, *key):

@@ -138,7 +138,7 @@ class Task:
 
 def made_task(name: str, chip: Chip) -> Task:
     sizes, lengths = EDGE_SIZES if name in EDGES else (MADE_SIZES, MADE_SIZES)
-    return Task(name, made(chip, MatmulGrid(sizes, sizes, lengths).shapes()), chip.compute_units)
+    return Task(name, made(chip, MatmulGrid(sizes, sizes, lengths).list_shapes()), chip.compute_units)
 
 
 class SpentError(Exception):

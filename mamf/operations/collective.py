@@ -81,8 +81,11 @@ class CollectiveProblem(CheckedProblem):
 
         Several sets would not change the time, because a rank always reads from memory the data that it sends.
         """
-        sent, received = self.count_buffer_elements(shape)
-        return {"sent": Buffer(sent, self.dtype), "received": Buffer(received, self.dtype, fill=False)}
+        sent_elements, received_elements = self.count_buffer_elements(shape)
+        return {
+            "sent": Buffer(sent_elements, self.dtype),
+            "received": Buffer(received_elements, self.dtype, fill=False),
+        }
 
     def count_bytes(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> int:
         return sum(buffer.nbytes for buffer in self.list_buffers(shape).values())
@@ -134,10 +137,10 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
             if max_bytes is None or size == _DEFAULT_SHAPES[0] or size.nbytes <= max_bytes
         ]
 
-    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> CollectiveProblem:
+    def make_problem(self, backend: Backend, requested_fields: Mapping[str, Any]) -> CollectiveProblem:
         """Make a problem. By default, ``ranks`` is the number of processes that the launcher has started, or else 2."""
-        ranks = asked.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
-        return super().make_problem(backend, {**asked, "ranks": ranks})
+        ranks = requested_fields.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
+        return super().make_problem(backend, {**requested_fields, "ranks": ranks})
 
     def make_problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
         """Return the record of a problem in a log, without ``blocks`` if the library chooses the number of blocks."""

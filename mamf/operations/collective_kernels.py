@@ -59,10 +59,10 @@ class TorchDistributed(CollectiveKernel):
     ) -> Prepared:
         buffers, error = None, None
         try:
-            needed = problem.list_buffers(shape)
+            buffers_by_name = problem.list_buffers(shape)
             # The pool fills a buffer with values that depend on its name, so each rank sends different values.
-            sent = pool.take_buffer(f"sent by {torch.distributed.get_rank()}", *needed["sent"])
-            buffers = sent, pool.take_buffer("received", *needed["received"])
+            send_buffer = pool.take_buffer(f"sent by {torch.distributed.get_rank()}", *buffers_by_name["sent"])
+            buffers = send_buffer, pool.take_buffer("received", *buffers_by_name["received"])
         except Exception as exception:  # Tell the other ranks, because they would wait for this rank forever.
             error = exception
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
@@ -120,27 +120,31 @@ class CheckedCollective:
         self,
         problem: CollectiveProblem,
         part_elements: int,
-        sent: torch.Tensor,
-        received: torch.Tensor,
+        send_buffer: torch.Tensor,
+        receive_buffer: torch.Tensor,
         group: Any = None,
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
-        self._sent, self._received, self._part_elements = sent, received, part_elements
+        self._send_buffer, self._receive_buffer, self._part_elements = send_buffer, receive_buffer, part_elements
         # A ring reduction of n ranks rounds partial sums of 1 to n terms. Their combined error is about sqrt(n / 2)
         # times the error of one rounding; the tolerance allows sqrt(n) times.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
         indices = sorted({0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLE_COUNT))})
-        self._sampled_indices = torch.tensor(indices, device=sent.device)
+        self._sampled_indices = torch.tensor(indices, device=send_buffer.device)
         self._launch_count = 0
-        run_collective: Callable[..., object] = make_collective_calls(sent, received)[problem.collective]
+        run_collective: Callable[..., object] = make_collective_calls(send_buffer, receive_buffer)[problem.collective]
         self._run_collective = run_collective if group is None else partial(run_collective, group=group)
-        self._expected_samples = self._compute_expected_data(torch.stack(gather_objects(self._copy_samples(sent))))
-        self._expected_sums = (
-            None if self._tolerance else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits(sent))))
+        self._expected_samples = self._compute_expected_data(
+            torch.stack(gather_objects(self._copy_samples(send_buffer)))
         )
-        self._find_changed_operands = ChangeDetector({"sent": sent})
+        self._expected_sums = (
+            None
+            if self._tolerance
+            else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits(send_buffer))))
+        )
+        self._find_changed_operands = ChangeDetector({"sent": send_buffer})
 
     def launch(self) -> None:
         self._launch_count += 1
@@ -153,9 +157,9 @@ class CheckedCollective:
         """
         self._launch_count = 0
         if self._collective == "all_reduce":
-            self._received.copy_(self._sent)
+            self._receive_buffer.copy_(self._send_buffer)
         else:
-            poison_tensor(self._received)
+            poison_tensor(self._receive_buffer)
 
     def verify(self) -> Verdict:
         """Return the worst verdict of all ranks on every rank, because all ranks must stop together."""
@@ -192,13 +196,15 @@ class CheckedCollective:
         ).cpu()
 
     def _measure_error(self) -> float:
-        if self._expected_sums is not None and not torch.equal(self._sum_bits(self._received), self._expected_sums):
+        if self._expected_sums is not None and not torch.equal(
+            self._sum_bits(self._receive_buffer), self._expected_sums
+        ):
             return math.inf
-        samples, expected = self._copy_samples(self._received), self._expected_samples
+        samples, expected = self._copy_samples(self._receive_buffer), self._expected_samples
         if self._collective == "all_reduce":
             # Each launch after the first reduces the sums again, which multiplies them by the number of ranks.
             exponent = min(self._launch_count - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))
-            expected = (expected * float(self._ranks) ** exponent).to(self._received.dtype).double()
+            expected = (expected * float(self._ranks) ** exponent).to(self._receive_buffer.dtype).double()
             is_finite = expected.isfinite()
             if not torch.equal(samples[~is_finite], expected[~is_finite]):
                 return math.inf
@@ -207,14 +213,14 @@ class CheckedCollective:
         return difference / norm if norm else (math.inf if difference else 0.0)
 
 
-def make_collective_calls(sent: torch.Tensor, received: torch.Tensor) -> dict[str, Callable[[], object]]:
+def make_collective_calls(send_buffer: torch.Tensor, receive_buffer: torch.Tensor) -> dict[str, Callable[[], object]]:
     distributed: Any = torch.distributed
     # torch 2.13 renamed these functions, and warns if a program uses the older names.
     all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     return {
-        "all_reduce": partial(distributed.all_reduce, received),
-        "all_gather": partial(all_gather, received, sent),
-        "reduce_scatter": partial(reduce_scatter, received, sent),
-        "all_to_all": partial(distributed.all_to_all_single, received, sent),
+        "all_reduce": partial(distributed.all_reduce, receive_buffer),
+        "all_gather": partial(all_gather, receive_buffer, send_buffer),
+        "reduce_scatter": partial(reduce_scatter, receive_buffer, send_buffer),
+        "all_to_all": partial(distributed.all_to_all_single, receive_buffer, send_buffer),
     }

@@ -147,9 +147,9 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
         functional: Any = torch.nn.functional
         weights = b.elements.view(shape.experts, shape.n, shape.k).transpose(-2, -1)
         scale_a, scale_b = a.scales.view(-1), b.scales.view(shape.experts, shape.n)
-        recipe, fast = functional.ScalingType.RowWise, problem.fast_accumulation
+        recipe, is_fast = functional.ScalingType.RowWise, problem.fast_accumulation
         return lambda: functional.scaled_grouped_mm(
-            a.elements, weights, scale_a, recipe, scale_b, recipe, offs=row_ends, use_fast_accum=fast
+            a.elements, weights, scale_a, recipe, scale_b, recipe, offs=row_ends, use_fast_accum=is_fast
         )
 
     def make_operand_set(

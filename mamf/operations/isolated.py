@@ -95,12 +95,12 @@ def serve_launches(
     return request
 
 
-def _send_results(channel: Channel, written: Mapping[str, torch.Tensor], result: object) -> None:
-    returned = list_tensors(result)
+def _send_results(channel: Channel, written_buffers: Mapping[str, torch.Tensor], result: object) -> None:
+    returned_tensors = list_tensors(result)
     channel.send(
-        *(_copy_bytes(tensor) for tensor in (*written.values(), *returned)),
-        written=list(written),
-        returned=[(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned],
+        *(_copy_bytes(tensor) for tensor in (*written_buffers.values(), *returned_tensors)),
+        written=list(written_buffers),
+        returned=[(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned_tensors],
         is_one=isinstance(result, torch.Tensor),
     )
 
@@ -139,9 +139,9 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     operands = [name for name, buffer in buffers.items() if buffer.fill]
     channel.send(*(_copy_bytes(flat[name]) for name in operands), operands=operands)
     fields, parts = channel.receive()
-    written = len(fields["written"])
-    _write_buffers(flat, fields["written"], parts[:written])
-    result = _rebuild_result(fields, parts[written:])
+    written_count = len(fields["written"])
+    _write_buffers(flat, fields["written"], parts[:written_count])
+    result = _rebuild_result(fields, parts[written_count:])
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:

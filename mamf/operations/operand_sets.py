@@ -289,8 +289,8 @@ def get_max_error(errors: Iterable[float]) -> float:
 
     Python's ``max`` would ignore a NaN that does not come first.
     """
-    found = list(errors)
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
+    known_errors = list(errors)
+    return math.nan if any(map(math.isnan, known_errors)) else max(known_errors, default=0.0)
 
 
 class ChangeDetector:

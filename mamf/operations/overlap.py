@@ -60,7 +60,7 @@ class OverlapShape(BaseShape):
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
 
-MIN_SHAPE = OverlapShape(1, 1, 1, 1)
+MIN_OVERLAP_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class OverlapProblem(CheckedProblem):
     def is_collective(self) -> bool:
         return self.other in COLLECTIVES
 
-    def get_counted_work(self, shape: OverlapShape) -> tuple[Any, Any]:
+    def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the work whose rate a row reports: its problem and its shape, such as a MatmulShape."""
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
@@ -126,7 +126,7 @@ class OverlapProblem(CheckedProblem):
         return BandwidthProblem(self.other, **shared_fields), BandwidthShape(shape.nbytes)
 
     def compute_work(self, shape: OverlapShape) -> Work:
-        problem, counted_shape = self.get_counted_work(shape)
+        problem, counted_shape = self.get_counted_problem_and_shape(shape)
         counted_work: Work = problem.compute_work(counted_shape)
         return replace(counted_work, convention=f"{self.work_names[0]}: {counted_work.convention}")
 
@@ -136,11 +136,11 @@ class OverlapProblem(CheckedProblem):
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        problem, counted_shape = self.get_counted_work(shape)
+        problem, counted_shape = self.get_counted_problem_and_shape(shape)
         return dict(problem.list_buffers(counted_shape, sets, rewrite))
 
     def count_bytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
-        problem, counted_shape = self.get_counted_work(shape)
+        problem, counted_shape = self.get_counted_problem_and_shape(shape)
         return int(problem.count_bytes(counted_shape, sets, rewrite))
 
 
@@ -163,7 +163,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """Return the kernel that runs the work whose rate a row reports. Raises UnavailableError if none runs here."""
-        counted_problem, _ = problem.get_counted_work(MIN_SHAPE)
+        counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)
         available = choose_kernels(make_operation(counted_problem.operation), backend)
@@ -176,11 +176,13 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
                 "add --alone yes"
             )
         return self.get_counted_kernel(backend, problem).explain_unsupported_problem(
-            backend, problem.get_counted_work(MIN_SHAPE)[0]
+            backend, problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
         )
 
     def apply_settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
-        return self.get_counted_kernel(backend, problem).apply_settings(backend, problem.get_counted_work(MIN_SHAPE)[0])
+        return self.get_counted_kernel(backend, problem).apply_settings(
+            backend, problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
+        )
 
     def prepare(
         self,
@@ -191,7 +193,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        kernel, counted_problem_and_shape = self.get_counted_kernel(backend, problem), problem.get_counted_work(shape)
+        kernel, counted_problem_and_shape = (
+            self.get_counted_kernel(backend, problem),
+            problem.get_counted_problem_and_shape(shape),
+        )
         if reason := kernel.explain_unsupported_shape(*counted_problem_and_shape):
             raise UnsupportedError(reason)
         return kernel.prepare(backend, *counted_problem_and_shape, pool, sets, rewrite)
@@ -212,13 +217,15 @@ class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
         # Matmuls as in training (8192 rows) and in decoding (16 rows), each with 64 MiB and with 1 GiB of other work.
         return [OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024)]
 
-    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> OverlapProblem:
-        return super().make_problem(backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **asked})
+    def make_problem(self, backend: Backend, requested_fields: Mapping[str, Any]) -> OverlapProblem:
+        return super().make_problem(
+            backend, {"ranks": max(2, int(os.environ.get("WORLD_SIZE") or 0)), **requested_fields}
+        )
 
     def find_max_possible_rate(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
-        counted_problem, counted_shape = problem.get_counted_work(shape or MIN_SHAPE)
+        counted_problem, counted_shape = problem.get_counted_problem_and_shape(shape or MIN_OVERLAP_SHAPE)
         return make_operation(counted_problem.operation).find_max_possible_rate(
             info, counted_problem, counted_shape if shape else None
         )

@@ -38,9 +38,9 @@ from mamf.operations.whole_products import (
     MatmulPart,
     divide_or_return_inf,
     find_wrong_cells,
-    round_like_result,
+    round_exact_to_int8,
     verify_all_entries,
-    verify_special_product,
+    verify_matmul_with_special_values,
 )
 from mamf.torch_backend import to_torch_dtype
 
@@ -100,15 +100,15 @@ def make_matmul_operand_set(
             return Verdict(math.inf, 0.0, reason=reason)
         output_parts = split_into_parts(get_output(result))
         blocks = draw_sampled_blocks(output_parts)
-        found = torch.cat(
+        actual = torch.cat(
             [
                 copy_selection_to_host(select_along_dim(output_parts[p].c[i], 0, m), 1, n).flatten()
                 for p, i, m, n in blocks
             ]
         )
         expected = scale * compute_sampled_blocks(output_parts, blocks)
-        expected = round_like_result(found, expected) if problem.has_int8_output else expected
-        return Verdict(compute_relative_error(found, expected), problem.tolerance, verdict_details)
+        expected = round_exact_to_int8(actual, expected) if problem.has_int8_output else expected
+        return Verdict(compute_relative_error(actual, expected), problem.tolerance, verdict_details)
 
     def verify_whole(result: object) -> Verdict:
         """Verify all entries of C, whose dtype and shape ``verify`` has already checked."""
@@ -125,7 +125,7 @@ def make_matmul_operand_set(
         list_changed_operands=find_changed_operands,
         is_deterministic=True,
         locate_wrong_cells=lambda result: find_wrong_cells(problem, split_into_parts(get_output(result)), scale),
-        verify_special_values=lambda: verify_special_product(
+        verify_special_values=lambda: verify_matmul_with_special_values(
             problem, split_into_parts, lambda: get_output(launch()), scale
         ),
     )
@@ -142,7 +142,7 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     fast_dtypes: ClassVar[tuple[str, ...]] = ()
 
     def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
-        if problem.padding and not self.has_padding:
+        if problem.padding_elements and not self.has_padding:
             return f"kernel {self.name} does not support padded rows: use --layout {problem.layout[:2]}"
         return (
             self._explain_unsupported_dtype(problem)
@@ -231,13 +231,13 @@ def copy_operand_rows_to_host(operand: MatmulOperand, matmul_index: int, rows: t
     )
 
 
-def compute_relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return ||found - expected|| / ||expected|| of two tensors on the host.
+def compute_relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return ||actual - expected|| / ||expected|| of two tensors on the host.
 
-    If all expected values are 0, return 0 if all found values are 0, or else infinity.
+    If all expected values are 0, return 0 if all actual values are 0, or else infinity.
     """
     with use_one_torch_thread():
-        difference = torch.linalg.vector_norm(found - expected).item()
+        difference = torch.linalg.vector_norm(actual - expected).item()
         magnitude = torch.linalg.vector_norm(expected).item()
     return divide_or_return_inf(difference, magnitude)
 
@@ -321,14 +321,14 @@ def make_scaled_operand_set(
     # Create the detector before ``bind_operands``, because a kernel may already overwrite the operands there.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
     find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
-    unquantized = [view_as(flat[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]
+    unquantized_operands = [view_as(flat[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]
     return make_matmul_operand_set(
         problem,
         bind_operands(a, b),
         c,
         functools.partial(split_into_parts, a, b),
         choose_operand_to_change(a.elements, b.elements),
-        split_unquantized=functools.partial(split_into_parts, *unquantized),
+        split_unquantized=functools.partial(split_into_parts, *unquantized_operands),
         find_changed_operands=find_changed_operands,
     )
 

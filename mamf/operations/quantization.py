@@ -108,9 +108,9 @@ def quantize_to_format(
         chunk = values[start : start + chunk_rows].float()
         scale = compute_block_scales(view_as_blocks(chunk, scaling).abs().amax((1, 3)), scaling, format_max)
         scales.append(scale)
-        scaled = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
+        scaled_values = apply_scales(chunk, 1 / decode_scales(scale, scaling), scaling).clamp(-format_max, format_max)
         elements[start : start + chunk_rows] = (
-            pack_e2m1(scaled) if is_e2m1 else scaled.to(float8_dtype).view(torch.uint8)
+            pack_e2m1(scaled_values) if is_e2m1 else scaled_values.to(float8_dtype).view(torch.uint8)
         )
     return QuantizedOperand(elements if is_e2m1 else elements.view(float8_dtype), torch.cat(scales), scaling)
 

@@ -82,23 +82,23 @@ class UnknownOperation(Operation[Any, Any]):
     def read_shape_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._row_record
         work = Work(float(row["flop"]), int(row["bytes"]), "as the log of the row counts it", str(row["unit"]))
-        return UnknownShape(freeze_record(record), work)
+        return UnknownShape(make_hashable_record(record), work)
 
     def make_shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return thaw_fields(shape.fields)
+        return restore_record(shape.fields)
 
     def read_problem_record(self, record: Mapping[str, Any]) -> UnknownProblem:
-        return UnknownProblem(self.name, freeze_record(record))
+        return UnknownProblem(self.name, make_hashable_record(record))
 
     def make_problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return thaw_fields(problem.fields)
+        return restore_record(problem.fields)
 
 
-def freeze_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def make_hashable_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple((str(name), tuple(value) if isinstance(value, list) else value) for name, value in record.items())
 
 
-def thaw_fields(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def restore_record(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 

@@ -17,7 +17,7 @@ error of these sums is 1e-6, while the results may have errors of 1e-3. It sums 
 If C is rounded to int8, rounding would hide small errors from this test. For such a C, a library computes the exact
 int32 result, the test verifies that result, and every entry of C is compared with it.
 
-``verify_special_product`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
+``verify_matmul_with_special_values`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
 
 from __future__ import annotations
@@ -148,21 +148,21 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
         for start in range(0, part.c.shape[1], step):
             rows = slice(start, start + step)
             block = MatmulPart(part.left[:, rows], part.right, part.c[:, rows])  # type: ignore[index]
-            exact = _compute_exact_int32(block)
+            exact = _compute_exact_int32_matmul(block)
             if _compute_residual_statistics(
                 MatmulPart(block.left, block.right, exact), 1.0, torch.int32, chunk_elements
             )[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact matmul that mamf compares C with is itself wrong")
-            found = block.c.float()
-            expected = round_like_result(found, exact.float() * scale)
-            squared_error += (found - expected).square().sum().item()
+            output = block.c.float()
+            expected = round_exact_to_int8(output, exact.float() * scale)
+            squared_error += (output - expected).square().sum().item()
             squared_norm += expected.square().sum().item()
     return Verdict(
         divide_or_return_inf(math.sqrt(squared_error), math.sqrt(squared_norm)), 0.0, reference=_REFERENCE_DESCRIPTION
     )
 
 
-def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
+def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
     """Compute the exact int32 result of int8 operands, by adding float32 matmuls over few terms of K each."""
     sums = torch.zeros(part.c.shape, dtype=torch.int32, device=part.c.device)
     terms = zip(part.left.split(_MAX_EXACT_TERMS, -1), part.right.split(_MAX_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
@@ -171,13 +171,13 @@ def _compute_exact_int32(part: MatmulPart) -> torch.Tensor:
     return sums
 
 
-def round_like_result(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def round_exact_to_int8(output: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Round exact values to int8, and return the expected outputs.
 
-    A value halfway between two integers may be rounded up or down: expect what the output ``found`` contains there.
+    A value halfway between two integers may be rounded up or down: expect what ``output`` contains there.
     """
     clamped = exact.clamp(-128, 127)
-    return torch.where((found - clamped).abs() <= _MAX_ROUNDING_DISTANCE, found, clamped.round())
+    return torch.where((output - clamped).abs() <= _MAX_ROUNDING_DISTANCE, output, clamped.round())
 
 
 def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
@@ -207,8 +207,8 @@ def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], sc
 def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float) -> torch.Tensor:
     """Return booleans (batch, M): True for each row of C whose error is larger than rounding explains."""
     if problem.has_int8_output:
-        found = part.c.float()
-        return (found != round_like_result(found, _compute_exact_int32(part).float() * scale)).any(2)
+        output = part.c.float()
+        return (output != round_exact_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
     sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _CHUNK_ELEMENTS[1]
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     expected_products = _multiply_by_vectors(
@@ -222,8 +222,8 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
     return (~(residuals <= max_ratio * torch.maximum(squares, squares.mean()).sqrt()[..., None])).any(2)
 
 
-def divide_or_return_inf(part: float, whole: float) -> float:
-    return part / whole if whole else (math.inf if part else 0.0)
+def divide_or_return_inf(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else (math.inf if numerator else 0.0)
 
 
 def _compute_residual_statistics(
@@ -241,16 +241,16 @@ def _compute_residual_statistics(
         part.left, _multiply_transpose_by_vectors(part.right, x, sum_dtype, chunk_elements), sum_dtype, chunk_elements
     )
     expected = expected if scale == 1 else expected * scale
-    found = _multiply_by_vectors(c, x, sum_dtype, chunk_elements)
+    computed = _multiply_by_vectors(c, x, sum_dtype, chunk_elements)
     if sum_dtype == torch.int32:
-        wrong_count = (found != expected).sum().float()
+        wrong_count = (computed != expected).sum().float()
         return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
     # torch converts values while it reads them, except for 8-bit floats. So convert only those in advance: converting
     # all of C in advance would move five times the bytes.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
     row_squares = torch.cat(norms_by_chunk, dim=1).square()
-    r = found - expected
+    r = computed - expected
     # If the norm of a row is below average, use the average instead, because rounding errors in the row may be as large
     # as in other rows.
     norms = torch.maximum(row_squares, row_squares.mean()).sqrt()[..., None]
@@ -330,7 +330,7 @@ def _split_into_chunks(tensor: torch.Tensor, chunk_elements: int) -> Iterator[to
     yield from tensor.split(max(1, chunk_elements // (tensor.shape[0] * tensor.shape[2])), dim=1)
 
 
-def verify_special_product(
+def verify_matmul_with_special_values(
     problem: BaseMatmulProblem,
     split_into_parts: Callable[[torch.Tensor], Sequence[MatmulPart]],
     launch: Callable[[], torch.Tensor],

@@ -20,7 +20,7 @@ from mamf.errors import UsageError
 from mamf.kernel import Verdict
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.run_log import read_run_log
-from mamf.operations.overlap import MIN_SHAPE, OverlapProblem, OverlapShape
+from mamf.operations.overlap import MIN_OVERLAP_SHAPE, OverlapProblem, OverlapShape
 from mamf.report.studies import find_complete_pairs
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
@@ -167,7 +167,10 @@ def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
 
 def test_ranks_and_blocks_are_of_collectives():
     assert OverlapProblem("to_host", ranks=4, blocks=8) == OverlapProblem("to_host")
-    assert OverlapProblem("all_gather", ranks=4, blocks=8).get_counted_work(MIN_SHAPE)[0].dtype == "bfloat16"
+    assert (
+        OverlapProblem("all_gather", ranks=4, blocks=8).get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0].dtype
+        == "bfloat16"
+    )
     for wrong in ({"other": "all_reduce", "ranks": 1}, {"other": "all_reduce", "ranks": 2, "blocks": -1}):
         with pytest.raises(UsageError):
             OverlapProblem(**wrong)

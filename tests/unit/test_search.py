@@ -23,7 +23,7 @@ H100 = CHIPS["132 units"]
 
 @functools.cache
 def landscape(name="132 units"):
-    return made(CHIPS[name], GRID.shapes())
+    return made(CHIPS[name], GRID.list_shapes())
 
 
 def searched(truth, grid=GRID, noise=0.0, measurements=100, units=132, seed=0):
@@ -90,7 +90,7 @@ def test_the_period_of_waves_is_learned_from_what_was_measured(name):
 
 def test_where_nothing_comes_in_waves_none_are_learned():
     chooser = random.Random(0)
-    flat = {shape: chooser.gauss(500, 1) for shape in chooser.sample(GRID.shapes(), 50)}
+    flat = {shape: chooser.gauss(500, 1) for shape in chooser.sample(GRID.list_shapes(), 50)}
     assert estimate_compute_units(flat, Hyperparameters()) is None
     assert estimate_compute_units({}, Hyperparameters()) is None
 
@@ -126,7 +126,7 @@ def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
     sizes = range(512, 11264, 512)
     grid = MatmulGrid(sizes, sizes, sizes, most_flop=2e12)
     assert len(grid) > 8192
-    truth = made(H100, grid.shapes())
+    truth = made(H100, grid.list_shapes())
     result = searched(truth, grid, measurements=50)
     assert reached(result, truth) >= 0.995
     assert all(grid.accepts(shape) for shape in result.measured)
@@ -136,7 +136,7 @@ def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
 
 
 def test_it_ends_when_nothing_promises_more():
-    flat = dict.fromkeys(GRID.shapes(), 500.0)
+    flat = dict.fromkeys(GRID.list_shapes(), 500.0)
     result = searched(flat, measurements=200)
     assert result.exhausted
     assert len(result.measured) < 50
@@ -151,7 +151,7 @@ axis = st.lists(st.integers(16, 20480), min_size=1, max_size=4, unique=True)
 @given(axis, axis, axis, st.integers(0, 99), st.floats(0.1, 1.0), st.randoms(use_true_random=False))
 def test_whatever_the_landscape_each_shape_of_the_grid_is_measured_at_most_once(m, n, k, seed, share, chooser):
     grid = MatmulGrid(m, n, k)
-    truth = {shape: chooser.uniform(1, 1000) if chooser.random() < share else math.nan for shape in grid.shapes()}
+    truth = {shape: chooser.uniform(1, 1000) if chooser.random() < share else math.nan for shape in grid.list_shapes()}
     asked = []
 
     def measure(shape):
@@ -182,7 +182,7 @@ def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
     """The kernel by which each measurement was, until one was within 0.1 % of the best; ``most`` at most."""
     best, chooser = max(max(truth.values(), default=0.0) for truth in landscapes.values()), random.Random(seed)
     first, *others = landscapes
-    search, kernels = ShapeSearch(GRID.shapes(), first, compute_units=132, seed=seed), []
+    search, kernels = ShapeSearch(GRID.list_shapes(), first, compute_units=132, seed=seed), []
     for _ in range(most):
         shape, kernel = search.propose_candidate()
         tflops = landscapes[kernel].get(shape, math.nan)
@@ -198,7 +198,7 @@ def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_kernel_that_is_best_elsewhere_is_found(seed):
-    default, own = landscape(), made(BEST_ELSEWHERE, GRID.shapes(), seed=1)
+    default, own = landscape(), made(BEST_ELSEWHERE, GRID.list_shapes(), seed=1)
     where_default_is_best = max(default, key=default.get)
     assert own[where_default_is_best] < default[where_default_is_best]
     assert max(own.values()) > 1.005 * max(default.values())

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from mamf.backend import Queue
-from mamf.operations.overlap import MIN_SHAPE, Pair
+from mamf.operations.overlap import MIN_OVERLAP_SHAPE, Pair
 from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
 
 OWN, ASIDE = "own", "aside"
@@ -110,4 +110,4 @@ class SimulatedPair(Pair):
         self.chosen = {**SIMULATED, **kernels}
 
     def get_counted_kernel(self, backend, problem):
-        return self.chosen[problem.get_counted_work(MIN_SHAPE)[0].operation]()
+        return self.chosen[problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0].operation]()

@@ -190,7 +190,8 @@ class _MatmulSearchSession(Session):
         print_line(f"kernels: {names}")
         size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         print_line(
-            f"grid: {len(grid.shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{size_limit}"
+            f"grid: {len(grid.list_shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}"
+            f"{size_limit}"
         )
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 

@@ -121,7 +121,7 @@ def list_shapes_to_predict(
     ``leaders`` (the fastest shapes so far) and a random sample.
     """
     if len(grid) <= _MAX_PREDICTED_SHAPES:
-        return grid.shapes()
+        return grid.list_shapes()
     near = [shape for leader in leaders for shape in list_neighbors(leader, grid)]
     drawn = [
         MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_PREDICTED_SHAPES - len(near))

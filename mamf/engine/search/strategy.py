@@ -117,7 +117,7 @@ class FindStrategy(PlanStrategy):
 
     def _search_burst(self) -> StepsWithRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
-        shapes = [shape for shape in grid.shapes() if fits_grid(grid, shape)]
+        shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._start_regime(Burst(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]

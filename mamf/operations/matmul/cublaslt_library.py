@@ -135,8 +135,8 @@ class CublasLtLibrary:
 
     def __init__(self, cdll: Any) -> None:
         cdll.cublasLtGetVersion.restype = c_size_t
-        number = int(cdll.cublasLtGetVersion())
-        self.version = number // 10000, number // 100 % 100, number % 100
+        version_number = int(cdll.cublasLtGetVersion())
+        self.version = version_number // 10000, version_number // 100 % 100, version_number % 100
         self.functions = {name: _declare_function(cdll, name) for name in PARAMETER_TYPES_BY_FUNCTION}
 
     def create_object(self, object_type: str, *arguments: object) -> c_void_p:
@@ -188,11 +188,11 @@ def _load_candidate_libraries() -> Iterator[Any]:
     names = [
         f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _SUPPORTED_MAJOR_VERSIONS
     ]
-    wheels = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _LIBRARY_FOLDERS]
+    wheel_paths = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _LIBRARY_FOLDERS]
     # A name without a path finds a library that is already loaded, wherever its file is.
     no_load_flag = getattr(os, "RTLD_NOLOAD", None)
     paths_and_modes = [] if no_load_flag is None else [(name, no_load_flag | os.RTLD_LAZY) for name in names]
-    for path, mode in (*paths_and_modes, *((path, ctypes.DEFAULT_MODE) for path in (*wheels, *names))):
+    for path, mode in (*paths_and_modes, *((path, ctypes.DEFAULT_MODE) for path in (*wheel_paths, *names))):
         with suppress(OSError):
             yield ctypes.CDLL(path, mode)
 

@@ -29,7 +29,7 @@ def load_operand_blocks(a, b, ring, tiles, BLOCKS_PER_TILE: gl.constexpr, GROUP_
 
     A stage contains ``BLOCKS_PER_TILE`` blocks of A, which are all multiplied by the same block of B.
     """
-    left, right, _, ready, free = ring
+    left, right, _, ready_barriers, free_barriers = ring
     tiles_m, tiles_n, steps = tiles
     BLOCK_N: gl.constexpr = b.block_shape[0]
     BLOCK_K: gl.constexpr = b.block_shape[1]
@@ -38,17 +38,17 @@ def load_operand_blocks(a, b, ring, tiles, BLOCKS_PER_TILE: gl.constexpr, GROUP_
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         for step in range(steps):
             stage = count % right.shape[0]
-            mbarrier.wait(free.index(stage), (count // right.shape[0] + 1) & 1)
-            filled = ready.index(stage)
-            mbarrier.expect(filled, (BLOCKS_PER_TILE * 64 + BLOCK_N) * BLOCK_K * a.dtype.primitive_bitwidth // 8)
+            mbarrier.wait(free_barriers.index(stage), (count // right.shape[0] + 1) & 1)
+            ready_barrier = ready_barriers.index(stage)
+            mbarrier.expect(ready_barrier, (BLOCKS_PER_TILE * 64 + BLOCK_N) * BLOCK_K * a.dtype.primitive_bitwidth // 8)
             for block in gl.static_range(BLOCKS_PER_TILE):
                 tma.async_copy_global_to_shared(
                     a,
                     [(row * BLOCKS_PER_TILE + block) * 64, step * BLOCK_K],
-                    filled,
+                    ready_barrier,
                     left.index(stage * BLOCKS_PER_TILE + block),
                 )
-            tma.async_copy_global_to_shared(b, [column * BLOCK_N, step * BLOCK_K], filled, right.index(stage))
+            tma.async_copy_global_to_shared(b, [column * BLOCK_N, step * BLOCK_K], ready_barrier, right.index(stage))
             count += 1
 
 
@@ -73,7 +73,7 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
     The part is a block of 64 rows and, if a tile has a third block, half of the columns of that block. Sums stay in
     registers. The tensor cores compute one step while the group waits for the operands of the next step.
     """
-    left, right, store_buffer, ready, free = ring
+    left, right, store_buffer, ready_barriers, free_barriers = ring
     tiles_m, tiles_n, steps = tiles
     STAGES: gl.constexpr = right.shape[0]
     BLOCK_N: gl.constexpr = right.shape[1]
@@ -86,7 +86,7 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
             (64, HALF_BLOCK_N), gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF_BLOCK_N, 16])
         )
         for step in range(steps):
-            mbarrier.wait(ready.index(count % STAGES), (count // STAGES) & 1)
+            mbarrier.wait(ready_barriers.index(count % STAGES), (count // STAGES) & 1)
             first_block, b_block = count % STAGES * BLOCKS_PER_TILE, right.index(count % STAGES)
             sums = warpgroup_mma(left.index(first_block + GROUP), b_block.permute((1, 0)), sums, is_async=True)
             if BLOCKS_PER_TILE == 3:
@@ -95,10 +95,10 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
                 sums, third_block_sums = warpgroup_mma_wait(2, deps=(sums, third_block_sums))
             else:
                 sums = warpgroup_mma_wait(1, deps=(sums,))
-            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=step > 0)
+            mbarrier.arrive(free_barriers.index((count + STAGES - 1) % STAGES), pred=step > 0)
             count += 1
         sums, third_block_sums = warpgroup_mma_wait(0, deps=(sums, third_block_sums))
-        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+        mbarrier.arrive(free_barriers.index((count + STAGES - 1) % STAGES))
         halves = sums.reshape((64, 2, HALF_BLOCK_N)).permute((0, 2, 1)).split()
         for half in gl.static_range(2):
             store_tile_part(
@@ -134,12 +134,12 @@ def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
     left = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCKS_PER_TILE, 64, BLOCK_K], a.layout)
     right = gl.allocate_shared_memory(b.dtype, [STAGES, BLOCK_N, BLOCK_K], b.layout)
     store_buffer = gl.allocate_shared_memory(c.dtype, [2, 64, c.block_shape[1]], c.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready_barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free_barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(ready.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    ring = (left, right, store_buffer, ready, free)
+        mbarrier.init(ready_barriers.index(stage), count=1)
+        mbarrier.init(free_barriers.index(stage), count=2)
+    ring = (left, right, store_buffer, ready_barriers, free_barriers)
     tiles = (gl.cdiv(m, BLOCKS_PER_TILE * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
     # The last two arguments are the number of warps and the registers per thread of the second group and of the loading
     # warp. The first group has the four warps of the kernel itself, and gets the remaining registers.

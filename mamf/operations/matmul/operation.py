@@ -59,15 +59,15 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         "and float64, in float32 for other dtypes; also 256 entries of C, computed by the host in float64"
     )
 
-    def make_problem(self, backend: Backend, asked: Mapping[str, Any]) -> MatmulProblemT:
-        """Make a problem from the fields that the user has set (``asked``) and from defaults for the device.
+    def make_problem(self, backend: Backend, requested_fields: Mapping[str, Any]) -> MatmulProblemT:
+        """Make a problem from the fields that the user has set (``requested_fields``), and defaults for the device.
 
         The default output dtype depends on the operand dtype. Raises UsageError for invalid fields.
         """
-        out_dtype = asked.get("out_dtype") or ""
+        out_dtype = requested_fields.get("out_dtype") or ""
         if out_dtype and out_dtype not in DTYPES:
             out_dtype = backend.resolve_dtype(canonicalize_dtype_name(out_dtype))
-        return super().make_problem(backend, {**asked, "out_dtype": out_dtype})
+        return super().make_problem(backend, {**requested_fields, "out_dtype": out_dtype})
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: FLOP per byte of a launch, counting each operand once, and for scaled

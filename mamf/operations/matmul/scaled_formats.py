@@ -147,8 +147,8 @@ class ScaledMm(TorchMatmul):
         scale_a = torch.ones((), dtype=torch.float32, device=a.device)
         scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
         out_dtype = to_torch_dtype(problem.out_dtype)
-        fast = problem.fast_accumulation
+        is_fast = problem.fast_accumulation
         return (
-            lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=fast, out=c),
+            lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=is_fast, out=c),
             scale,
         )

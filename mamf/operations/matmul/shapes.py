@@ -25,8 +25,8 @@ from mamf.operation import CheckedProblem, describe
 from mamf.plans import Shape
 
 
-def _make_size_metadata(help: str) -> Mapping[str, Any]:
-    return describe(help, parse_text=parse_size, default="4096", has_range=True)
+def _make_size_metadata(help_text: str) -> Mapping[str, Any]:
+    return describe(help_text, parse_text=parse_size, default="4096", has_range=True)
 
 
 class BaseMatmulShape(BaseShape):
@@ -98,7 +98,7 @@ class MatmulGrid:
     def accepts(self, shape: MatmulShape) -> bool:
         return shape.flop <= self.most_flop
 
-    def shapes(self) -> list[MatmulShape]:
+    def list_shapes(self) -> list[MatmulShape]:
         return [shape for shape in matmul_grid(self.m, self.n, self.k) if self.accepts(shape)]
 
     def __len__(self) -> int:
@@ -172,17 +172,17 @@ def _make_llama_layers(name: str, hidden_size: int, mlp_size: int, kv_size: int)
     )
 
 
-_LLAMA_8B = _make_llama_layers("llama-8b", 4096, 14336, 1024)
-_LLAMA_70B = _make_llama_layers("llama-70b", 8192, 28672, 1024)
+_LLAMA_8B_LAYERS = _make_llama_layers("llama-8b", 4096, 14336, 1024)
+_LLAMA_70B_LAYERS = _make_llama_layers("llama-70b", 8192, 28672, 1024)
 
 MATMUL_PRESETS: Mapping[str, LayerPreset] = {
-    "decode": LayerPreset(_LLAMA_8B, (1, 8, 16, 32, 64, 128, 256, 512)),
-    "llama-8b": LayerPreset(_LLAMA_8B),
-    "llama-70b": LayerPreset(_LLAMA_70B),
+    "decode": LayerPreset(_LLAMA_8B_LAYERS, (1, 8, 16, 32, 64, 128, 256, 512)),
+    "llama-8b": LayerPreset(_LLAMA_8B_LAYERS),
+    "llama-70b": LayerPreset(_LLAMA_70B_LAYERS),
     "attention-projections": LayerPreset(
         (
-            *_LLAMA_8B[:2],
-            *_LLAMA_70B[:2],
+            *_LLAMA_8B_LAYERS[:2],
+            *_LLAMA_70B_LAYERS[:2],
             LinearLayer("deepseek-v3 q down", 1536, 7168),
             LinearLayer("deepseek-v3 q up", 128 * (128 + 64), 1536),
             LinearLayer("deepseek-v3 kv down", 512 + 64, 7168),
@@ -294,7 +294,7 @@ class BaseMatmulProblem(CheckedProblem):
         return 2.0 ** -max(0, math.ceil(math.log2(max(1.0, _MIN_DEVIATIONS_IN_INT8_RANGE * deviation / _INT8_MAX))))
 
     @property
-    def padding(self) -> int:
+    def padding_elements(self) -> int:
         """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
@@ -320,7 +320,7 @@ class BaseMatmulProblem(CheckedProblem):
             # An operand is stored either in rows of K elements, or in K rows for each matmul. Unused elements follow
             # each row.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
-            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding) * sets
+            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding_elements) * sets
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
                 quantized_bytes = round_up_to_alignment(element_counts[name] // scaled_format.values_per_byte) * sets

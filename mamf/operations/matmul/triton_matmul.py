@@ -124,8 +124,8 @@ def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfigura
 
     ``runtime``: the runtime of the backend, such as ``cuda``.
     """
-    texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
-    return [TritonConfiguration.parse(text) for text in texts or _OTHER_CONFIGURATIONS[dtype]]
+    configuration_texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
+    return [TritonConfiguration.parse(text) for text in configuration_texts or _OTHER_CONFIGURATIONS[dtype]]
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
@@ -351,9 +351,9 @@ class Gluon(TorchMatmul):
         return (self,) if self.is_tile_given else [Gluon(tile) for tile in _GLUON_TILES]
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
-        configured = Gluon(self.tile)
-        configured.program_count = backend.info.compute_units or 1
-        return configured
+        kernel = Gluon(self.tile)
+        kernel.program_count = backend.info.compute_units or 1
+        return kernel
 
     def is_refusal(self, error: Exception) -> bool:
         """Return whether an error means that a tile does not compile, or needs more memory or registers than the

@@ -39,7 +39,7 @@ nitpick_ignore = [
     ("py:class", "mamf.operation.Preset"),
     ("py:class", "mamf.operation.Parameter"),
     ("py:class", "mamf.plans.StepKey"),
-    ("py:class", "mamf.testing.simulated.Scatter"),
+    ("py:class", "mamf.testing.simulated.TimeVariation"),
 ]
 
 myst_heading_anchors = 4

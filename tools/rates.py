@@ -498,7 +498,7 @@ def print_node(nodes: int) -> None:
 def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int:
     found = []
     for seed in range(first_seed, first_seed + count):
-        card, kernel = SimulatedBackend(physics=Physics(flips=rate), seed=seed), SimulatedMatmul()
+        card, kernel = SimulatedBackend(physics=Physics(bit_flip_probability=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
         found.append(
             count_verified_totals(list(VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)])).yield_results()))

@@ -1,4 +1,4 @@
-"""Simulate the launches and results of kernels on the simulated device, which runs in virtual time."""
+"""Simulate kernels of all operations on the simulated device, which runs in virtual time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,34 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.simulated import Physics, SimulatedBackend
 
-# Maximum relative error of a correct result, for a problem that defines no tolerance.
+# Maximum relative error of a correct result, for a problem without a tolerance.
 _DEFAULT_TOLERANCE = 1e-2
 
 
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
-    """A kernel that runs on simulated devices only, and computes at ``share`` of the device's peak rate.
+    """A kernel that runs only on simulated devices.
 
-    Tests set ``SimulatedBackend.faults`` to make a kernel fail or return wrong results for some shapes.
+    ``peak_share``: the rate of the kernel, as a share of the device's peak rate. To make a kernel fail or return wrong
+    results for some shapes, set ``SimulatedBackend.faults``.
     """
 
-    share: ClassVar[float] = 1.0
+    peak_share: ClassVar[float] = 1.0
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return None if isinstance(backend, SimulatedBackend) else Unavailable("it is simulated", "use SimulatedBackend")
+        return (
+            None
+            if isinstance(backend, SimulatedBackend)
+            else Unavailable("this kernel runs only on simulated devices", "use SimulatedBackend")
+        )
 
-    def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        """Return a function that simulates one launch. The function takes a key that identifies the operand set."""
-        peak = device.world.compute_units * device.world.flop_per_cycle_per_unit
-        return partial(device.compute, problem.compute_work(shape).amount / (peak * self.share))
+    def make_launch_function(
+        self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT
+    ) -> Callable[[object], None]:
+        """Return a function that simulates one launch. Its argument is a key that identifies the operand set."""
+        peak_flop_per_cycle = device.device_physics.compute_units * device.device_physics.flop_per_cycle_per_unit
+        return partial(
+            device.launch_compute, problem.compute_work(shape).amount / (peak_flop_per_cycle * self.peak_share)
+        )
 
     def prepare(
         self,
@@ -50,13 +59,13 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
         assert isinstance(backend, SimulatedBackend)
         for name, buffer in problem.list_buffers(shape, sets, rewrite).items():
             pool.take_buffer(name, *buffer)
-        run = self.launch_function(backend, problem, shape)
-        prepared = make_prepared(
+        simulate_launch = self.make_launch_function(backend, problem, shape)
+        prepared = prepare_simulated_launches(
             backend,
             shape,
             sets,
             getattr(problem, "tolerance", _DEFAULT_TOLERANCE),
-            lambda index: partial(run, (shape, index, problem, self.name)),
+            lambda index: partial(simulate_launch, (shape, index, problem, self.name)),
         )
         return replace(prepared, rewrite_output=(lambda: None) if rewrite else None)
 
@@ -66,8 +75,10 @@ class SimulatedLinkKernel(SimulatedKernel[ProblemT, ShapeT]):
 
     is_default = True
 
-    def launch_function(self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT) -> Callable[[object], None]:
-        return partial(device.send, problem.compute_work(shape).nbytes)
+    def make_launch_function(
+        self, device: SimulatedBackend, problem: ProblemT, shape: ShapeT
+    ) -> Callable[[object], None]:
+        return partial(device.launch_link_transfer, problem.compute_work(shape).nbytes)
 
 
 class SimulatedAttention(SimulatedKernel[AttentionProblem, AttentionShape], AttentionKernel):
@@ -75,14 +86,14 @@ class SimulatedAttention(SimulatedKernel[AttentionProblem, AttentionShape], Atte
 
     name = "simulated-attention"
     dtypes = ("bfloat16", "float16")
-    share: ClassVar[float] = 0.7
+    peak_share: ClassVar[float] = 0.7
 
 
 class SimulatedModel(SimulatedKernel[ModelProblem, ModelShape], ModelKernel):
     """A simulated training step of a model that runs at 50 % of the peak rate."""
 
     name = "simulated-model"
-    share: ClassVar[float] = 0.5
+    peak_share: ClassVar[float] = 0.5
 
 
 class SimulatedCopies(SimulatedLinkKernel[CopyProblem, CopyShape], CopyKernel):
@@ -106,10 +117,10 @@ class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], Band
 
     name = "simulated-bandwidth"
 
-    def launch_function(
+    def make_launch_function(
         self, device: SimulatedBackend, problem: BandwidthProblem, shape: BandwidthShape
     ) -> Callable[[object], None]:
-        return partial(device.move, problem.compute_work(shape).nbytes)
+        return partial(device.launch_memory_transfer, problem.compute_work(shape).nbytes)
 
     def prepare(
         self,
@@ -133,41 +144,41 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
             return "the simulated device does not support matmuls of integers"
         return None
 
-    def launch_function(
+    def make_launch_function(
         self, device: SimulatedBackend, problem: MatmulProblem, shape: MatmulShape
     ) -> Callable[[object], None]:
-        data_cost = 0.0 if problem.data == "zeros" else device.world.data_cost
-        return partial(device.compute, device.count_cycles(shape) * (1 + data_cost))
+        slowdown = 0.0 if problem.data == "zeros" else device.device_physics.nonzero_data_slowdown
+        return partial(device.launch_compute, device.compute_matmul_cycles(shape) * (1 + slowdown))
 
 
-def make_prepared(
+def prepare_simulated_launches(
     device: SimulatedBackend,
     shape: object,
     sets: int,
     tolerance: float,
-    launch_function: Callable[[int], Callable[[], None]],
+    make_launch: Callable[[int], Callable[[], None]],
 ) -> Prepared:
-    """Make the launches of a simulated kernel for ``sets`` operand sets, with functions that verify their outputs.
+    """Make the launches of a simulated kernel for ``sets`` operand sets, and the functions that verify their outputs.
 
     - ``tolerance``: the maximum relative error of a correct output.
-    - ``launch_function``: returns the launch for the index of an operand set.
+    - ``make_launch``: makes the function that simulates a launch, from the index of its operand set.
 
-    An output is correct if its launch ran after the output was last poisoned (overwritten with invalid values) and the
-    device has no fault for the shape.
+    An output is correct if the device has no fault for the shape, and a launch wrote the output after mamf had
+    overwritten it with invalid values.
     """
-    device.begin_visit()
+    device.draw_visit_variation()
     written_outputs: set[int] = set()
     # Use a separate random generator for flipped bits, so that other random values do not depend on them.
-    flip_random, is_last_output_flipped = random.Random(f"{device.fault_seed} {device.launches}"), [False]
-    faulty_cells = _find_cells_of_faulty_unit(device.world, shape)
+    flip_random, is_last_output_flipped = random.Random(f"{device.fault_seed} {device.launch_count}"), [False]
+    faulty_cells = _find_cells_of_faulty_unit(device.device_physics, shape)
 
-    def make_launch(index: int) -> Callable[[], None]:
-        run = launch_function(index)
+    def make_recorded_launch(index: int) -> Callable[[], None]:
+        simulate_launch = make_launch(index)
 
         def launch() -> None:
-            run()
+            simulate_launch()
             written_outputs.add(index)
-            is_last_output_flipped[0] = flip_random.random() < device.world.flips
+            is_last_output_flipped[0] = flip_random.random() < device.device_physics.bit_flip_probability
 
         return launch
 
@@ -179,42 +190,44 @@ def make_prepared(
         is_wrong = fault == "wrong_result" or index not in written_outputs or bool(faulty_cells.cells)
         return Verdict(1.0 if is_wrong else 1e-3, tolerance)
 
-    def checksum(index: int, result: object) -> Callable[[], int]:
+    def queue_checksum(index: int, result: object) -> Callable[[], int]:
         return partial(int, is_last_output_flipped[0])
 
-    def remember(index: int, result: object) -> ComparisonFunction:
+    def remember_output(index: int, result: object) -> ComparisonFunction:
         was_flipped = is_last_output_flipped[0]
 
-        def compare(later: object) -> Callable[[], WrongCells]:
+        def compare_with_output(later_result: object) -> Callable[[], WrongCells]:
             wrong_cells = frozenset({(0, 0, 0)}) if is_last_output_flipped[0] != was_flipped else frozenset()
             return lambda: replace(faulty_cells, cells=wrong_cells)
 
-        return compare
+        return compare_with_output
 
     return Prepared(
-        [make_launch(index) for index in range(sets)],
+        [make_recorded_launch(index) for index in range(sets)],
         verify,
         lambda returned: written_outputs.clear(),
-        queue_checksum=checksum,
-        remember_output=remember,
+        queue_checksum=queue_checksum,
+        remember_output=remember_output,
         is_deterministic=True,
         locate_wrong_cells=lambda index, result: faulty_cells,
     )
 
 
-def _find_cells_of_faulty_unit(world: Physics, shape: object) -> WrongCells:
-    """Return which cells (blocks) of the output of a matmul the faulty compute unit computes. Returns no cells if no
-    unit is faulty.
-    """
+def _find_cells_of_faulty_unit(physics: Physics, shape: object) -> WrongCells:
+    """Return the cells (blocks) of a matmul's output that the faulty compute unit computes, if a unit is faulty."""
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
-    down, across, wide = -(-shape.m // CELL_SIZE), -(-shape.n // CELL_SIZE), -(-shape.n // (4 * CELL_SIZE))
+    cell_rows, cell_columns, tile_columns = (
+        -(-shape.m // CELL_SIZE),
+        -(-shape.n // CELL_SIZE),
+        -(-shape.n // (4 * CELL_SIZE)),
+    )
     cells = (
         (0, row, column)
-        for tile in range(-(-down // 2) * wide)[world.faulty_unit :: world.compute_units]
-        for row in range(tile // wide * 2, min(tile // wide * 2 + 2, down))
-        for column in range(tile % wide * 4, min(tile % wide * 4 + 4, across))
+        for tile in range(-(-cell_rows // 2) * tile_columns)[physics.faulty_unit_index :: physics.compute_units]
+        for row in range(tile // tile_columns * 2, min(tile // tile_columns * 2 + 2, cell_rows))
+        for column in range(tile % tile_columns * 4, min(tile % tile_columns * 4 + 4, cell_columns))
     )
     return WrongCells(
-        frozenset() if world.faulty_unit is None else frozenset(cells), shape.m, shape.n, shape.m * shape.n
+        frozenset() if physics.faulty_unit_index is None else frozenset(cells), shape.m, shape.n, shape.m * shape.n
     )

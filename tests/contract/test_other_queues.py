@@ -72,8 +72,8 @@ class Aside(SimulatedMatmul):
     def __init__(self, seconds, rarely=None):
         self.seconds, self.rarely, self.count = seconds, rarely, 0
 
-    def launch_function(self, device, problem, shape):
-        run = super().launch_function(device, problem, shape)
+    def make_launch_function(self, device, problem, shape):
+        run = super().make_launch_function(device, problem, shape)
         device.has_streams = True
 
         def launch(operands):

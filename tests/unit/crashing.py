@@ -21,8 +21,8 @@ class Crashing(SimulatedMatmul):
         1792: lambda: (Path("mine").write_text("mine"), Path("mine").replace("log.jsonl")),
     }
 
-    def launch_function(self, device, problem, shape):
-        run, end = super().launch_function(device, problem, shape), self.ENDS.get(shape.m)
+    def make_launch_function(self, device, problem, shape):
+        run, end = super().make_launch_function(device, problem, shape), self.ENDS.get(shape.m)
 
         def launch(key):
             with Path("launches").open("a") as file:
@@ -39,8 +39,8 @@ class CrashingOnce(SimulatedMatmul):
 
     name = "crashing-once.mm"
 
-    def launch_function(self, device, problem, shape):
-        run, mark = super().launch_function(device, problem, shape), Path("crashed")
+    def make_launch_function(self, device, problem, shape):
+        run, mark = super().make_launch_function(device, problem, shape), Path("crashed")
 
         def launch(key):
             if Path("log-bfloat16.jsonl").exists() and not mark.exists():
@@ -75,8 +75,8 @@ class Lost(SimulatedBackend):
 class Losing(SimulatedMatmul):
     name = "losing.mm"
 
-    def launch_function(self, device, problem, shape):
-        run = super().launch_function(device, problem, shape)
+    def make_launch_function(self, device, problem, shape):
+        run = super().make_launch_function(device, problem, shape)
         return lambda key: (device.multiply_or_lose(shape.m), run(key))
 
 

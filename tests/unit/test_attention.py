@@ -30,7 +30,7 @@ REFERENCE = MatmulShape(11264, 12288, 20480)
 
 class SlowAttention(SimulatedAttention):
     name = "slow-attention"
-    share = 0.35
+    peak_share = 0.35
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def test_bytes_are_each_operand_once():
 
 
 def ceiling_of(backend, regime="burst", tflops=None, **fields):
-    clock = backend.world.boost_hz if regime == "burst" else backend.world.capped_hz
-    true = REFERENCE.flop / backend.count_cycles(REFERENCE) * clock / 1e12
+    clock = backend.device_physics.boost_hz if regime == "burst" else backend.device_physics.capped_hz
+    true = REFERENCE.flop / backend.compute_matmul_cycles(REFERENCE) * clock / 1e12
     own = {"device": backend.info.name, "uuid_hash": None, "problem": MatmulProblem(), "kernel": "simulated.mm"}
     figure = tflops or true
     return Ceiling(**own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), rounds=9)
@@ -95,8 +95,8 @@ def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
     ceiling = ceiling_of(backend, regime)
     ceilings = {("bfloat16", regime): ceiling}
     rows = list(swept(backend, plan_of(regimes=(regime,)), ceilings).yield_results())
-    units = backend.world.compute_units * backend.world.flop_per_cycle_per_unit
-    peak = units * backend.count_cycles(REFERENCE) / REFERENCE.flop
+    units = backend.device_physics.compute_units * backend.device_physics.flop_per_cycle_per_unit
+    peak = units * backend.compute_matmul_cycles(REFERENCE) / REFERENCE.flop
     for row in (row for row in rows if not row.is_reference):
         share = 0.7 if row.kernel == SimulatedAttention.name else 0.35
         assert compute_mamfu(row, ceilings) == pytest.approx(share * peak, rel=0.006)

@@ -95,7 +95,7 @@ def test_it_has_an_axis_a_peak_and_columns(bandwidth, backend):
 
 
 def test_what_is_faster_than_memory_is_implausible(bandwidth):
-    backend = SimulatedBackend(physics=Physics(bandwidth=6e12))
+    backend = SimulatedBackend(physics=Physics(memory_bandwidth=6e12))
     problem, shape = BandwidthProblem(), BandwidthShape(GIB)
     limit = bandwidth.find_max_possible_rate(backend.info, problem, shape)
     row = measured(backend, problem, shape, max_possible_rate=limit)

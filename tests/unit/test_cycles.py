@@ -24,7 +24,7 @@ def measured(physics=None, **options):
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 @pytest.mark.parametrize("true_clock", [0.83, 0.9, 1.0])
 def test_the_clock_of_a_launch_is_the_devices_own(regime, true_clock):
-    physics = replace(Physics(), true_clock=true_clock, thermal_drift=0.0)
+    physics = replace(Physics(), true_clock_share=true_clock, hot_clock_loss_share=0.0)
     requested = physics.boost_hz if regime == "burst" else physics.capped_hz
     for row in measured(physics, regime=regime, clock="all"):
         assert row.conditions.true_clock_hz == pytest.approx(true_clock * requested, rel=0.005)
@@ -50,7 +50,7 @@ def test_the_clock_is_measured_of_the_rows_that_are_asked_for(clock, count):
 
 
 def test_a_device_without_stamps_has_rates_and_no_clock():
-    backend = SimulatedBackend(physics=replace(Physics(), true_clock=None))
+    backend = SimulatedBackend(physics=replace(Physics(), true_clock_share=None))
     assert isinstance(backend.clock_stamps, Unavailable)
     rows = list(sweep(SHAPES, backend=backend, kernel=KERNEL, regime=["burst", "sustained"], clock="all"))
     assert all(row.ok and row.conditions.true_clock_hz is None for row in rows)

@@ -29,8 +29,8 @@ class HalfOfMemory(SimulatedKernel[DecodeProblem, DecodeShape], DecodeKernel):
 
     name = "half-of-memory"
 
-    def launch_function(self, device, problem, shape):
-        return partial(device.move, 2 * problem.compute_work(shape).nbytes)
+    def make_launch_function(self, device, problem, shape):
+        return partial(device.launch_memory_transfer, 2 * problem.compute_work(shape).nbytes)
 
 
 def parse(text):
@@ -202,6 +202,8 @@ def test_a_guard_holds_the_bandwidth_of_a_decode_row(decode, run, monkeypatch, t
     assert run(*guard, "--update", "--output", "first.jsonl")[0] == 0
     code, out, _ = run(*guard, "--output", "same.jsonl")
     assert (code, "TB/s" in out) == (0, True), out
-    monkeypatch.setattr(SimulatedBackend, "physics", replace(Physics(), bandwidth=0.95 * Physics.bandwidth))
+    monkeypatch.setattr(
+        SimulatedBackend, "physics", replace(Physics(), memory_bandwidth=0.95 * Physics.memory_bandwidth)
+    )
     code, out, _ = run(*guard, "--output", "slower.jsonl")
     assert (code, "b8h32kv8q1c8192d128" in out) == (3, True), out

@@ -136,7 +136,7 @@ ASKED = ["explain", "--shape", "16384x16384x16384"]
 def little(patch):
     """The simulated device, whose data cost time."""
     library.install(patch)
-    patch.setattr(SimulatedBackend, "physics", replace(SimulatedBackend.physics, data_cost=0.09))
+    patch.setattr(SimulatedBackend, "physics", replace(SimulatedBackend.physics, nonzero_data_slowdown=0.09))
 
 
 @pytest.fixture(scope="module")

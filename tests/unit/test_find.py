@@ -103,8 +103,8 @@ class Shared(SimulatedMatmul):
 
     times = 1.0
 
-    def launch_function(self, device, problem, shape):
-        return lambda key: device.compute(device.count_cycles(shape) * self.times, key)
+    def make_launch_function(self, device, problem, shape):
+        return lambda key: device.launch_compute(device.compute_matmul_cycles(shape) * self.times, key)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_sustained_ceiling_is_that_of_the_power_limit(both):
     find, rows = both
     ceiling = find.ceilings["sustained"]
     assert ceiling.tflops == pytest.approx(highest() * PHYSICS.capped_hz / PHYSICS.boost_hz, rel=0.005)
-    assert ceiling.joules_per_tflop == pytest.approx(PHYSICS.cap_watts / ceiling.tflops, rel=0.01)
+    assert ceiling.joules_per_tflop == pytest.approx(PHYSICS.power_limit_watts / ceiling.tflops, rel=0.01)
     assert "power cap" in ceiling.conditions.throttle_reasons
     assert next(row.phase for row in rows if row.regime == "sustained") == "visit"
 
@@ -295,7 +295,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
 def test_a_find_that_holds_everything_launches_nothing_and_finds_the_same(both):
     again = find_of(regimes=("burst", "sustained"), held=both[1])
     assert found(again) == []
-    assert again.backend.launches == 0
+    assert again.backend.launch_count == 0
     assert again.ceilings == both[0].ceilings
 
 
@@ -535,7 +535,7 @@ def test_every_format_has_both_ceilings(whole, run, form, tmp_path):
         assert (line["regime"], line["kernel"], int(line["k"])) == (ceiling.regime, ceiling.kernel, ceiling.shape.k)
         assert float(line["rate_tflops"]) == ceiling.tflops
         assert float(line["share_of_peak"]) == pytest.approx(ceiling.tflops / 989.4, rel=1e-3)
-        assert 0.9 * 0.795 < float(line["cycles_used"]) * SimulatedBackend.physics.true_clock < 0.795
+        assert 0.9 * 0.795 < float(line["cycles_used"]) * SimulatedBackend.physics.true_clock_share < 0.795
 
 
 def test_several_dtypes_are_found_one_after_the_other_a_log_each(find, tmp_path):
@@ -712,7 +712,7 @@ class Proposals(Library):
 
 def test_a_quick_find_uses_the_kernel_and_the_algorithm_that_are_best(few_shapes, monkeypatch):
     # The best of these kernels needs more cycles than the simulated device has at its true clock.
-    monkeypatch.setattr(SimulatedBackend, "physics", dataclasses.replace(Physics(), true_clock=None))
+    monkeypatch.setattr(SimulatedBackend, "physics", dataclasses.replace(Physics(), true_clock_share=None))
     find = find_of(kernels=[SimulatedMatmul(), Library(), Proposals()], scouts=40, refinements=48, is_quick=True)
     rows = found(find)
     ceiling = find.ceilings["burst"]
@@ -771,9 +771,9 @@ class ChipKernel(SimulatedMatmul):
     def __init__(self, chip):
         self.chip = chip
 
-    def launch_function(self, device, problem, shape):
+    def make_launch_function(self, device, problem, shape):
         seconds = shape.flop / self.chip.tflops(shape) / 1e12
-        return lambda key: device.compute(seconds * device.world.boost_hz, key)
+        return lambda key: device.launch_compute(seconds * device.device_physics.boost_hz, key)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.report.comparison import describe_guard_verdict
 from mamf.statistics import Repeatability, summarize
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
-from mamf.testing.simulated import Scatter
+from mamf.testing.simulated import TimeVariation
 
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 FILE = """
@@ -39,7 +39,9 @@ baseline = "baseline.jsonl"
 direction = ["fwd", "bwd"]
 """
 #: What visits and runs of a card scatter by: burst as calibrated, sustained too.
-RESTLESS = replace(Physics(), at_boost=Scatter(0.0008, 0.0008), capped=Scatter(0.0025, 0.0040))
+RESTLESS = replace(
+    Physics(), boost_variation=TimeVariation(0.0008, 0.0008), capped_variation=TimeVariation(0.0025, 0.0040)
+)
 SHAPE = AttentionShape(1, 8, 8, 512, 512, 64, 64)
 KNOWN = Repeatability(0.0011)
 
@@ -70,7 +72,7 @@ def guard(run, baseline, monkeypatch):
 
 
 def slower(monkeypatch, share=0.03):
-    monkeypatch.setattr(SimulatedAttention, "share", SimulatedAttention.share * (1 - share))
+    monkeypatch.setattr(SimulatedAttention, "peak_share", SimulatedAttention.peak_share * (1 - share))
 
 
 # -- from end to end, in virtual time ----------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ def test_a_baseline_of_cycles_holds_on_another_card(guard, run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "physics", slower)
     code, out, _ = guard()
     assert code == 0 and "cycles in percent" in out
-    monkeypatch.setattr(SimulatedAttention, "share", 0.9 * SimulatedAttention.share)
+    monkeypatch.setattr(SimulatedAttention, "peak_share", 0.9 * SimulatedAttention.peak_share)
     assert guard("--output", "wasteful.jsonl")[0] == 3
 
 

@@ -25,7 +25,9 @@ GPT2 = SimpleNamespace(
 @pytest.fixture
 def card():
     """Without noise: a step takes what it is told to take."""
-    return SimulatedBackend(physics=replace(SimulatedBackend.physics, noise=0.0, thermal_drift=0.0, rested_gain=0.0))
+    return SimulatedBackend(
+        physics=replace(SimulatedBackend.physics, launch_noise=0.0, hot_clock_loss_share=0.0, rested_saving_share=0.0)
+    )
 
 
 def meter_of(card, **options):
@@ -40,7 +42,7 @@ def train(card, meter, steps=5, data=0.0, begin=True, **told):
         card.sleep(data)
         if begin:
             meter.begin()
-        card.cached_operands = None
+        card.cached_operands_key = None
         card._run_on_device(STEP, 300.0)
         figures.append(meter.step(**told))
     return [each for each in [*figures, meter.finish()] if each is not None]

@@ -34,7 +34,7 @@ HEALTHY = [{"efficiency": 0.795 * factor} for factor in (1.0, 0.99, 1.01)]
 FAULTY = {
     "a third of the speed": ({"efficiency": 0.265}, CRITICAL, "burst and sustained, 6"),
     "slow only when sustained": ({"capped_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
-    "throttled half of the time": ({"throttled": 0.5}, CRITICAL, "by hardware thermal slowdown"),
+    "throttled half of the time": ({"throttled_time_share": 0.5}, CRITICAL, "by hardware thermal slowdown"),
 }
 
 

@@ -15,7 +15,7 @@ from mamf.operation import Preset as OperationPreset
 from mamf.operations.grouped import EXPERT_LAYERS, Grouped, GroupedKernel, GroupedShape
 from mamf.operations.grouped import EXPERT_PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
-from mamf.testing.simulated_kernels import make_prepared
+from mamf.testing.simulated_kernels import prepare_simulated_launches
 
 HERE = Path(__file__).stem
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
@@ -80,8 +80,12 @@ class _AtFullSpeed:
         return None
 
     def prepare(self, backend, problem, shape, pool, sets=1, rewrite=False):
-        cycles = shape.flop / 0.8 / (backend.world.compute_units * backend.world.flop_per_cycle_per_unit)
-        return make_prepared(backend, shape, sets, 1e-2, lambda index: partial(backend.compute, cycles, (shape, index)))
+        cycles = (
+            shape.flop / 0.8 / (backend.device_physics.compute_units * backend.device_physics.flop_per_cycle_per_unit)
+        )
+        return prepare_simulated_launches(
+            backend, shape, sets, 1e-2, lambda index: partial(backend.launch_compute, cycles, (shape, index))
+        )
 
 
 class SimulatedGroups(_AtFullSpeed, GroupedKernel):

@@ -19,11 +19,11 @@ from mamf.testing.simulated import SimulatedSensors
 FAT = MatmulShape(16896, 2048, 20224)
 SMALL = MatmulShape(2304, 4096, 4096)
 HUGE = MatmulShape(16384, 16384, 16384)
-QUIET = dataclasses.replace(Physics(), thermal_drift=0.0, noise=0.0)
+QUIET = dataclasses.replace(Physics(), hot_clock_loss_share=0.0, launch_noise=0.0)
 
 
 def rate(backend, shape, clock_hz):
-    return shape.flop / backend.count_cycles(shape) * clock_hz / 1e12
+    return shape.flop / backend.compute_matmul_cycles(shape) * clock_hz / 1e12
 
 
 def take(regime, shape=FAT, **rule):
@@ -49,7 +49,7 @@ def disturb(backend, what):
         take(started(Classic, backend, warmup_seconds=3.0))
     elif what == "huge":
         for _ in range(20):
-            backend.compute(backend.count_cycles(HUGE), 0)
+            backend.launch_compute(backend.compute_matmul_cycles(HUGE), 0)
         backend.synchronize()
 
 
@@ -59,7 +59,7 @@ def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(Burst, backend), shape)
-    assert row.rate("median") == pytest.approx(rate(backend, shape, backend.world.boost_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, shape, backend.device_physics.boost_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ()
 
 
@@ -68,15 +68,15 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(Sustained, backend))
-    assert row.rate("median") == pytest.approx(rate(backend, FAT, backend.world.capped_hz), rel=0.003)
+    assert row.rate("median") == pytest.approx(rate(backend, FAT, backend.device_physics.capped_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ("power cap",)
-    assert row.conditions.watts == pytest.approx(backend.world.cap_watts, rel=0.01)
+    assert row.conditions.watts == pytest.approx(backend.device_physics.power_limit_watts, rel=0.01)
     assert row.launches * row.seconds >= Sustained.min_visit_seconds, "what was queued before the visit is none of it"
 
 
 def test_long_launches_do_not_throttle_themselves():
     """A controller that reacts within three launches of 11 ms, as an H200's does."""
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, reaction_seconds=0.018))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, power_averaging_seconds=0.018))
     row = take(started(Burst, backend), HUGE)
     assert row.seconds > 0.3 * backend.burst_traits.train_seconds
     assert row.conditions.throttle_reasons == ()
@@ -121,7 +121,7 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
 
 
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.3, launch_seconds=25e-6))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3, launch_seconds=25e-6))
     tiny = MatmulShape(256, 512, 512)
     row = take(started(Burst, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
@@ -135,13 +135,13 @@ class SlowToLaunch(SimulatedMatmul):
         super().__init__()
         self.host_seconds = host_seconds
 
-    def launch_function(self, device, problem, shape):
-        half = device.count_cycles(shape) / 2
+    def make_launch_function(self, device, problem, shape):
+        half = device.compute_matmul_cycles(shape) / 2
 
         def launch(operands):
-            device.compute(half, operands)
+            device.launch_compute(half, operands)
             device.sleep(self.host_seconds)
-            device.compute(half, operands)
+            device.launch_compute(half, operands)
 
         return launch
 
@@ -156,7 +156,7 @@ def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_
 
 
 def test_burst_takes_the_timers_own_share_off_every_sample():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead=10e-6))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead_seconds=10e-6))
     row = take(started(Burst, backend), SMALL)
     assert row.timer_overhead == 10e-6
     assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
@@ -164,7 +164,7 @@ def test_burst_takes_the_timers_own_share_off_every_sample():
 
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
     """A rested device is faster for a while: the first shape must not profit from it."""
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_gain=0.05))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_saving_share=0.05))
     regime = started(Burst, backend)
     durations = []
     for pause in (0.0, 0.0, 1.0):
@@ -178,7 +178,7 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
 
 
 def test_sustained_rotates_operands_past_twice_the_cache():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.3))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3))
     row = take(started(Sustained, backend), SMALL)
     assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
 
@@ -195,11 +195,13 @@ def test_operand_sets_exceed_twice_the_cache(m, k, cache):
 @pytest.mark.parametrize("phase", [0.0, 0.01, 0.035, 0.05, 0.066, 0.09])
 def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(phase, shape):
     """One-second visits: from any other moments than ticks, the counter would be up to 10 % off."""
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=0.1))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=0.1))
     backend.sleep(phase)
     regime = started(Sustained, backend, visit_seconds=1.0)
     rows = [take(regime, shape, max_seconds=1.0) for _ in range(3)]
-    assert [row.conditions.watts for row in rows] == pytest.approx([backend.world.cap_watts] * 3, rel=0.005)
+    assert [row.conditions.watts for row in rows] == pytest.approx(
+        [backend.device_physics.power_limit_watts] * 3, rel=0.005
+    )
 
 
 @pytest.mark.parametrize("shape", [FAT, MatmulShape(32768, 32768, 22800)])
@@ -208,12 +210,14 @@ def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
         backend = SimulatedBackend(physics=dataclasses.replace(QUIET, **physics))
         return take(started(Sustained, backend), shape).samples
 
-    assert max(seconds(counter_seconds=0.1)) == pytest.approx(max(seconds()), rel=1e-4)
-    assert max(seconds(counter_seconds=60.0)) == pytest.approx(max(seconds()), rel=1e-4), "a counter that stands still"
+    assert max(seconds(energy_update_seconds=0.1)) == pytest.approx(max(seconds()), rel=1e-4)
+    assert max(seconds(energy_update_seconds=60.0)) == pytest.approx(max(seconds()), rel=1e-4), (
+        "a counter that stands still"
+    )
 
 
 def test_power_without_ticks_is_that_of_the_sensor():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, counter_seconds=60.0))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=60.0))
     assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)
 
 
@@ -272,7 +276,7 @@ def test_classic_warms_up_once():
 
 
 def test_a_slow_device_finishes_with_three_launches():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-5, noise=0.05))
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-5, launch_noise=0.05))
     regime = started(Burst, backend)
     row = take(regime, MatmulShape(4096, 4096, 4096))
     assert row.launches == 3
@@ -283,7 +287,7 @@ def test_a_slow_device_finishes_with_three_launches():
 @settings(max_examples=25)
 @given(st.floats(0.0005, 0.02), st.floats(0.0, 0.03))
 def test_burst_stops_when_precise_or_out_of_time(precision, noise):
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), noise=noise))
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), launch_noise=noise))
     regime = started(Burst, backend)
     begun = backend.now() + backend.burst_traits.longest_rest_seconds
     row = take(regime, SMALL, precision=precision)
@@ -342,6 +346,6 @@ def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
 
 def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
     """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cache_gain=0.6))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.6))
     row = take(started(Burst, backend, must_flush_cache=False), SMALL)
     assert row.rate("slowest") == pytest.approx(row.rate("fastest"), rel=0.01)

@@ -29,7 +29,7 @@ from mamf.statistics import (
     summarize,
 )
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
-from mamf.testing.simulated import Scatter
+from mamf.testing.simulated import TimeVariation
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 SHAPE = MatmulShape(3072, 2816, 19328)
@@ -38,7 +38,12 @@ KNOWN = Repeatability(run=0.0014)
 #: What the intervals of an accelerator are calibrated with.
 BOOST, CAPPED = (look_up_repeatability("", regime, MatmulProblem()) for regime in ("burst", "sustained"))
 #: Runs that lie apart as calibrated.
-RESTLESS = replace(Physics(), at_boost=Scatter(0.0, BOOST.run), capped=Scatter(0.0, CAPPED.run), rested_gain=0.0)
+RESTLESS = replace(
+    Physics(),
+    boost_variation=TimeVariation(0.0, BOOST.run),
+    capped_variation=TimeVariation(0.0, CAPPED.run),
+    rested_saving_share=0.0,
+)
 
 
 def test_students_t_is_that_of_the_tables():
@@ -123,7 +128,7 @@ def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
     regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
     for _ in range(count):
-        backend.begin_run()
+        backend.draw_run_variation()
         rule = StoppingRule(max_seconds=regime.default_sweep_row_seconds)
         yield measure_row(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, rule)
 
@@ -133,7 +138,7 @@ def row_of(kind, **options):
 
 
 def rate(clock_hz, shape=SHAPE):
-    return shape.flop / SimulatedBackend().count_cycles(shape) * clock_hz / 1e12
+    return shape.flop / SimulatedBackend().compute_matmul_cycles(shape) * clock_hz / 1e12
 
 
 def coverage(rows):
@@ -145,8 +150,8 @@ def coverage(rows):
 def test_burst_intervals_contain_the_next_of_1000_runs():
     """Launches that hardly scatter: of few samples the error within a visit is taken as too large."""
     seconds = SHAPE.flop / rate(Physics().boost_hz) / 1e12
-    of_runs = Scatter(0.0, math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
-    rows = list(rows_of_runs(Burst, 1001, replace(RESTLESS, at_boost=of_runs, noise=0.0001)))
+    of_runs = TimeVariation(0.0, math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
+    rows = list(rows_of_runs(Burst, 1001, replace(RESTLESS, boost_variation=of_runs, launch_noise=0.0001)))
     assert 0.94 <= coverage(rows) <= 0.965
     assert statistics.median(row.relative_half_width for row in rows) <= 0.006
 
@@ -158,9 +163,9 @@ def test_sustained_intervals_contain_the_next_run():
 
 
 def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
-    physics = replace(RESTLESS, hunting=0.03, capped=None)
+    physics = replace(RESTLESS, clock_alternation_share=0.03, capped_variation=None)
     row = row_of(Sustained, physics=physics)
-    hot = Physics().capped_hz * (1 - Physics().thermal_drift)
+    hot = Physics().capped_hz * (1 - Physics().hot_clock_loss_share)
     assert row.rate("mean") == pytest.approx(rate(hot), rel=0.002)
     assert row.best_rate == row.rate("mean")
     assert any("alternated between" in remark for remark in row.remarks)

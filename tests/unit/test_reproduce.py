@@ -29,7 +29,7 @@ class Mine(SimulatedAttention):
 
 class MineToo(SimulatedAttention):
     name = "mine-2"
-    share = 0.6
+    peak_share = 0.6
 
 
 @pytest.fixture(autouse=True)

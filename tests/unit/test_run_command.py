@@ -22,9 +22,9 @@ def windows(monkeypatch):
 
     @contextmanager
     def window(self, name):
-        before = self.launches
+        before = self.launch_count
         yield
-        found.append((name, before, self.launches - before, self))
+        found.append((name, before, self.launch_count - before, self))
 
     monkeypatch.setattr(SimulatedBackend, "open_profiler_window", window)
     return found
@@ -38,7 +38,7 @@ def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given,
     assert (code, err) == (0, "")
     ((name, *launches, device),) = windows
     assert (name, launches) == ("simulated.mm 4096x4096x4096", [before, within])
-    assert device.launches == before + within
+    assert device.launch_count == before + within
     assert ("not verified" in out) == ("--no-verify" in given)
 
 

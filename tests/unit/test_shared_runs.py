@@ -48,7 +48,9 @@ class Card(simulated_node.Node):
     def __init__(self, index=0):
         super().__init__(index)
         speed = SPEEDS[index]
-        self.world = replace(Physics(), flop_per_cycle_per_unit=round(4096 * speed), bandwidth=3e12 * speed)
+        self.device_physics = replace(
+            Physics(), flop_per_cycle_per_unit=round(4096 * speed), memory_bandwidth=3e12 * speed
+        )
         self.info = replace(self.info, uuid_hash=f"card{index}", driver="580.1")
 
 
@@ -164,8 +166,8 @@ class Waiting(SimulatedMatmul):
     name = "waiting.mm"
     m = GRID_SHAPES[5].m
 
-    def launch_function(self, device, problem, shape):
-        run, mark = super().launch_function(device, problem, shape), Path(f"waits{device.index}")
+    def make_launch_function(self, device, problem, shape):
+        run, mark = super().make_launch_function(device, problem, shape), Path(f"waits{device.index}")
 
         def launch(key):
             if shape.m >= self.m and device.index == 1 and not mark.exists():
@@ -240,8 +242,8 @@ def test_a_killed_parent_takes_its_processes_along(waiting, shared):
 class Crashing(SimulatedMatmul):
     name = "crashing.mm"
 
-    def launch_function(self, device, problem, shape):
-        run = super().launch_function(device, problem, shape)
+    def make_launch_function(self, device, problem, shape):
+        run = super().make_launch_function(device, problem, shape)
         return lambda key: os.kill(os.getpid(), signal.SIGSEGV) if shape.m == 8192 else run(key)
 
 
@@ -434,7 +436,7 @@ def test_kernels_of_any_operation_are_compared_on_a_row_of_the_plan(shared):
 
 class SlowAttention(SimulatedAttention):
     name = "slow-attention"
-    share = 0.35
+    peak_share = 0.35
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ HELD_BACK, AT_BOOST = Conditions(clock_hz=1.47e9), Conditions(clock_hz=1.98e9)
 class TwoStates(SimulatedBackend):
     """Its controller draws one of two states, 1.3 % apart, whenever the device was idle for a while."""
 
-    def begin_run(self):
-        super().begin_run()
+    def draw_run_variation(self):
+        super().draw_run_variation()
         self._slower = self.random.choice((1.0, 1.013))
 
     def sleep(self, seconds):

@@ -30,9 +30,9 @@ class Algorithm(SimulatedMatmul):
         self.slowness = 1.0 if self.rank == (1 if shape.m == 4096 else 2) else 1.2
         return super().prepare(backend, problem, shape, *arguments, **options)
 
-    def launch_function(self, device, problem, shape):
-        cycles = device.count_cycles(shape) * self.slowness
-        return lambda result: device.compute(cycles, result)
+    def make_launch_function(self, device, problem, shape):
+        cycles = device.compute_matmul_cycles(shape) * self.slowness
+        return lambda result: device.launch_compute(cycles, result)
 
 
 @pytest.fixture

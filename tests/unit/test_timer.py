@@ -48,7 +48,9 @@ class Hiccup(SimulatedBackend):
 
 
 def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
-    backend = Hiccup(physics=dataclasses.replace(Physics(), timer_overhead=CUDA.typical_overhead_seconds, noise=0.0))
+    backend = Hiccup(
+        physics=dataclasses.replace(Physics(), timer_overhead_seconds=CUDA.typical_overhead_seconds, launch_noise=0.0)
+    )
     row = measured(backend)
     assert row.timer_overhead == pytest.approx(CUDA.typical_overhead_seconds)
     assert "implausible" in " ".join(row.remarks)

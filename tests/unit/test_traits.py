@@ -15,7 +15,7 @@ from mamf.logs.recording import apply_logged_traits, make_traits_record
 from mamf.testing import Physics, SimulatedBackend
 
 UNKNOWN = BurstTraits(remark=ASSUMED_TRAITS_REMARK), SustainedTraits(remark=ASSUMED_TRAITS_REMARK)
-WAKING = Physics(waking_times=3.0, waking_seconds=0.004)
+WAKING = Physics(waking_time_factor=3.0, waking_seconds=0.004)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def texts(found):
 
 @pytest.mark.parametrize("seconds", [0.003, 0.02])
 def test_a_wake_up_is_found(seconds):
-    measured = found(waking_times=3.0, waking_seconds=seconds, noise=0.01)
+    measured = found(waking_time_factor=3.0, waking_seconds=seconds, launch_noise=0.01)
     assert seconds < measured.burst_traits.wake_seconds < seconds + 0.002
     assert re.search(r"after a rest, launches take (2\.9|3|3\.1) times as long", texts(measured))
     assert not measured.burst_traits.remark
@@ -50,7 +50,7 @@ def test_a_wake_up_is_found(seconds):
 
 @pytest.mark.parametrize("seconds", [0.01, 0.033, 0.1])
 def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
-    measured = found(reaction_seconds=seconds)
+    measured = found(power_averaging_seconds=seconds)
     # The controller averages power: 840 W more than idle, of which 590 are allowed.
     assert measured.burst_traits.train_seconds == pytest.approx(1.21 * seconds / 4, rel=0.2)
     assert measured.burst_traits.longest_rest_seconds < 1.0
@@ -62,10 +62,10 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     ("planted", "remark"),
     [
         (
-            {"waking_times": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0},
+            {"waking_time_factor": 2.0, "waking_seconds": 0.07, "boost_watts": 600.0},
             "after a rest, launches take 2 times as long",
         ),
-        ({"waking_times": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times as fast"),
+        ({"waking_time_factor": 2.0, "waking_seconds": 0.9, "boost_watts": 600.0}, "launches became 2 times as fast"),
     ],
 )
 def test_burst_says_that_it_cannot_be_trusted(planted, remark):
@@ -73,13 +73,13 @@ def test_burst_says_that_it_cannot_be_trusted(planted, remark):
 
 
 def test_a_controller_that_swings_about_its_mean_has_settled():
-    measured = found(hunting=0.05)
+    measured = found(clock_alternation_share=0.05)
     assert not measured.sustained_traits.remark
     assert SustainedTraits.settle_seconds < measured.sustained_traits.settle_seconds < 1.5
 
 
 def test_a_device_that_goes_on_slowing_has_not_settled():
-    assert "did not settle" in found(thermal_drift=0.5).sustained_traits.remark
+    assert "did not settle" in found(hot_clock_loss_share=0.5).sustained_traits.remark
 
 
 def test_only_assumed_traits_are_measured():
@@ -164,5 +164,5 @@ def test_a_row_says_that_its_regime_was_assumed(run, unknown_device, monkeypatch
 
 
 def test_a_device_that_no_load_slows_but_rests_do_is_not_rested():
-    measured = found(boost_watts=600.0, waking_times=2.0, waking_seconds=0.01)
+    measured = found(boost_watts=600.0, waking_time_factor=2.0, waking_seconds=0.01)
     assert (measured.burst_traits.rest_ratio, measured.burst_traits.longest_rest_seconds) == (0.0, 0.0)

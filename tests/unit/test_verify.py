@@ -41,14 +41,15 @@ def test_a_rare_flip_is_found_as_often_as_its_rate_says():
     launches = count_verified_totals(verified(Physics(), budget=0.05))["launches"]
     rate = 1 / launches
     found = sum(
-        count_verified_totals(verified(Physics(flips=rate), seed, budget=0.05))["wrong"] > 0 for seed in range(30)
+        count_verified_totals(verified(Physics(bit_flip_probability=rate), seed, budget=0.05))["wrong"] > 0
+        for seed in range(30)
     )
     expected = 1 - (1 - rate) ** launches
     assert abs(found / 30 - expected) < 3 * math.sqrt(expected * (1 - expected) / 30)
 
 
 def test_a_faulty_unit_is_located_by_its_tiles():
-    rows = verified(Physics(faulty_unit=17), budget=0.3)
+    rows = verified(Physics(faulty_unit_index=17), budget=0.3)
     where = [row.details["wrong tiles"] for row in rows if row.status == "wrong_result"]
     assert any(
         "of 128x256" in each and "every 132th tile is wrong, counting along rows from tile 17" in each for each in where
@@ -82,7 +83,7 @@ def test_a_clean_run_says_what_it_excludes(run):
 
 
 def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, monkeypatch):
-    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit_index=0))
     code, out, _ = run("verify", *PLAN, "--budget", "0.02s", "--output", "wrong.jsonl")
     assert (code, "verify FAILED" in out) == (3, True)
     again = next(line for line in out.splitlines() if "again: mamf" in line).partition("mamf ")[2]
@@ -107,7 +108,7 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
         faulty = ()
 
         def __init__(self, index=0):
-            super().__init__(index, Physics(faulty_unit=0) if index in self.faulty else Physics())
+            super().__init__(index, Physics(faulty_unit_index=0) if index in self.faulty else Physics())
 
     monkeypatch.setattr("mamf.testing.Two", Two, raising=False)
     inline_children.install(monkeypatch)
@@ -126,7 +127,7 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
 
 
 def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch, on_launch):
-    for physics, code in ((Physics(), 130), (Physics(faulty_unit=0), 3)):
+    for physics, code in ((Physics(), 130), (Physics(faulty_unit_index=0), 3)):
         monkeypatch.setattr(SimulatedBackend, "physics", physics)
         on_launch(lambda launches: signal.raise_signal(signal.SIGINT) if launches == 50 else None)
         found, out, _ = run("verify", *PLAN, "--output", f"{code}.jsonl")
@@ -149,8 +150,11 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
 @pytest.mark.parametrize(
     ("physics", "told"),
     [
-        (Physics(faulty_unit=0), ["wrong results in verify: "]),
-        (Physics(flips=0.01), ["launches gave an output that differs from the output of the first launch"]),
+        (Physics(faulty_unit_index=0), ["wrong results in verify: "]),
+        (
+            Physics(bit_flip_probability=0.01),
+            ["launches gave an output that differs from the output of the first launch"],
+        ),
         (Physics(), []),
     ],
     ids=["a faulty unit", "a launch in a hundred", "healthy"],
@@ -194,7 +198,7 @@ class Other(SimulatedMatmul):
 
 
 def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monkeypatch):
-    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit=0))
+    monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit_index=0))
     asked = ("--budget", "0.1s", "--regime", "spaced")
     assert run("verify", *PLAN, *asked, "--number", "3", "--output", "log.jsonl")[0] == 3
     monkeypatch.setattr(SimulatedBackend, "physics", Physics())

@@ -115,10 +115,10 @@ class Reading:
 
 @runtime_checkable
 class Telemetry(Protocol):
-    """The sensors of one device. Reading them never raises an error.
+    """The sensors of one device. Reading the sensors never raises an error.
 
-    ``energy``: whether to read the energy counter too. It can take milliseconds to answer, which is too long between
-    timed launches.
+    The argument ``energy`` of ``read`` says whether to read the energy counter too. That can take milliseconds, which
+    is too long between timed launches.
     """
 
     def read(self, energy: bool = False) -> Reading: ...
@@ -187,7 +187,7 @@ class Queue(ABC):
     @abstractmethod
     def record_mark(self) -> Any:
         """Insert a mark (a timestamp event) into this queue and return it. ``Backend.wait_for_mark`` and
-        ``Backend.seconds_between`` take marks of this queue and of the device's own queue.
+        ``Backend.compute_seconds_between`` take marks of this queue and of the device's own queue.
         """
 
     @abstractmethod

@@ -51,7 +51,7 @@ class Work:
 CELL_SIZE = 64
 # The possible sizes of a tile of an output, in rows and columns of cells, the largest first. Report a period of wrong
 # tiles only if at least 3 tiles are wrong, because any two tiles have a period. Name at most 4 wrong tiles.
-_TILE_SIZES = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
+_TILE_SIZES_IN_CELLS = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
 
@@ -75,7 +75,9 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     and the period with which wrong tiles repeat, if any.
     """
     cell_rows, cell_columns = -(-wrong.row_count // CELL_SIZE), -(-wrong.column_count // CELL_SIZE)
-    fitting = (size for size in _TILE_SIZES if size == (1, 1) or (size[0] <= cell_rows and size[1] <= cell_columns))
+    fitting = (
+        size for size in _TILE_SIZES_IN_CELLS if size == (1, 1) or (size[0] <= cell_rows and size[1] <= cell_columns)
+    )
     height, width = next(size for size in fitting if _do_cells_form_tiles(wrong, *size, cell_rows, cell_columns))
     tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
     tile_rows, tile_columns = -(-cell_rows // height), -(-cell_columns // width)
@@ -195,7 +197,7 @@ class Verdict:
     def __post_init__(self) -> None:
         for name, value in self.details.items():
             if not isinstance(value, (str, int, float)):
-                raise ValueError(f"detail {name!r} is a {type(value).__name__}: it must be a number or text")
+                raise ValueError(f"detail {name!r} must be a number or text, not of the type {type(value).__name__}")
         finite = {name: value for name, value in self.details.items() if isinstance(value, str) or math.isfinite(value)}
         object.__setattr__(self, "details", finite)
 
@@ -221,7 +223,8 @@ class Prepared:
       outputs, with values that no launch produces. Takes the results of the last launches.
     - ``list_changed_operands``: returns the names of operands that launches modified, except those that the operation
       must modify.
-    - ``rewrite_output``: overwrites the output; None unless it was requested, as the regime classic does.
+    - ``rewrite_output``: overwrites the output; None unless ``prepare`` was called with ``rewrite``. The regime classic
+      calls it before each launch.
     - ``extra_bytes_per_set``: device memory that a set needs in addition to its operands, such as a saved forward pass.
     - ``queue_checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
@@ -230,8 +233,8 @@ class Prepared:
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
       ``verify`` expects the new results, and ``list_changed_operands`` undoes the change. None: operands never change.
     - ``remember_output``: keeps the output of a set's last launch, given the set's index and its result. Returns a
-      function (``ComparisonFunction``) that compares later outputs with it, bit by bit. None: the kernel
-      cannot keep outputs.
+      function (``ComparisonFunction``) that compares later outputs with it, bit by bit. None: the kernel cannot keep
+      outputs.
     - ``is_deterministic``: whether launches on unchanged operands always give the same bits.
     - ``locate_wrong_cells``: finds where the output of a set is wrong, given the set's index and the result. None: not
       available.

@@ -25,7 +25,7 @@ from mamf.plans import StepKey
 from mamf.statistics import (
     Interval,
     Repeatability,
-    Summary,
+    SampleSummary,
     compute_repeat_interval,
     compute_standard_error,
     widen_interval,
@@ -213,7 +213,7 @@ class Measurement(NotebookTable):
     best_by: str
     status: MeasurementStatus
     reason: str = ""
-    summary: Summary | None = None
+    summary: SampleSummary | None = None
     samples: tuple[float, ...] = ()
     implausible_samples: tuple[float, ...] = ()
     launches: int = 0
@@ -373,7 +373,7 @@ class Measurement(NotebookTable):
         """Half the width of the row's 95 % interval, as a share of its seconds per launch."""
         return self.interval.half_width / self.seconds
 
-    def _get_summary(self) -> Summary:
+    def _get_summary(self) -> SampleSummary:
         if self.summary is None:
             raise ValueError(f"{self.shape} was not measured: {self.status}")
         return self.summary

@@ -406,7 +406,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
 
 @dataclass(frozen=True)
-class Request:
+class MeasurementRequest:
     """A user's request to measure an operation. ``shapes``, ``sizes`` and ``fields``: whole shapes, values of sizes and
     values of problem fields, which replace those of ``preset``.
     """

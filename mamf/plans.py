@@ -19,7 +19,7 @@ from mamf.errors import (
     require_share,
     require_whole_number,
 )
-from mamf.statistics import FigureError, Interval
+from mamf.statistics import FigureUncertainty, Interval
 
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: Seconds of warm-up in the regime classic, as in mamf-finder, the predecessor of mamf.
@@ -147,7 +147,7 @@ class Claim:
     step: StepKey
     rate: float
     interval: Interval
-    error: FigureError | None = None
+    error: FigureUncertainty | None = None
     clock_hz: float | None = None
     cycles_used: float | None = None
 

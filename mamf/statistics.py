@@ -106,7 +106,7 @@ class Repeatability:
 
 
 @dataclass(frozen=True)
-class FigureError:
+class FigureUncertainty:
     """The error of one run's figure (mean or median seconds per launch), as relative standard deviations. ``common``:
     the part of the error that all rows of the run share. ``own``: the independent part of one row. ``degrees``: the
     degrees of freedom for Student's t.
@@ -118,7 +118,7 @@ class FigureError:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SampleSummary:
     """The statistics of a row's samples, in seconds per launch, and their ``count``. ``interval``: the 95 % interval of
     the mean or the median, from the scatter of the samples.
     """
@@ -131,11 +131,11 @@ class Summary:
     interval: Interval
 
 
-def summarize(samples: Sequence[float], figure: str = "median") -> Summary:
+def summarize(samples: Sequence[float], figure: str = "median") -> SampleSummary:
     """Compute the statistics of samples in seconds. ``figure``: whether the interval is that of the ``mean`` or the
     ``median``. Raises ValueError if there are no samples.
     """
-    return Summary(
+    return SampleSummary(
         count=len(samples),
         mean=_stdlib.fmean(samples),
         median=_stdlib.median(samples),
@@ -226,7 +226,7 @@ def compute_standard_error(interval: Interval, figure: float) -> float:
 
 def compute_run_error(
     figures: Sequence[float], run_figure: float, visit_errors: Sequence[float], repeatability: Repeatability
-) -> FigureError:
+) -> FigureUncertainty:
     """Return the error of a run's figure, relative to the mean over all runs of the same measurement.
 
     - ``figures``: the mean or median seconds per launch of each visit (one measurement of one kernel and shape) in this
@@ -243,7 +243,7 @@ def compute_run_error(
     visit_variance = max(variance_within_visits, (compute_standard_deviation(figures) / run_figure) ** 2) / len(figures)
     shared_variance = repeatability.run**2 / 2
     row_error = math.sqrt(shared_variance + (repeatability.launch_seconds / run_figure) ** 2 + visit_variance)
-    return FigureError(math.sqrt(shared_variance), row_error, _NORMAL_DEGREES_OF_FREEDOM)
+    return FigureUncertainty(math.sqrt(shared_variance), row_error, _NORMAL_DEGREES_OF_FREEDOM)
 
 
 def compute_repeat_interval(

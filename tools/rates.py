@@ -91,7 +91,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BURST, GUARD, MATMUL, RANKING_STATISTIC_BY_REGIME, SUSTAINED, SWEEP, GuardOptions, Plan
 from mamf.report.verification import count_verified_totals
-from mamf.statistics import Interval, Summary, compute_run_error
+from mamf.statistics import Interval, SampleSummary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -380,7 +380,7 @@ class Guards:
 def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
     fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
-    summary, known = Summary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
+    summary, known = SampleSummary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
     where = {"phase": asked.phase, "round": asked.round}
     return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)
 

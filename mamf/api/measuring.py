@@ -40,7 +40,7 @@ from mamf.errors import DeviceError, MamfWarning, UsageError, require_nonempty_l
 from mamf.kinds.driver import Run
 from mamf.logs.ceiling_cache import cache_ceilings
 from mamf.measurement import Measurement
-from mamf.operation import Operation, Parameter, Request, get_parameters, make_operation_plan
+from mamf.operation import MeasurementRequest, Operation, Parameter, get_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
@@ -157,12 +157,12 @@ def search(
     """Return a search for the ceiling, which measures while you iterate over it and then has a ``ceiling``.
 
     - ``dtype`` or ``problem``: a single one, because a search finds the ceiling of one problem.
-    - ``kernel``: kernels to try. mamf looks for fast shapes with the first one. By default all kernels except those
-      that compile for minutes.
+    - ``kernel``: kernels to try. mamf looks for fast shapes with the first kernel. By default, all kernels except
+      kernels that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles.
-    - ``quick``: measure fewer rounds, with only the kernel that is fastest in a short trial.
+    - ``quick``: measure each shape fewer times, and only with the kernel that is fastest in a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it measures, if it cannot measure the request.
 
@@ -421,7 +421,7 @@ def make_problems_and_shapes(
     if (whole_shapes and sizes) or (problems and fields):
         conflict = ("shapes", sizes) if whole_shapes and sizes else ("problem", fields)
         raise UsageError(f"{conflict[0]} cannot be combined with {', '.join(conflict[1])}: give one or the other")
-    request = Request(operation, whole_shapes, sizes, fields)
+    request = MeasurementRequest(operation, whole_shapes, sizes, fields)
     return problems or request.make_problems(backend), tuple(request.make_labeled_shapes(backend))
 
 

@@ -35,7 +35,7 @@ from mamf.measurement import (
 )
 from mamf.plans import SUSTAINED
 from mamf.statistics import (
-    FigureError,
+    FigureUncertainty,
     Interval,
     Repeatability,
     compute_known_median,
@@ -255,7 +255,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
-def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureError:
+def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
     """Compute the error of the rate that ``combine_rounds`` returns, relative to the mean rate of all possible runs."""
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 

@@ -96,18 +96,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None and "profile" not in typed_words[:1]:  # the profiled script writes to stdout
         reserve_stdout_for_reports()
     with _shorten_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
-        code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
+        exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
     if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
-        _start_forced_exit_thread(code)
-    if code == INTERRUPTED_EXIT_CODE and arguments is None:
+        _start_forced_exit_thread(exit_code)
+    if exit_code == INTERRUPTED_EXIT_CODE and arguments is None:
         # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
         sys.stdout.flush()
-        os._exit(code)
-    return code
+        os._exit(exit_code)
+    return exit_code
 
 
-def _start_forced_exit_thread(code: int) -> None:
-    """Start a thread that ends the process with ``code`` if threads of a plugin still run after the command has ended.
+def _start_forced_exit_thread(exit_code: int) -> None:
+    """Start a thread that ends the process with ``exit_code`` if threads of a plugin still run after the command.
 
     Python waits for these threads without a message, so the user would not see why the command does not return.
     """
@@ -118,7 +118,7 @@ def _start_forced_exit_thread(code: int) -> None:
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
         if remaining_names := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
             warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(remaining_names)}")
-            os._exit(code)
+            os._exit(exit_code)
 
     threading.Thread(target=wait_for_plugin_threads_and_exit, daemon=True).start()
 
@@ -127,9 +127,9 @@ def _run_command_and_report_errors(typed_words: Sequence[str], is_watched: bool)
     try:
         if is_watched:
             watching.fork_watched_child(typed_words)
-        code = run_command(typed_words, watching.CRASH_STATE.crashed_run if watching.CRASH_STATE else None)
+        exit_code = run_command(typed_words, watching.CRASH_STATE.crashed_run if watching.CRASH_STATE else None)
         get_report_stream().flush()
-        return code
+        return exit_code
     except MamfError as error:
         warn(str(error))
         return error.exit_code
@@ -176,12 +176,12 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
     if crashed_run and hasattr(options, "resume"):
         # Resume the log with the plan that it contains, as if the user had typed only --resume.
         options.resume, options.new_log_reason, options.given_names = crashed_run.log_path, "", set()
-    guard = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
-    with guard("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
-        run = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
+    convert_errors = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
+    with convert_errors("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
+        run_with_options = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
         if hasattr(options, "share"):
-            return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run))
-        return int(run(options))
+            return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run_with_options))
+        return int(run_with_options(options))
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
@@ -217,8 +217,8 @@ def _find_new_log_reason(path: Path) -> str:
         return "" if path.exists() else "does not exist"
     with path.open("rb") as file:
         first_line = file.readline()
-    is_cut = _HEADER_START.startswith(first_line[: len(_HEADER_START)]) and not first_line.endswith(b"\n")
-    if not is_cut:
+    is_header_incomplete = _HEADER_START.startswith(first_line[: len(_HEADER_START)]) and not first_line.endswith(b"\n")
+    if not is_header_incomplete:
         return ""
     return "is cut off within its header" if first_line else "is empty"
 

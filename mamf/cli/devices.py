@@ -404,8 +404,8 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
 
 
 def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tuple[Path, NodeRun, list[NodeDevice]]:
-    """Measure each device of this machine in a process. Return the folder of the logs, how the run ended, and the
-    devices.
+    """Measure all devices of this machine, each in a separate process. Return the folder of the logs, how the run
+    ended, and the devices.
     """
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
@@ -469,7 +469,7 @@ def measure_node_device(options: argparse.Namespace, send_record: SendRecord) ->
     send_record({ADDRESS_KEY: backend.read_bus_address()})
 
     def wait_for_others() -> bool:
-        """Wait until all devices have been measured alone. Return False if one of them failed."""
+        """Wait until every device has been measured while the others were idle. Return False if a device failed."""
         send_record({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
 

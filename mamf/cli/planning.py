@@ -19,10 +19,10 @@ from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known_names, require_rows_within_limit
 from mamf.operation import (
+    MeasurementRequest,
     Operation,
     Parameter,
     Preset,
-    Request,
     get_parameters,
     make_operation_plan,
     parse_range,
@@ -180,7 +180,7 @@ def add_launch_options(parser: Parser, shapes: str) -> None:
 # -- values of the options ---------------------------------------------------------------------------------------------
 
 
-def make_request(operation: AnyOperation, options: argparse.Namespace) -> Request:
+def make_request(operation: AnyOperation, options: argparse.Namespace) -> MeasurementRequest:
     """Make the request that the options describe: the shapes, sizes and fields of the operation that the user gives.
 
     This opens no device. Raises UsageError for options that contradict each other.
@@ -207,7 +207,7 @@ def make_request(operation: AnyOperation, options: argparse.Namespace) -> Reques
     for name in {text.partition("=")[0] for text in field_texts} & fields.keys():
         if getattr(options, f"field_{name}", None) == getattr(options, "usual_defaults", {}).get(name):
             del fields[name]  # drop the command's default, because --set replaces it
-    return Request(operation, shapes, sizes, parse_field_texts(operation, field_texts, fields), preset)
+    return MeasurementRequest(operation, shapes, sizes, parse_field_texts(operation, field_texts, fields), preset)
 
 
 def _yield_given_parameters(
@@ -267,7 +267,7 @@ def _make_preset(
 
 
 def make_plan(
-    request: Request,
+    request: MeasurementRequest,
     options: argparse.Namespace,
     backend: Backend,
     kernel_names: Sequence[str],

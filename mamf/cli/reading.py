@@ -33,8 +33,8 @@ def read_log(*paths: Path) -> RunLog:
 
 
 def read_roofs(options: argparse.Namespace) -> Roofs | None:
-    """Read the roofs from the logs of ``--ceiling``: for each kernel, the rate that compute or bandwidth ceilings allow
-    it. Return None without the option.
+    """Read the roofs from the logs of ``--ceiling``: the highest rates that the compute and bandwidth ceilings allow.
+    Return None without the option.
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """

@@ -28,7 +28,7 @@ from mamf.cli.resuming import (
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import MamfError, RunLogError, UsageError
-from mamf.operation import Operation, Request
+from mamf.operation import MeasurementRequest, Operation
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 
@@ -54,10 +54,10 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
 def run_kernel_session(
     options: argparse.Namespace, make_session: Callable[..., Session], operation: Operation[Any, Any] | None = None
 ) -> int:
-    """Measure kernels of an operation and return the exit code. By default, take the operation of --operation or of the
-    command's name.
+    """Measure kernels of an operation and return the exit code. By default, use the operation of --operation or,
+    without this option, the operation with the name of the command.
 
-    Reports wrong options before it opens a device. Raises UsageError if an option has no effect on this run.
+    This opens the device only after it has checked the options. Raises UsageError if an option has no effect.
     """
     option_and_regime_by_dest = {
         "flush": ("--no-flush", BURST),
@@ -90,7 +90,7 @@ class Session:
 
     def __init__(
         self,
-        request: Request,
+        request: MeasurementRequest,
         options: argparse.Namespace,
         interruption: Interruption,
         resumed: ResumedLog | None,
@@ -149,7 +149,9 @@ class Session:
         interruption.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
-        """Make the plan of the options, or take that of the resumed log. Raises LogMismatchError if the two differ."""
+        """Make the plan that the options describe, or take the plan of the resumed log. Raises LogMismatchError if the
+        two plans differ.
+        """
         logged_plan = self.resumed_plan
         if logged_plan is None:
             share = getattr(self.options, "share", None)
@@ -217,9 +219,9 @@ class Session:
 
     def make_log_name_label(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
-        is_named = self.command != self.operation.name and self.operation.compares_kernels
+        shows_operation = self.command != self.operation.name and self.operation.compares_kernels
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return "-".join([*([self.operation.name] if is_named else []), *dtypes, *self.plan.regimes])
+        return "-".join([*([self.operation.name] if shows_operation else []), *dtypes, *self.plan.regimes])
 
     def count_remaining_measurements(self) -> int | None:
         """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""

@@ -189,7 +189,7 @@ class SharedCrashState:
     def log_crash_or_get_exit_code(self, child_exit_code: int) -> int | None:
         """Return the exit code of the command, or None if its child crashed and a new child must measure the rest.
 
-        In that case, first append the row that the child was measuring to the log. ``child_exit_code``: the exit code
+        If the child crashed, first append the row that it was measuring to the log. ``child_exit_code``: the exit code
         of the child, negative if a signal ended it. Raises RunLogWriteError if the log cannot be written.
         """
         log_path, log_opened_at, exit_codes, row_line, row_label = self._load_state()
@@ -268,8 +268,8 @@ def _wait_for_child(child_pid: int) -> int:
 
 
 def _append_log_line(log_path: Path, line: str) -> None:
-    """Append a line to the log of a dead process. Replace the last line if it is incomplete. Raises
-    RunLogWriteError.
+    """Append a line to the log of a dead process. Replace the last line if it is incomplete. Raises RunLogWriteError
+    if the log cannot be written.
     """
     try:
         with log_path.open("r+b") as file:

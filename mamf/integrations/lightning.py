@@ -77,6 +77,6 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
 
     @stop_metering_on_error
     def on_train_end(self, trainer: Any, pl_module: Any, *exception: BaseException) -> None:
-        self.close()
+        self.stop_metering()
 
     on_exception = on_train_end

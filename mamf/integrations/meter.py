@@ -198,7 +198,9 @@ class Meter:
         return f"<Meter: {self.dtype}, {self._step_number} steps>"
 
     def begin(self) -> None:
-        """Mark that the data of the next step are ready. The time since the end of the last step counts as waiting."""
+        """Record that the data of the next step are ready. The time since the end of the last step counts as
+        ``seconds_between``.
+        """
         with self._lock:
             self._begin_mark = self._place_mark()
 
@@ -251,7 +253,9 @@ class Meter:
             return self._make_figures(step.step_number, 1, *amounts)
 
     def mean(self) -> StepFigures | None:
-        """Return the mean of all steps since ``reset``: total work divided by total time. ``step`` is their count."""
+        """Return the mean of all steps since ``reset``: total work divided by total time. The field ``step`` of the
+        result is the number of steps.
+        """
         with self._lock:
             return (
                 self._make_figures(self._read_step_count, self._read_step_count, *self._total_amounts)
@@ -329,7 +333,7 @@ class Meter:
     # -- peaks and ceilings ------------------------------------------------------------------------------------------
 
     def _find_peak_and_ceiling(self, dtype: str) -> tuple[float, float]:
-        """Return the datasheet's peak and the ceiling for a dtype, in FLOP/s; NaN if unknown."""
+        """Return the datasheet's peak and the ceiling for a dtype, in FLOP/s. An unknown value is NaN."""
         if dtype not in self._peaks_and_ceilings:
             datasheet_peak, ceiling = find_datasheet_peak(self.backend.info, dtype), self._given_ceiling
             if ceiling is None:

@@ -54,7 +54,7 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
             hook(self, *positional_arguments, **keyword_arguments)
         except Exception as error:
             with suppress(Exception):
-                self.close()
+                self.stop_metering()
             warn(f"metering has stopped, training continues: {describe_error(error)}")
 
     return run_hook_safely
@@ -93,10 +93,10 @@ class MeteredCallback:
 
     def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
-        self.close()
+        self.stop_metering()
         self.training = MeteredTraining(model, module, defaults | self.options, self.tokens_and_samples, is_compiled)
 
-    def close(self) -> None:
+    def stop_metering(self) -> None:
         """Stop metering, because the training has ended."""
         self.cleanup.close()
         training, self.training = self.training, None
@@ -365,9 +365,9 @@ class BatchSizes(NamedTuple):
         if self.document_bounds is not None:
             lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
         elif self.document_positions is not None:
-            for row in self.document_positions.tolist():
-                begins = [0, *(place for place in range(1, len(row)) if row[place] != row[place - 1] + 1), len(row)]
-                lengths.update(end - begin for begin, end in pairwise(begins))
+            for positions in self.document_positions.tolist():
+                starts = [index for index, (before, after) in enumerate(pairwise(positions), 1) if after != before + 1]
+                lengths.update(end - begin for begin, end in pairwise([0, *starts, len(positions)]))
         return [(count, length) for length, count in lengths.items() if length > 0]
 
 
@@ -376,11 +376,11 @@ def _measure_batches(batches: Iterable[BatchSizes]) -> tuple[float, float]:
 
     An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
     """
-    sizes: list[tuple[float, float]] = []
+    counts_and_lengths: list[tuple[float, float]] = []
     for each in batches:
-        sizes += each.sequence_counts or [each.sample_sizes]
-    elements = sum(number * length for number, length in sizes)
-    return elements, sum(number * length**2 for number, length in sizes) / elements
+        counts_and_lengths += each.sequence_counts or [each.sample_sizes]
+    elements = sum(count * length for count, length in counts_and_lengths)
+    return elements, sum(count * length**2 for count, length in counts_and_lengths) / elements
 
 
 def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> BatchSizes:

@@ -75,9 +75,9 @@ class ModelFlops:
         """
         if self.encoder is not None:
             return self.compute_flop(1, sequence_length, sequence_length, causal) / sequence_length
-        weights = 2 * self.weights * (1 + self.trained_share + self.input_share)
-        attention = self._count_attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
-        return weights + attention + self.flop_per_sequence / sequence_length
+        weight_flop = 2 * self.weights * (1 + self.trained_share + self.input_share)
+        attention_flop = self._count_attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+        return weight_flop + attention_flop + self.flop_per_sequence / sequence_length
 
     def compute_head_flop(self, tokens: float) -> float:
         """Return the FLOP of the output layer for ``tokens`` tokens, forward and backward."""
@@ -92,8 +92,8 @@ class ModelFlops:
             return sequences * length * self.compute_flop_per_token(length, causal)
         targets, length = targets or length, self.encoder.fixed_length or length
         cross_attention = 12 * self.layers * self.attention_width * length
-        decoded = replace(self, encoder=None).compute_flop_per_token(targets, causal) + cross_attention
-        return sequences * (length * self.encoder.compute_flop_per_token(length) + targets * decoded)
+        flop_per_target = replace(self, encoder=None).compute_flop_per_token(targets, causal) + cross_attention
+        return sequences * (length * self.encoder.compute_flop_per_token(length) + targets * flop_per_target)
 
     def _count_attention_flop(self, length: int, causal: bool) -> float:
         """Return the FLOP of attention per token, forward and backward, for a model without frozen layers."""
@@ -197,9 +197,9 @@ class _ArchitectureReader:
         name = name.strip()
         if name not in self.section:
             return int(name) if name.isdecimal() else self._read_config_field(name)
-        for sums in self.section[name].split("|"):
+        for alternative in self.section[name].split("|"):
             try:
-                return sum(map(self._evaluate_product, sums.split("+")))
+                return sum(map(self._evaluate_product, alternative.split("+")))
             except UnsupportedError as error:
                 missing_field_error = error
         raise missing_field_error
@@ -231,9 +231,9 @@ class _ArchitectureReader:
             getattr(config, "mlp_only_layers", None) or (),
         )
         sparse_layers = getattr(config, "moe_layers", None) or [
-            each for each in range(layers) if (each + 1) % layer_interval == 0
+            layer for layer in range(layers) if (layer + 1) % layer_interval == 0
         ]
-        return sum(first_sparse_layer <= each < layers and each not in dense_layers for each in sparse_layers)
+        return sum(first_sparse_layer <= layer < layers and layer not in dense_layers for layer in sparse_layers)
 
     def _find_windows(self, layers: int) -> list[Window]:
         types = getattr(self.config, "layer_types", None)

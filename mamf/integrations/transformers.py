@@ -86,7 +86,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @stop_metering_on_error
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self.close()
+        self.stop_metering()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @stop_metering_on_error

@@ -36,7 +36,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import COMMON_REGIMES, FIND, GUARD, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
 from mamf.statistics import (
     CONFIDENCE,
-    FigureError,
+    FigureUncertainty,
     Interval,
     compute_known_median,
     compute_run_error,
@@ -66,7 +66,7 @@ _POWER_STATE_ERROR = 0.0055
 _SUSTAINED_RUN_SHIFT = 0.0012
 
 
-def compute_decision_error(error: FigureError, regime: str, visit_count: int) -> FigureError:
+def compute_decision_error(error: FigureUncertainty, regime: str, visit_count: int) -> FigureUncertainty:
     """Return the error of a rate that decides whether the rate differs from another one.
 
     ``visit_count``: the number of separate measurements behind the rate. The result has the heavy tails of errors
@@ -74,7 +74,7 @@ def compute_decision_error(error: FigureError, regime: str, visit_count: int) ->
     """
     is_sustained = regime == SUSTAINED
     smallest = _POWER_STATE_ERROR / math.sqrt(visit_count) if is_sustained else 1e-6
-    return FigureError(
+    return FigureUncertainty(
         common=max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common,
         own=min(max(error.own, smallest), 10.0),  # A manipulated log may state any error.
         degrees=_ROW_DEGREES_OF_FREEDOM[is_sustained],
@@ -256,13 +256,13 @@ class ComparedRow:
     device: str = ""
     device_speed: float | None = 1.0
     device_speed_half_width: float = 0.0
-    error: FigureError | None = None
+    error: FigureUncertainty | None = None
     seconds: float = math.inf
     rates: tuple[float, ...] = ()
     celsius: float | None = None
     per_degree: float = 0.0
     cycles_used: float | None = None
-    cycles_error: FigureError | None = None
+    cycles_error: FigureUncertainty | None = None
 
     @property
     def key(self) -> object:
@@ -387,7 +387,7 @@ def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement])
     )
 
 
-def _compute_cycles_error(regime: str, problem: Any) -> FigureError | None:
+def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None:
     """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
     if regime not in COMMON_REGIMES:
         return None

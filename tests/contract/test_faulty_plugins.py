@@ -487,7 +487,7 @@ def test_details_that_json_does_not_hold_fail_their_row_alone(run, monkeypatch, 
     assert run(*MATMUL, "faulty")[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
     assert row.status == "failed"
-    assert "detail 'kind' is a object: it must be a number or text" in row.reason
+    assert "detail 'kind' must be a number or text, not of the type object" in row.reason
 
 
 def test_a_larger_first_product_that_finds_no_memory_is_no_matter(run, monkeypatch):

@@ -21,7 +21,7 @@ from mamf.measurement import Conditions
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.comparison import make_comparison_document
 from mamf.report.formats import FORMATTERS
-from mamf.statistics import FigureError, Interval, Repeatability
+from mamf.statistics import FigureUncertainty, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
 KNOWN = Repeatability(run=0.0014)
@@ -97,7 +97,9 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
 
 def pair_of(ratio, **fields):
     interval = Interval(0.999, 1.001, 0.95)
-    a, b = (ComparedRow({}, "", "", speed, interval, error=FigureError(0.001, 0.001, 8)) for speed in (1.0, ratio))
+    a, b = (
+        ComparedRow({}, "", "", speed, interval, error=FigureUncertainty(0.001, 0.001, 8)) for speed in (1.0, ratio)
+    )
     return RowPair({}, a, b, **fields)
 
 

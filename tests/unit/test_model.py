@@ -10,7 +10,7 @@ import mamf
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule, Sustained
 from mamf.errors import UnknownNameError, UsageError
-from mamf.operation import Preset, Request
+from mamf.operation import MeasurementRequest, Preset
 from mamf.operations.model.operation import FIELDS_BY_SIZE, PHASES, ModelProblem, ModelShape
 from mamf.plugins.discovery import make_kernel, make_operation
 from mamf.report.kernels import make_part_table
@@ -101,7 +101,7 @@ def test_what_is_no_model_is_said_in_a_line(fields):
 )
 def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, architectures):
     model = make_operation("model")
-    request = Request(model, fields=fields, preset=model.list_presets()[size] if size else Preset())
+    request = MeasurementRequest(model, fields=fields, preset=model.list_presets()[size] if size else Preset())
     assert [model.list_identifying_fields(problem)[0] for problem in request.make_problems(backend)] == architectures
 
 

@@ -27,7 +27,7 @@ from mamf.plans import (
     StepKey,
     VerifyOptions,
 )
-from mamf.statistics import FigureError, Interval
+from mamf.statistics import FigureUncertainty, Interval
 
 SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem(seed=7)
 ATTENTION, HEADS = AttentionProblem(direction="bwd"), AttentionShape(1, 16, 2, 512, 512, 192, 128, True, 100)
@@ -36,7 +36,7 @@ SEARCH = search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64, 128), (64,))
 STEP = StepKey("burst", ATTENTION, HEADS, "sdpa")
 CLAIMS = (
     Claim(STEP, 600.0, Interval(590.0, 610.0, 1.0)),
-    Claim(STEP, 700.0, Interval(690.0, 710.0, 0.95), FigureError(0.001, 0.002, 9), 1.7e9),
+    Claim(STEP, 700.0, Interval(690.0, 710.0, 0.95), FigureUncertainty(0.001, 0.002, 9), 1.7e9),
 )
 PLANS = {
     "sweep": sweep_plan((SHAPE,), PROBLEM, ("burst", "classic"), reference=SHAPE, budget_seconds=60.0, layers=("up",)),

@@ -22,7 +22,7 @@ from mamf.cli.terminal import (
 from mamf.errors import UnknownNameError, require_known_names
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.operations.attention.operation import Attention
 from mamf.operations.decode.operation import Decode
 from mamf.plans import Plan
@@ -108,7 +108,7 @@ class _AttentionSession(Session):
     the resumed log, then measures the attention kernels and shows each rate as a share of its ceiling.
     """
 
-    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
+    def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
 

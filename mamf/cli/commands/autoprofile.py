@@ -98,7 +98,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 class AutoprofileCommands:
     """The list of mamf commands that one ``mamf autoprofile`` runs on one device within one time budget.
 
-    ``folder``: the folder for the logs. A command resumes its log if the folder has an unfinished log of it.
+    ``folder``: the folder for the logs. A command resumes its log if the folder has this log and it is unfinished.
     ``skip_reasons``: the reason why a log cannot be measured here, by the file name of the log.
     """
 
@@ -125,14 +125,14 @@ class AutoprofileCommands:
         yield self._make_resumable_command(
             "bandwidth", "bandwidth", "--pattern", "copy", "--size", "4GiB" if is_accelerator else "128MiB"
         )
-        attention_sizes = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
+        size_options = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
         ceiling_options = self._make_ceiling_options(BURST) or ["--no-ceiling"]
-        attention = ["attention", *dtype_options, "--direction", "fwd", "bwd", *attention_sizes, "--time-limit", "0.3s"]
+        arguments = ["attention", *dtype_options, "--direction", "fwd", "bwd", *size_options, "--time-limit", "0.3s"]
         yield self._make_resumable_command(
-            "kernels", *attention, *([] if self._has_log("kernels") else ceiling_options)
+            "kernels", *arguments, *([] if self._has_log("kernels") else ceiling_options)
         )
-        if kernels := self._make_counters_arguments():
-            yield self._make_resumable_command("counters", "counters", *kernels)
+        if counters_arguments := self._make_counters_arguments():
+            yield self._make_resumable_command("counters", "counters", *counters_arguments)
         if not self._has_log("step"):
             step_count = "3" if is_accelerator else "1"
             yield (
@@ -173,13 +173,13 @@ class AutoprofileCommands:
         if exit_code := subprocess.run(command, check=False).returncode:
             warn(f"nsys failed with exit code {exit_code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
 
-    def _has_log(self, name: str) -> bool:
-        return (self.folder / f"{name}.jsonl").exists()
+    def _has_log(self, log_name: str) -> bool:
+        return (self.folder / f"{log_name}.jsonl").exists()
 
-    def _make_resumable_command(self, name: str, *command: str) -> tuple[str, list[str]]:
-        budget = f"{self._budget_seconds * _BUDGET_SHARES[name]:.0f}s"
-        log = f"{name}.jsonl"
-        return log, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log)]
+    def _make_resumable_command(self, log_name: str, *command: str) -> tuple[str, list[str]]:
+        budget = f"{self._budget_seconds * _BUDGET_SHARES[log_name]:.0f}s"
+        log_file = f"{log_name}.jsonl"
+        return log_file, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log_file)]
 
     def _make_ceiling_options(self, regime: str) -> list[str]:
         """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
@@ -198,8 +198,8 @@ class AutoprofileCommands:
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
 
         try:
-            if unavailable := self.backend.explain_missing_counters():
-                raise UnavailableError(str(unavailable))
+            if missing_counters := self.backend.explain_missing_counters():
+                raise UnavailableError(str(missing_counters))
             find_ncu(None)
             log = read_run_log(self.folder / "kernels.jsonl")
             rows = [row for row in log.measurements if row.ok and row.operation == log.plan.operation and not row.phase]

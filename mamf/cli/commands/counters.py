@@ -13,7 +13,7 @@ from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
 from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.errors import UnavailableError, UsageError
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 
 if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup
@@ -79,7 +79,7 @@ class CountersSession(Session):
     ``counted_combinations``: the combinations of kernel, problem and shape whose counters the log already has.
     """
 
-    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
+    def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.profiling.counters.ncu import Ncu, read_counts
 
         super().__init__(request, options, *session_arguments)

@@ -28,7 +28,7 @@ from mamf.cli.terminal import (
 from mamf.errors import UsageError
 from mamf.kernel import DATA_CHOICES
 from mamf.measurement import find_rate
-from mamf.operation import Request, make_operation_plan
+from mamf.operation import MeasurementRequest, make_operation_plan
 from mamf.plans import BURST, CEILING_REGIMES, EXPLAIN, Plan
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         check_image_path(options.picture, options.overwrite)
     if options.ceiling and options.shape:
         raise UsageError("--ceiling cannot be combined with --shape, because each of them gives a shape: use one")
-    return run_session(options, ExplainSession, Request(make_requested_operation()))
+    return run_session(options, ExplainSession, MeasurementRequest(make_requested_operation()))
 
 
 class ExplainSession(Session):

@@ -28,7 +28,7 @@ from mamf.cli.terminal import (
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
 from mamf.errors import UsageError
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, Plan, choose_regimes
 from mamf.plugins.discovery import open_backend
@@ -114,7 +114,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 options.output = output_path.with_name(f"{output_path.stem}-{dtype}{output_path.suffix}")
             try:
                 exit_code = _MatmulSearchSession(
-                    Request(options.requested_operation), options, interruption, resumed
+                    MeasurementRequest(options.requested_operation), options, interruption, resumed
                 ).run()
             except UsageError as error:  # Continue with the next dtype: only this one may be too slow for a search.
                 if len(dtypes) == 1:
@@ -183,11 +183,11 @@ class _MatmulSearchSession(Session):
         )
 
     def print_plan(self) -> None:
-        grid, names = self.plan.options.grid, ", ".join(self.plan.kernels)
+        grid, kernel_names = self.plan.options.grid, ", ".join(self.plan.kernels)
         print_line(
             f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}"
         )
-        print_line(f"kernels: {names}")
+        print_line(f"kernels: {kernel_names}")
         size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
         print_line(
             f"grid: {len(grid.list_shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}"

@@ -32,7 +32,7 @@ from mamf.errors import (
     require_whole_number,
 )
 from mamf.files import write_file_atomically
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
-    """Read and check the TOML file of ``mamf guard``, and return values of options by their dest.
+    """Read and check the TOML file of ``mamf guard``, and return the values of options by the dest of each option.
 
-    These are the options of ``mamf sweep --operation`` that describe the rows of the file, and:
+    The result has the options of ``mamf sweep --operation`` that describe the rows of the file, and these options:
 
     ``baseline``: path of the run log to compare with. A relative path is resolved from the folder of the TOML file.
     ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.
@@ -169,15 +169,15 @@ class _GuardSession(Session):
     """A run of ``mamf guard``: it compares kernels of one operation with a baseline, or measures a new baseline.
 
     ``baseline_log``: the run log to compare with, or None if mamf measures a new baseline.
-    ``result``: the result of the comparison, or None before the comparison.
+    ``guard_result``: the result of the comparison, or None before the comparison.
     ``update_exit_code``: the exit code of --update, which is not 0 if mamf refused to write the new baseline.
     """
 
     kind = GUARD
 
-    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
+    def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
         self.baseline_log: RunLog | None = options.baseline_log
-        self.result: GuardResult | None = None
+        self.guard_result: GuardResult | None = None
         self.update_exit_code = 0
         super().__init__(request, options, *session_arguments)
         if self.baseline_log:
@@ -226,15 +226,17 @@ class _GuardSession(Session):
     def choose_exit_code(self, run_exit_code: int) -> int:
         if self.options.update or run_exit_code not in (0, FAILURE_EXIT_CODE):
             return run_exit_code or self.update_exit_code
-        if self.result is None:
+        if self.guard_result is None:
             return FAILURE_EXIT_CODE
-        has_failed = self.result.has_failed or (self.options.strict and self.result.count_outcomes()["undecided"])
-        return REGRESSION_EXIT_CODE if has_failed else 0 if self.result.is_finished else FAILURE_EXIT_CODE
+        has_failed = self.guard_result.has_failed or (
+            self.options.strict and self.guard_result.count_outcomes()["undecided"]
+        )
+        return REGRESSION_EXIT_CODE if has_failed else 0 if self.guard_result.is_finished else FAILURE_EXIT_CODE
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import make_guard_document
 
-        return super().make_document(log) if self.result is None else make_guard_document(self.result)
+        return super().make_document(log) if self.guard_result is None else make_guard_document(self.guard_result)
 
     def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard
@@ -242,16 +244,18 @@ class _GuardSession(Session):
         from mamf.report.formats import TERMINAL_FORMATS, format_markdown
 
         if self.baseline_log:
-            self.result = judge_guard(self.baseline_log, log, self.options.tolerance, self.options.compared_figure)
+            self.guard_result = judge_guard(
+                self.baseline_log, log, self.options.tolerance, self.options.compared_figure
+            )
             seconds = float(log.summary["elapsed_seconds"]) if log.summary else 0.0
             if self.options.junit:
-                xml = format_junit_xml(self.result, f"mamf.{self.operation.name}", seconds)
+                xml = format_junit_xml(self.guard_result, f"mamf.{self.operation.name}", seconds)
                 write_file_atomically(self.options.junit, xml)
             if self.options.markdown:
-                write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.result)))
+                write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.guard_result)))
         exit_code = super().print_report(log)
-        if self.result and self.options.format not in TERMINAL_FORMATS:
-            print_line(describe_guard_verdict(self.result), sys.stderr)
+        if self.guard_result and self.options.format not in TERMINAL_FORMATS:
+            print_line(describe_guard_verdict(self.guard_result), sys.stderr)
         if self.options.update:
             self._write_baseline(log)
         return exit_code

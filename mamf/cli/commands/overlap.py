@@ -158,8 +158,8 @@ def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Itera
 
 @dataclass
 class _RankStrategy:
-    """A strategy that measures matmuls next to other work, for the process that writes the log. This is rank 0 of the
-    processes that a launcher started, or the only process.
+    """A strategy that measures matmuls next to other work, for the process that writes the log. This process is rank 0
+    of the processes that a launcher started, or the only process.
 
     ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
     ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.

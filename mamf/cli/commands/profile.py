@@ -156,7 +156,7 @@ def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path |
     logs with --ranks all.
 
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
-    if the file exists already or its folder does not.
+    if the file already exists or its folder does not exist.
     """
     from mamf.profiling.log import get_rank, get_rank_log_path
 
@@ -249,8 +249,8 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
 
 
 def _write_and_print_profile(options: argparse.Namespace, program_name: str, profile: Profile) -> None:
-    """Write the profile to the log of --output, if given. In the first process of a torchrun (rank 0), or in the only
-    process, also print its report. ``program_name``: the file name of the script or trace.
+    """Write the profile to the log of --output, if given. In the only process, or in the first process (rank 0) that
+    torchrun started, also print its report. ``program_name``: the file name of the script or trace.
     """
     from mamf.profiling.log import get_rank, make_profile_document, write_profile
 

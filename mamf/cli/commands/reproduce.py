@@ -16,7 +16,7 @@ from mamf.cli.terminal import add_device_options, add_run_options, add_shared_op
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten_value
 from mamf.kernel import AnyKernel
-from mamf.operation import Request, get_parameters, make_operation_plan
+from mamf.operation import MeasurementRequest, get_parameters, make_operation_plan
 from mamf.plans import (
     BURST,
     CLASSIC,
@@ -194,7 +194,7 @@ class ReproduceSession(Session):
             operation_name = resumed.log.plan.operation
         else:
             operation_name, self.requested_claims, self.source_log = _read_claims(options)
-        super().__init__(Request(make_operation(operation_name)), options, interruption, resumed)
+        super().__init__(MeasurementRequest(make_operation(operation_name)), options, interruption, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """Return the kernels of the claims that can run here, each with its name on the command line.
@@ -214,15 +214,18 @@ class ReproduceSession(Session):
         }
         header = self.source_log.header if self.source_log else {}
         has_cycles = bool(header) and any(
-            each.is_of_card
-            for each in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
+            difference.is_of_card
+            for difference in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()
         for claim in self.requested_claims.claims:
             regime, problem, shape, name = claim.step
             problem = self.operation.make_problem(self.backend, problem) if isinstance(problem, dict) else problem
-            if each := kernels_by_name[name]:
-                step, cycles = StepKey(regime, problem, shape, each[1].name), claim.cycles_used if has_cycles else None
+            if kernel := kernels_by_name[name]:
+                step, cycles = (
+                    StepKey(regime, problem, shape, kernel[1].name),
+                    claim.cycles_used if has_cycles else None,
+                )
                 claims.append(replace(claim, step=step, cycles_used=cycles))
         if not claims:
             raise UnavailableError(

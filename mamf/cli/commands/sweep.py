@@ -23,7 +23,7 @@ from mamf.cli.terminal import (
 )
 from mamf.errors import UnsupportedError, parse_size
 from mamf.kernel import AnyKernel
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.plans import ORDER_CHOICES, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import is_class_path
@@ -105,7 +105,7 @@ class _OneKernelSession(Session):
     without --ceiling. The report shows each rate as a share of them.
     """
 
-    def __init__(self, request: Request, options: argparse.Namespace, *session_arguments: Any) -> None:
+    def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.ceilings.roof import require_same_device
         from mamf.cli.reading import read_roofs
 

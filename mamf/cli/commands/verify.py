@@ -19,7 +19,7 @@ from mamf.cli.terminal import (
     print_line,
 )
 from mamf.cli.watching import REGRESSION_EXIT_CODE
-from mamf.operation import Request
+from mamf.operation import MeasurementRequest
 from mamf.plans import CHECKING_REGIMES, VERIFY, VERIFY_BUDGET_SECONDS, Plan, choose_regimes
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     # Hide the many warnings of torch's scaled_dot_product_attention about random problems that it does not support.
     warnings.filterwarnings("ignore", ".*(kernel not used because|runtime disabled|fused kernels require)")
-    return run_session(options, _VerifySession, Request(make_requested_operation()))
+    return run_session(options, _VerifySession, MeasurementRequest(make_requested_operation()))
 
 
 class _VerifySession(Session):

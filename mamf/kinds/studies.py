@@ -193,7 +193,11 @@ class ReproduceKind(RunKind):
                 ]
             ),
             Table(
-                _make_claim_columns(judged), judged, key="claims", remarks=_yield_claim_remarks, label=_make_claim_label
+                _make_claim_columns(judged),
+                judged,
+                key="claims",
+                get_remarks=_yield_claim_remarks,
+                get_label=_make_claim_label,
             ),
             Answer([*(_format_verdict_line(each, found) for each in judged), describe_end(log.summary)]),
         ]
@@ -206,9 +210,9 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     interval = partial(format_interval, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
-        Column("problem", "problem", _make_problem_title, importance=2, left=True),
-        Column("shape", "shape", lambda each: str(each.claim.step[2]), left=True),
-        Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, left=True),
+        Column("problem", "problem", _make_problem_title, importance=2, is_left_aligned=True),
+        Column("shape", "shape", lambda each: str(each.claim.step[2]), is_left_aligned=True),
+        Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, is_left_aligned=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_four_digits(it * factor)),
         *make_interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column(
@@ -223,7 +227,7 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
         *make_interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", format_ratio_interval),
-        Column("verdict", "verdict", lambda each: each.verdict, left=True),
+        Column("verdict", "verdict", lambda each: each.verdict, is_left_aligned=True),
         Column("is_slower", "", lambda each: each.is_slower),
     ]  # fmt: skip
 

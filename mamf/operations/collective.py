@@ -12,7 +12,7 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
 from mamf.operation import CheckedProblem, describe
-from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, make_byte_size_metadata
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -22,7 +22,7 @@ class CollectiveShape(BandwidthShape):
     """The size of a collective. ``nbytes``: the bytes of the larger of a rank's two buffers (send and receive)."""
 
     nbytes: int = field(
-        metadata=describe_byte_size(
+        metadata=make_byte_size_metadata(
             "bytes of the larger of a rank's send and receive buffers, such as 128MiB",
             "1MiB to 4GiB if they fit in memory; on a CPU 1MiB 16MiB",
         )

@@ -9,7 +9,7 @@ from typing import ClassVar
 from mamf.backend import MIB, Backend
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import CheckedProblem, describe
-from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, describe_byte_size
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, make_byte_size_metadata
 
 _PATH_BY_DIRECTION = {
     "to_device": "pinned host to device",
@@ -23,7 +23,9 @@ DIRECTIONS = tuple(_PATH_BY_DIRECTION)
 class CopyShape(BandwidthShape):
     """The size of a copy between memories. ``nbytes``: the number of bytes to copy."""
 
-    nbytes: int = field(metadata=describe_byte_size("number of bytes to copy, such as 256MiB", "1MiB 16MiB 256MiB"))
+    nbytes: int = field(
+        metadata=make_byte_size_metadata("number of bytes to copy, such as 256MiB", "1MiB 16MiB 256MiB")
+    )
 
 
 @dataclass(frozen=True)

@@ -170,15 +170,15 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
     ``top``: the maximum number of modules and of kernels to show; None shows all.
     """
     dtype_columns: list[Column[DtypeRow]] = [
-        Column("part", "part", attrgetter("name"), left=True),
-        Column("dtype", "dtype", attrgetter("dtype"), left=True),
+        Column("part", "part", attrgetter("name"), is_left_aligned=True),
+        Column("dtype", "dtype", attrgetter("dtype"), is_left_aligned=True),
         Column("count", "tensors", attrgetter("count")),
     ]
     blocks: list[Block] = [
         Lines([*_describe_steps(script, profile), *describe_known_ceilings(profile.ceilings)]),
         Table(_make_class_columns(profile), profile.classes, key="classes"),
-        Table(_make_class_columns(profile, "module"), profile.modules, key="modules", top=top),
-        Table(_make_kernel_columns(profile), profile.kernels, key="kernels", top=top),
+        Table(_make_class_columns(profile, "module"), profile.modules, key="modules", max_shown_rows=top),
+        Table(_make_kernel_columns(profile), profile.kernels, key="kernels", max_shown_rows=top),
         Table(_make_memory_columns(profile), profile.memory, key="memory"),
         Table(dtype_columns, profile.dtypes, key="dtypes"),
         Lines(list(_yield_table_remarks(profile))),
@@ -228,7 +228,14 @@ def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Colum
     steps = profile.steps or 1
     rows = profile.classes if row_kind == "class" else profile.modules
     return [
-        Column(row_kind, row_kind, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
+        Column(
+            row_kind,
+            row_kind,
+            lambda row: row.name,
+            _cut_off_name,
+            is_left_aligned=True,
+            min_characters=_MIN_NAME_LENGTH,
+        ),
         Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
         Column("step_seconds", "ms", lambda row: row.visible / steps, format_milliseconds),
         Column(
@@ -254,8 +261,15 @@ def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Colum
 def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
     row_kind, steps = "kernel" if profile.is_of_device else "operation", profile.steps or 1
     return [
-        Column("kernel", row_kind, lambda row: row.name, _cut_off_name, left=True, min_characters=_MIN_NAME_LENGTH),
-        Column("class", "class", lambda row: row.class_name, importance=2, left=True),
+        Column(
+            "kernel",
+            row_kind,
+            lambda row: row.name,
+            _cut_off_name,
+            is_left_aligned=True,
+            min_characters=_MIN_NAME_LENGTH,
+        ),
+        Column("class", "class", lambda row: row.class_name, importance=2, is_left_aligned=True),
         Column("", "calls", lambda row: row.calls / steps, importance=3),
         Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),
         Column("count", "", attrgetter("calls")),
@@ -267,7 +281,7 @@ def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
 def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
     peak = next((row.nbytes for row in profile.memory if row.name == PEAK_MEMORY), None)
     return [
-        Column("part", "memory", lambda row: row.name, left=True),
+        Column("part", "memory", lambda row: row.name, is_left_aligned=True),
         Column("bytes", "MiB", lambda row: row.nbytes, lambda nbytes: f"{nbytes / 2**20:.4g}"),
         Column("share_of_peak", "of the peak", lambda row: peak and row.nbytes and row.nbytes / peak, _format_percent),
     ]

@@ -94,8 +94,8 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
         for (name, _), each in kind.items()
     ]
     columns: list[Column[NamedCeiling]] = [
-        Column("roof", "roof", lambda roof: roof.name, left=True),
-        Column("regime", "regime", lambda roof: roof.ceiling.regime, left=True),
+        Column("roof", "roof", lambda roof: roof.name, is_left_aligned=True),
+        Column("regime", "regime", lambda roof: roof.ceiling.regime, is_left_aligned=True),
         Column("", "rate", lambda roof: format_rate(roof.ceiling.rate, roof.ceiling.unit)),
         Column("rate", "", lambda roof: roof.ceiling.rate),
         Column("unit", "", lambda roof: roof.ceiling.unit),
@@ -110,16 +110,18 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, left=True),
-        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
+        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, is_left_aligned=True),
+        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
         Lines([head]),
         Table(columns, ceilings, key="roofs"),
-        Table(POINT_COLUMNS, best_first, top=top),
+        Table(POINT_COLUMNS, best_first, max_shown_rows=top),
         Answer(list(describe_roofline_result(roofs, best_first))),
     ]
-    return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
+    return Document(
+        f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main_key="rows" if points else "roofs"
+    )
 
 
 def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float | None:
@@ -128,10 +130,10 @@ def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
-    Column("row", "row", lambda point: point.name, left=True, min_characters=40),
-    Column("kernel", "kernel", lambda point: point.row.kernel, left=True),
-    Column("regime", "regime", lambda point: point.row.regime, importance=3, left=True),
-    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, left=True),
+    Column("row", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
+    Column("kernel", "kernel", lambda point: point.row.kernel, is_left_aligned=True),
+    Column("regime", "regime", lambda point: point.row.regime, importance=3, is_left_aligned=True),
+    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, is_left_aligned=True),
     Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, importance=2),
     Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
     Column("rate", "", lambda point: point.row.comparable_rate),
@@ -142,7 +144,7 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
     ),
     Column("roof", "", lambda point: point.roof_rate),
     Column("share_of_roof", "% of roof", lambda point: point.roof_share, format_percent),
-    Column("bound_by", "bound by", lambda point: point.bound, importance=1, left=True),
+    Column("bound_by", "bound by", lambda point: point.bound, importance=1, is_left_aligned=True),
 ]
 
 
@@ -243,31 +245,33 @@ class RooflineMarker:
 
     label: str
     name: str
-    place: DataPoint
+    position: DataPoint
     series: str = ""
 
 
 @dataclass(frozen=True)
 class RooflineChart(Picture):
     lines: tuple[RoofLine, ...]
-    marks: tuple[RooflineMarker, ...]
+    markers: tuple[RooflineMarker, ...]
     x_limits: DataPoint
 
-    inches = 8.0
+    height_inches = 8.0
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
         return [
             [
                 DrawnPanel(
-                    described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH_INCHES, self.inches)
+                    described,
+                    functools.partial(_draw_roofline, chart=self),
+                    size_inches=(FILE_WIDTH_INCHES, self.height_inches),
                 )
             ]
         ]
 
     def make_legend(self) -> LegendEntries:
-        styles = choose_styles(mark.name for mark in self.marks)
-        names = dict.fromkeys(mark.name for mark in self.marks)
+        styles = choose_styles(mark.name for mark in self.markers)
+        names = dict.fromkeys(mark.name for mark in self.markers)
         return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
 
 
@@ -287,7 +291,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
         for flat in roofs.compute_ceilings.values()
         for rising in roofs.bandwidth_ceilings.values()
     ]
-    shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
+    shown = [mark.position[0] for mark in marks if mark.position[0]] + ridges
     x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
     note = (
         "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
@@ -330,7 +334,9 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     style_axes(axes)
-    heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in chart.marks]
+    heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [
+        mark.position[1] for mark in chart.markers
+    ]
     axes.set_xlim(*chart.x_limits)
     axes.set_ylim(min(heights) / _VERTICAL_MARGIN_FACTOR, max(heights) * _VERTICAL_MARGIN_FACTOR)
     for axis in (axes.xaxis, axes.yaxis):
@@ -341,12 +347,12 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     for line in chart.lines:
         width = _SUSTAINED_LINE_WIDTH_POINTS if line.is_sustained else _BURST_LINE_WIDTH_POINTS
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING_LINE_STYLE, "linewidth": width})
-    styles = choose_styles(mark.name for mark in chart.marks)
-    for marks in group_markers_by_series(chart.marks):
-        places = zip(*(mark.place for mark in marks), strict=True)
+    styles = choose_styles(mark.name for mark in chart.markers)
+    for marks in group_markers_by_series(chart.markers):
+        places = zip(*(mark.position for mark in marks), strict=True)
         axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
-    for mark in chart.marks:
-        x, y = mark.place
+    for mark in chart.markers:
+        x, y = mark.position
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
@@ -364,7 +370,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     other label.
     """
     to_shares = axes.transData + axes.transAxes.inverted()
-    taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
+    taken = [(x, x, y) for x, y in (to_shares.transform(mark.position) for mark in chart.markers)]
 
     def write_label(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
         """Write a text at the first free place from ``place`` downward, with a line to the point ``at`` that it names
@@ -391,9 +397,9 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         write_label(
             line.label, (x, y), (x, y + (-_LABEL_OFFSET_SHARE if line.is_sustained else _LABEL_OFFSET_SHARE)), "right"
         )
-    firsts = sorted((marks[0] for marks in group_markers_by_series(chart.marks)), key=lambda each: -each.place[1])
+    firsts = sorted((marks[0] for marks in group_markers_by_series(chart.markers)), key=lambda each: -each.position[1])
     for mark in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
-        x, y = to_shares.transform(mark.place)
+        x, y = to_shares.transform(mark.position)
         write_label(mark.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
 
 
@@ -416,4 +422,4 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
 def group_markers_by_series(marks: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:
     """Group the marks that a line joins, those of the same kernel and series, each group from left to right."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
-    return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]
+    return [sorted(each, key=lambda mark: mark.position) for each in joined.values()]

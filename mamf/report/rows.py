@@ -59,13 +59,19 @@ def make_row_columns(
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_problem_record(row.problem), titled=False
         ),
-        Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
+        Column(
+            "kernel",
+            "kernel",
+            lambda row: row.kernel,
+            lambda name: label_kernel(name, shares.header),
+            is_left_aligned=True,
+        ),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_any_value, 1, True),
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), titled=False
         ),
         *(
-            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
+            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), is_left_aligned=True, importance=3)]
             if layers
             else ()
         ),
@@ -74,7 +80,7 @@ def make_row_columns(
         *rate,
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
         *(make_device_columns(rows) if any(row.device is not None for row in rows) else ()),
-        *shares.make_columns(rows),
+        *shares.make_share_columns(rows),
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
         *statistics,
@@ -85,7 +91,7 @@ def make_row_columns(
         Column(
             "state",
             "state %",
-            lambda row: compute_card_drift(row, shares.ceilings),
+            lambda row: compute_card_drift(row, shares.measured_ceilings),
             lambda drift: f"{100 * drift:+.1f}",
             5,
         ),
@@ -248,7 +254,7 @@ def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
     parts = [
         "" if row.ok else summarize_failure(row),
         f"ran {row.details['ran']}" if "ran" in row.details else "",
-        *shares.yield_remarks(row),
+        *shares.yield_share_remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
         f"timer error up to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",

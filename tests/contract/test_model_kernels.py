@@ -13,7 +13,7 @@ from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
 from mamf.operations.model.operation import ModelProblem, ModelShape
-from mamf.operations.model.torch_model import TorchModel, get_cached_references
+from mamf.operations.model.torch_model import TorchModel, get_reference_cache
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.testing.contracts import AnyKernelContract
 
@@ -146,7 +146,7 @@ def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
     )
     with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
         checked(problem, TorchModel(f"{__name__}:Altering")).warm_up_and_verify(cpu())
-    assert not get_cached_references(problem, SHAPE, cpu().device)
+    assert not get_reference_cache(problem, SHAPE, cpu().device)
 
 
 class Faulty(SdpaMath):

@@ -108,7 +108,7 @@ def test_a_sweep_is_against_what_varies():
     assert [point.x for point in burst.points] == [256, 512, 768]
     assert (burst.name, sustained.name) == ("burst", "sustained")
     assert chart.notes[0] == "burst: best 868 TFLOPS (median) at 768x4096x4096"
-    assert chart.panels[0].best == burst.points[-1]
+    assert chart.panels[0].best_point == burst.points[-1]
     assert chart.panels[0].peak == 989.0
     unlisted = {**HEADER, "device": DEVICE | {"name": "unlisted"}}
     assert make_sweep_chart(rows, unlisted).panels[0].peak is None

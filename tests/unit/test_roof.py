@@ -186,9 +186,9 @@ def test_ceilings_are_lines_and_rows_are_marks():
     ]
     rising = next(line for line in chart.lines if line.label.startswith(MEMORY_LEVEL) and not line.is_sustained)
     assert rising.end == pytest.approx((1693 / 4.39, 1693))
-    assert [mark.label for mark in chart.marks] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
-    assert {mark.series for mark in chart.marks} == {"Mx8192x8192"}
-    assert chart.marks[0].place == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
+    assert [mark.label for mark in chart.markers] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
+    assert {mark.series for mark in chart.markers} == {"Mx8192x8192"}
+    assert chart.markers[0].position == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
 def test_labels_touch_neither_one_another_nor_a_mark():
@@ -196,12 +196,12 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 
     chart = make_roofline_chart(ROOFS, select_roof_points([*DECODE, *attention()], ROOFS), HEADER)
     axes = draw_figure(chart).axes[0]
-    series = {mark.series for mark in chart.marks}
+    series = {mark.series for mark in chart.markers}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]
     assert [each.get_text() for each in labels] == ["Mx8192x8192"]
     assert all(each.get_window_extent() for each in labels)  # puts them where they are drawn
     boxes = [Text.get_window_extent(each) for each in labels]  # of the words, without the line to the mark
-    places = axes.transData.transform([mark.place for mark in chart.marks])
+    places = axes.transData.transform([mark.position for mark in chart.markers])
     assert not any(box.contains(*place) for box in boxes for place in places)
     assert {line.label for line in chart.lines} - {""} <= {each.get_text() for each in axes.texts}
 

@@ -470,11 +470,11 @@ class QuantizedAttention(LibraryAttention):
         return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
 
 
-def get_window_size(shape: AttentionShape, unlimited: int | None) -> tuple[int | None, int | None]:
+def get_window_size(shape: AttentionShape, unlimited_size: int | None) -> tuple[int | None, int | None]:
     """Return how many keys a query sees before itself and after itself, as the argument ``window_size`` of libraries.
 
-    ``unlimited``: the value with which the library does not limit a side of the window.
+    ``unlimited_size``: the value with which the library does not limit a side of the window.
     """
     if shape.window is None:
-        return unlimited, unlimited
+        return unlimited_size, unlimited_size
     return shape.window, 0 if shape.causal else shape.window

@@ -148,15 +148,15 @@ class Eager(TorchAttention):
         q, k, v = (self.view_operands(problem, shape, buffers)[name] for name in "qkv")
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        products = q @ k.transpose(-2, -1)
-        weights = compute_softmax_weights(products, shape.head_dim, masked)
+        unscaled_scores = q @ k.transpose(-2, -1)
+        weights = compute_softmax_weights(unscaled_scores, shape.head_dim, masked)
         return {
-            "scores": (2 * products.numel() * shape.head_dim, lambda: q @ k.transpose(-2, -1)),
+            "scores": (2 * unscaled_scores.numel() * shape.head_dim, lambda: q @ k.transpose(-2, -1)),
             "softmax": (
-                _SOFTMAX_FLOP_PER_SCORE * products.numel(),
-                lambda: compute_softmax_weights(products, shape.head_dim, masked),
+                _SOFTMAX_FLOP_PER_SCORE * unscaled_scores.numel(),
+                lambda: compute_softmax_weights(unscaled_scores, shape.head_dim, masked),
             ),
-            "values": (2 * products.numel() * v.shape[-1], lambda: weights @ v),
+            "values": (2 * unscaled_scores.numel() * v.shape[-1], lambda: weights @ v),
         }
 
 
@@ -167,13 +167,13 @@ def make_dense_mask(shape: AttentionShape, device: torch.device) -> torch.Tensor
     return torch.cat([masked for _, masked in yield_row_blocks(shape, device)])
 
 
-def compute_softmax_weights(products: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
+def compute_softmax_weights(unscaled_scores: torch.Tensor, head_dim: int, masked: torch.Tensor | None) -> torch.Tensor:
     """Scale and mask the elements of Q K^T, and return their softmax. ``masked``: True where a key is masked."""
-    scores = products * (1 / math.sqrt(head_dim))
+    scores = unscaled_scores * (1 / math.sqrt(head_dim))
     if masked is not None:
         scores = scores.masked_fill(masked, -math.inf)
-    wide = torch.float32 if products.dtype.itemsize < 4 else products.dtype
-    return torch.softmax(scores, dim=-1, dtype=wide).to(products.dtype)
+    wide = torch.float32 if unscaled_scores.dtype.itemsize < 4 else unscaled_scores.dtype
+    return torch.softmax(scores, dim=-1, dtype=wide).to(unscaled_scores.dtype)
 
 
 class CompiledEager(Eager):
@@ -202,9 +202,9 @@ class CompiledEager(Eager):
 _MAX_DENSE_PAIRS = 2**28
 
 
-def check_flex_attention(backend: Backend, compiles: bool = True) -> Unavailable | None:
-    """Return why FlexAttention cannot run on this backend, or None. ``compiles``: whether it needs torch.compile."""
-    if compiles and (reason := backend.explain_missing_compiler()):
+def check_flex_attention(backend: Backend, needs_compiler: bool = True) -> Unavailable | None:
+    """Return why FlexAttention cannot run on this backend, or None. ``needs_compiler``: whether to compile it."""
+    if needs_compiler and (reason := backend.explain_missing_compiler()):
         return reason
     try:
         import torch.nn.attention.flex_attention  # noqa: F401

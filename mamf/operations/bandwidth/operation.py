@@ -61,7 +61,7 @@ def parse_byte_size(text: str) -> int:
     return parse_digits(count) * _BYTES_BY_UNIT.get(unit, 1)
 
 
-def describe_byte_size(help: str, default_sizes: str) -> Mapping[str, Any]:
+def make_byte_size_metadata(help: str, default_sizes: str) -> Mapping[str, Any]:
     return describe(help, default=default_sizes, keyword="size", parse_text=parse_byte_size, metavar="SIZE")
 
 
@@ -73,7 +73,7 @@ class BandwidthShape:
     """
 
     nbytes: int = field(
-        metadata=describe_byte_size(
+        metadata=make_byte_size_metadata(
             "size of each array, such as 1GiB", "powers of two, from the size of the cache to half of the memory"
         )
     )

@@ -32,10 +32,12 @@ class _FlashKvcacheKernel(LibraryDecode):
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if is_paged:
             options[self.page_table_keyword] = tables.page_table
-        if shape.lengths == "equal" or (is_paged and (shape.has_equal_queries or self.supports_ragged_kvcache_queries)):
+        if shape.lengths == "equal" or (
+            is_paged and (shape.has_equal_query_counts or self.supports_ragged_kvcache_queries)
+        ):
             if is_paged:
                 options["cache_seqlens"] = tables.sequence_lengths
-            if not shape.has_equal_queries:
+            if not shape.has_equal_query_counts:
                 options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
             return ReadyKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
         options |= {
@@ -50,7 +52,7 @@ class _FlashKvcacheKernel(LibraryDecode):
 def _attend_with_kvcache(
     function: Any, options: Mapping[str, Any], shape: DecodeShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> object:
-    if shape.has_equal_queries:
+    if shape.has_equal_query_counts:
         q = q.unflatten(0, (shape.batch, -1))
     k, v = view_as_pages(shape, k), view_as_pages(shape, v)
     if not shape.is_latent:

@@ -185,7 +185,7 @@ class DecodeShape:
         return 1 / math.sqrt(_DEEPSEEK_KEY_DIM if self.is_latent else self.head_dim)
 
     @property
-    def has_equal_queries(self) -> bool:
+    def has_equal_query_counts(self) -> bool:
         """Whether all sequences have the same number of queries."""
         return self.lengths == "equal" or self.queries == 1
 
@@ -284,7 +284,7 @@ class DecodeProblem(CheckedProblem):
         # A launch also reads tables: the pages and the length of each sequence and, if sequences differ in their number
         # of queries, this number.
         is_paged = shape.page_size is not None
-        entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_queries)
+        entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_query_counts)
         table_entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
         return cache_bytes + query_and_output_bytes + _INDEX_BYTES * table_entries
 

@@ -119,7 +119,7 @@ class TorchDecode(DecodeKernel):
                 "needs sequences of equal length: use --lengths equal",
             ),
             (
-                not (shape.has_equal_queries or self.supports_ragged_queries),
+                not (shape.has_equal_query_counts or self.supports_ragged_queries),
                 "needs the same number of new tokens in all sequences: use --lengths equal",
             ),
             (

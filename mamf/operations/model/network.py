@@ -23,7 +23,7 @@ _ROTARY_BASE = 500_000.0
 _SCORE_DEVIATION = 2.0
 
 
-class Network(nn.Module):
+class LanguageModel(nn.Module):
     """A language model that computes the loss of each token, in float32.
 
     ``forward`` takes tokens and targets (the next token of each token), both [batch, context].
@@ -32,9 +32,9 @@ class Network(nn.Module):
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
         self.checkpointing = problem.checkpointing
-        self.embedding = Embedding(problem, shape)
+        self.embedding = InputEmbedding(problem, shape)
         #: The blocks again, as a tuple, because mypy does not know the type of the elements of an nn.ModuleList.
-        self.typed_blocks = tuple(Block(problem, shape, attend) for _ in range(problem.layers))
+        self.typed_blocks = tuple(TransformerBlock(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.typed_blocks)
         self.head = LossHead(problem)
         if problem.tied:
@@ -47,7 +47,7 @@ class Network(nn.Module):
         return self.head(x, targets)  # type: ignore[no-any-return]
 
 
-class Embedding(nn.Module):
+class InputEmbedding(nn.Module):
     """The first layer of a network: the embedding of tokens and, in GPT-2, of their positions."""
 
     def __init__(self, problem: ModelProblem, shape: ModelShape) -> None:
@@ -65,7 +65,7 @@ class LossHead(nn.Module):
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()
-        self.norm = make_norm(problem)
+        self.norm = make_norm_layer(problem)
         self.logits = nn.Linear(problem.d_model, problem.vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -73,12 +73,12 @@ class LossHead(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = make_norm(problem), make_norm(problem)
+        self.attention_norm, self.mlp_norm = make_norm_layer(problem), make_norm_layer(problem)
         self.attention = SelfAttention(problem, shape, attend)
-        self.mlp = ExpertsMlp(problem) if problem.style == "moe" else Mlp(problem)
+        self.mlp = MixtureOfExperts(problem) if problem.style == "moe" else Mlp(problem)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -133,7 +133,7 @@ class Mlp(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
-class ExpertsMlp(nn.Module):
+class MixtureOfExperts(nn.Module):
     """The MLP of a block with several experts, each a SwiGLU MLP.
 
     Tokens go to experts in turn, so that each expert gets the same number of tokens and all launches do the same work.
@@ -173,7 +173,7 @@ class ExpertsMlp(nn.Module):
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
 
-def make_norm(problem: ModelProblem) -> nn.Module:
+def make_norm_layer(problem: ModelProblem) -> nn.Module:
     return nn.LayerNorm(problem.d_model) if problem.style == "gpt2" else nn.RMSNorm(problem.d_model, eps=1e-5)
 
 
@@ -183,7 +183,7 @@ def apply_rotary_positions(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Te
 
 
 @torch.no_grad()
-def initialize_weights(network: Network, generator: torch.Generator) -> None:
+def initialize_weights(network: LanguageModel, generator: torch.Generator) -> None:
     """Set all weights of a network to normal random values, the weights of norms to 1, and all biases to 0.
 
     The standard deviations of the weights give activations a standard deviation of about 1.
@@ -191,7 +191,7 @@ def initialize_weights(network: Network, generator: torch.Generator) -> None:
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.weight.normal_(0, 1 / math.sqrt(module.weight.shape[1]), generator=generator)
-        elif isinstance(module, ExpertsMlp):
+        elif isinstance(module, MixtureOfExperts):
             for weights in (module.gate, module.up, module.down):
                 weights.normal_(0, 1 / math.sqrt(weights.shape[1]), generator=generator)
         elif isinstance(module, nn.LayerNorm | nn.RMSNorm):

@@ -26,7 +26,7 @@ Optimizer = Literal["adamw", "adamw-fused"]
 PHASES: tuple[str, ...] = get_args(Phase)
 #: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
 #: each matmul of the forward pass.
-FORWARD_PASSES_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
+FLOP_FACTORS_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
 #: For each phase of a training step: the minimum number of bytes that it reads or writes, divided by the bytes of the
 #: parameters, and a text that says which data these bytes contain.
 _MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
@@ -58,7 +58,7 @@ class ModelShape(BaseShape):
         return self.batch * self.context
 
 
-def _describe_preset_field(help: str) -> Mapping[str, Any]:
+def _make_preset_field_metadata(help: str) -> Mapping[str, Any]:
     """Return the metadata of a field that users rarely set, because a preset (the option --size) sets it."""
     return describe(help, is_rare=True)
 
@@ -84,20 +84,24 @@ class ModelProblem(CheckedProblem):
 
     style: Style = field(
         default="gpt2",
-        metadata=_describe_preset_field("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
+        metadata=_make_preset_field_metadata("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
     )
-    d_model: int = field(default=768, metadata=_describe_preset_field("width of the residual stream (embedding size)"))
-    d_ff: int = field(default=3072, metadata=_describe_preset_field("width of the hidden layer of the MLP"))
-    layers: int = field(default=12, metadata=_describe_preset_field("number of blocks"))
-    heads: int = field(default=12, metadata=_describe_preset_field("number of query heads"))
-    kv_heads: int = field(default=12, metadata=_describe_preset_field("number of key and value heads"))
-    experts: int = field(default=1, metadata=_describe_preset_field("number of experts per block, if --style is moe"))
+    d_model: int = field(
+        default=768, metadata=_make_preset_field_metadata("width of the residual stream (embedding size)")
+    )
+    d_ff: int = field(default=3072, metadata=_make_preset_field_metadata("width of the hidden layer of the MLP"))
+    layers: int = field(default=12, metadata=_make_preset_field_metadata("number of blocks"))
+    heads: int = field(default=12, metadata=_make_preset_field_metadata("number of query heads"))
+    kv_heads: int = field(default=12, metadata=_make_preset_field_metadata("number of key and value heads"))
+    experts: int = field(
+        default=1, metadata=_make_preset_field_metadata("number of experts per block, if --style is moe")
+    )
     active_experts: int = field(
-        default=1, metadata=_describe_preset_field("number of experts that each token uses, if --style is moe")
+        default=1, metadata=_make_preset_field_metadata("number of experts that each token uses, if --style is moe")
     )
-    vocabulary: int = field(default=50257, metadata=_describe_preset_field("number of tokens in the vocabulary"))
+    vocabulary: int = field(default=50257, metadata=_make_preset_field_metadata("number of tokens in the vocabulary"))
     tied: bool = field(
-        default=True, metadata=_describe_preset_field("use the embedding's weights also to compute the logits")
+        default=True, metadata=_make_preset_field_metadata("use the embedding's weights also to compute the logits")
     )
     phase: Phase = field(
         default="forward",
@@ -108,13 +112,14 @@ class ModelProblem(CheckedProblem):
     )
     autocast: bool = field(
         default=False,
-        metadata=_describe_preset_field("keep parameters in float32 and run matmuls under torch.autocast"),
+        metadata=_make_preset_field_metadata("keep parameters in float32 and run matmuls under torch.autocast"),
     )
     checkpointing: bool = field(
-        default=False, metadata=_describe_preset_field("recompute the activations of each block in the backward pass")
+        default=False,
+        metadata=_make_preset_field_metadata("recompute the activations of each block in the backward pass"),
     )
     optimizer: Optimizer = field(
-        default="adamw", metadata=_describe_preset_field("optimizer of the training step, if --phase is step")
+        default="adamw", metadata=_make_preset_field_metadata("optimizer of the training step, if --phase is step")
     )
     dtype: str = "bfloat16"
     data: str = field(
@@ -210,7 +215,7 @@ class ModelProblem(CheckedProblem):
         # Count the FLOP of the matmuls with weights in a forward pass, including the matmul that computes the logits.
         matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
         attention_flop = self.layers * self.make_attention_shape(shape).flop
-        return float(FORWARD_PASSES_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
+        return float(FLOP_FACTORS_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
     def list_buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
@@ -220,7 +225,7 @@ class ModelProblem(CheckedProblem):
         return self.compute_work(shape).nbytes
 
 
-def _make_fields(
+def _make_preset_fields(
     style: str, d_model: int, d_ff: int, layers: int, heads: int, kv_heads: int, tied: bool = True
 ) -> dict[str, Any]:
     sizes = {"d_model": d_model, "d_ff": d_ff, "layers": layers, "heads": heads, "kv_heads": kv_heads}
@@ -230,15 +235,15 @@ def _make_fields(
 #: The fields of ModelProblem that each value of the option --size sets: models of GPT-2 and Llama 3, and a mixture of
 #: experts with the width of the small GPT-2.
 FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
-    "small": _make_fields("gpt2", 768, 3072, 12, 12, 12),
-    "medium": _make_fields("gpt2", 1024, 4096, 24, 16, 16),
-    "large": _make_fields("gpt2", 1280, 5120, 36, 20, 20),
-    "xl": _make_fields("gpt2", 1600, 6400, 48, 25, 25),
-    "2.7b": _make_fields("gpt2", 2560, 10240, 32, 32, 32),
-    "1b": _make_fields("llama", 2048, 8192, 16, 32, 8),
-    "3b": _make_fields("llama", 3072, 8192, 28, 24, 8),
-    "8b": _make_fields("llama", 4096, 14336, 32, 32, 8, tied=False),
-    "moe": {**_make_fields("moe", 768, 2048, 12, 12, 4), "experts": 8, "active_experts": 2},
+    "small": _make_preset_fields("gpt2", 768, 3072, 12, 12, 12),
+    "medium": _make_preset_fields("gpt2", 1024, 4096, 24, 16, 16),
+    "large": _make_preset_fields("gpt2", 1280, 5120, 36, 20, 20),
+    "xl": _make_preset_fields("gpt2", 1600, 6400, 48, 25, 25),
+    "2.7b": _make_preset_fields("gpt2", 2560, 10240, 32, 32, 32),
+    "1b": _make_preset_fields("llama", 2048, 8192, 16, 32, 8),
+    "3b": _make_preset_fields("llama", 3072, 8192, 28, 24, 8),
+    "8b": _make_preset_fields("llama", 4096, 14336, 32, 32, 8, tied=False),
+    "moe": {**_make_preset_fields("moe", 768, 2048, 12, 12, 4), "experts": 8, "active_experts": 2},
 }
 
 

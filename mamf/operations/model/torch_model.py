@@ -27,7 +27,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
-from mamf.operations.model.network import AttentionFunction, Network, initialize_weights
+from mamf.operations.model.network import AttentionFunction, LanguageModel, initialize_weights
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
 from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, get_max_error, list_tensors, poison_tensor
 from mamf.operations.unknown import get_operation
@@ -47,42 +47,42 @@ class TorchModel(ModelKernel):
 
     def __init__(self, attention: str = "sdpa") -> None:
         """Load the attention kernel ``attention``. Raises UnknownNameError, or UsageError if it cannot be loaded."""
-        self.attention = make_kernel(get_operation("attention"), attention)
-        self.name = f"{self.base}[{self.attention.name}]"
+        self.attention_kernel = make_kernel(get_operation("attention"), attention)
+        self.name = f"{self.base}[{self.attention_kernel.name}]"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend) or self.attention.explain_unavailability(backend)
+        return check_torch_backend(backend) or self.attention_kernel.explain_unavailability(backend)
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
-        if not isinstance(self.attention, TorchAttention):
+        if not isinstance(self.attention_kernel, TorchAttention):
             return (
-                f"a model cannot use the attention kernel {self.attention.name}, because it is not a subclass of "
-                "TorchAttention: choose another --attention"
+                f"a model cannot use the attention kernel {self.attention_kernel.name}, because it is not a "
+                "subclass of TorchAttention: choose another --attention"
             )
-        return super().explain_unsupported_problem(backend, problem) or self.attention.explain_unsupported_problem(
-            backend, make_attention_problem(problem)
-        )
+        return super().explain_unsupported_problem(
+            backend, problem
+        ) or self.attention_kernel.explain_unsupported_problem(backend, make_attention_problem(problem))
 
     def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:
-        return super().explain_unsupported_shape(problem, shape) or self.attention.explain_unsupported_shape(
+        return super().explain_unsupported_shape(problem, shape) or self.attention_kernel.explain_unsupported_shape(
             make_attention_problem(problem), problem.make_attention_shape(shape)
         )
 
     def apply_settings(self, backend: Backend, problem: ModelProblem) -> AbstractContextManager[object]:
-        return self.attention.apply_settings(backend, make_attention_problem(problem))
+        return self.attention_kernel.apply_settings(backend, make_attention_problem(problem))
 
     def is_refusal(self, error: Exception) -> bool:
-        return self.attention.is_refusal(error)
+        return self.attention_kernel.is_refusal(error)
 
     def make_attention_function(self, backend: Backend, problem: ModelProblem, shape: ModelShape) -> AttentionFunction:
-        """Return a function that runs the attention kernel on Q, K and V in the layout that Network uses."""
-        attention = self.attention
-        assert isinstance(attention, TorchAttention)
-        run_attention = attention.bind_operands(
+        """Return a function that runs the attention kernel on Q, K and V in the layout that LanguageModel uses."""
+        attention_kernel = self.attention_kernel
+        assert isinstance(attention_kernel, TorchAttention)
+        run_attention = attention_kernel.bind_operands(
             backend, make_attention_problem(problem), problem.make_attention_shape(shape)
         )
-        gradient_context = nullcontext if "fwd+bwd" in attention.directions else torch.no_grad
-        is_sequence_first = attention.layout == "bshd"
+        gradient_context = nullcontext if "fwd+bwd" in attention_kernel.directions else torch.no_grad
+        is_sequence_first = attention_kernel.layout == "bshd"
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             with gradient_context():
@@ -92,7 +92,7 @@ class TorchModel(ModelKernel):
 
         return attend
 
-    def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_forward_function(self, network: LanguageModel) -> Callable[..., torch.Tensor]:
         """Return the function that a launch calls to compute the losses: the network itself, or its compiled form."""
         return network
 
@@ -124,7 +124,7 @@ class CompiledModel(TorchModel):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
-    def make_forward_function(self, network: Network) -> Callable[..., torch.Tensor]:
+    def make_forward_function(self, network: LanguageModel) -> Callable[..., torch.Tensor]:
         # Dynamo compiles a code object at most 8 times. Reset its counter, without which later networks would not be
         # compiled.
         torch.compiler.reset()
@@ -136,13 +136,15 @@ def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
-def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction) -> Network:
+def make_network(
+    device: torch.device, problem: ModelProblem, shape: ModelShape, attend: AttentionFunction
+) -> LanguageModel:
     """Make a network on the device. Its random parameters depend only on the problem, the shape and the seed."""
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
     try:
         with device:
-            network = Network(problem, shape, attend)
+            network = LanguageModel(problem, shape, attend)
     finally:
         torch.set_default_dtype(default_dtype)
     initialize_weights(network, torch.Generator(device).manual_seed(problem.seed))
@@ -153,7 +155,7 @@ def make_network(device: torch.device, problem: ModelProblem, shape: ModelShape,
 
 
 def compute_reference_results(
-    network: Network, tokens: torch.Tensor, targets: torch.Tensor, parameters: Sequence[nn.Parameter]
+    network: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor, parameters: Sequence[nn.Parameter]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the loss of each token in float32, and the gradients of the mean loss with respect to ``parameters``.
 
@@ -174,7 +176,7 @@ def compute_reference_results(
 
 
 @contextmanager
-def use_eager_attention(network: Network) -> Iterator[None]:
+def use_eager_attention(network: LanguageModel) -> Iterator[None]:
     """Replace the attention kernel in all blocks of a network with compute_causal_attention, within the context."""
     attentions = [block.attention for block in network.typed_blocks]
     kernels = [each.attend for each in attentions]
@@ -221,7 +223,7 @@ class PreparedModel:
         self,
         problem: ModelProblem,
         shape: ModelShape,
-        network: Network,
+        network: LanguageModel,
         run_forward: Callable[..., torch.Tensor],
         batch_count: int,
     ) -> None:
@@ -230,7 +232,7 @@ class PreparedModel:
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
         self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
         phase: Phase = "forward-backward" if problem.has_backward else "forward"
-        self._shared_references = get_cached_references(
+        self._shared_references = get_reference_cache(
             replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
         )
         self._references = dict(self._shared_references)
@@ -326,9 +328,7 @@ class PreparedModel:
 
 
 @functools.lru_cache(maxsize=4)
-def get_cached_references(
-    problem: ModelProblem, shape: ModelShape, device: torch.device
-) -> dict[int, _ReferenceResult]:
+def get_reference_cache(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _ReferenceResult]:
     """Return the dict in host memory that caches the reference results of a problem and shape, by batch.
 
     All kernels share this dict, because computing a reference result takes longer than measuring a kernel.

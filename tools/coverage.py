@@ -34,7 +34,7 @@ from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, c
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
-from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize
+from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize_samples
 
 _MIN_ROWS, _MIN_ROUNDS = 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
@@ -93,7 +93,7 @@ def as_today(row: Measurement, log: RunLog) -> Measurement:
     """A row with today's figure and calibration."""
     known = look_up_repeatability(log.header["device"]["backend"], _state(row)[0], row.problem)
     by = "mean" if row.regime == SUSTAINED else "median"
-    return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
+    return replace(row, best_by=by, summary=summarize_samples(row.samples, by), repeatability=known)
 
 
 def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Measurement]) -> Figure:

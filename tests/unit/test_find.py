@@ -30,7 +30,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plugins import discovery
 from mamf.report.ceilings import describe_ceiling_accuracy
-from mamf.statistics import Interval, summarize
+from mamf.statistics import Interval, summarize_samples
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 KERNEL = "simulated.mm"
@@ -49,7 +49,7 @@ def row_of(shape, tflops, number, kernel=KERNEL, regime="burst", phase="confirm"
     """A measured row whose every sample is ``tflops``."""
     samples = (shape.flop / tflops / 1e12,) * 3
     return Measurement(
-        shape, kernel, MatmulProblem(), regime, "median", "ok", "", summarize(samples), samples,
+        shape, kernel, MatmulProblem(), regime, "median", "ok", "", summarize_samples(samples), samples,
         launches=3, phase=phase, round=number, conditions=Conditions(**conditions),
     )  # fmt: skip
 

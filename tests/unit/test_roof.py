@@ -16,7 +16,7 @@ from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, Ban
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
 from mamf.report.roofline import make_roofline_chart, make_tracelens_arch, select_roof_points
-from mamf.statistics import summarize
+from mamf.statistics import summarize_samples
 
 MIB, GIB = 2**20, 2**30
 L2 = 60 * MIB
@@ -38,7 +38,9 @@ def product(rate, regime="burst", dtype="bfloat16", data="normal"):
 def row(problem, shape, rate, kernel="mine", regime="burst"):
     median = problem.compute_work(shape).amount / rate / 1e12
     samples = (0.99 * median, median, 1.01 * median)
-    return Measurement(shape, kernel, problem, regime, "median", "ok", summary=summarize(samples), samples=samples)
+    return Measurement(
+        shape, kernel, problem, regime, "median", "ok", summary=summarize_samples(samples), samples=samples
+    )
 
 
 MEASURED = [

@@ -132,7 +132,7 @@ class BurstClock(Picture):
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
 
     @property
-    def inches(self) -> float:
+    def height_inches(self) -> float:
         return 5.0
 
     def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:

@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import LEADER_PID_VARIABLE
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE
 from mamf.cli.progress import PhaseLines, add_phase_listener
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import get_resume_command
@@ -301,8 +301,8 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     device_count = load_backend_class(options.backend or find_first_backend()).count_devices()
     if options.resume is None:
         # A launcher may show each process only its own device. This device then has the index 0.
-        options.device = place.index if device_count > 1 else 0
-    options.share = [place.rank, place.ranks]
+        options.device = place.local_rank if device_count > 1 else 0
+    options.share = [place.rank, place.rank_count]
     with Path(os.devnull).open("w") as null_device, redirect_reports(null_device):
         exit_code = run_command(options)
     if place.rank == 0:
@@ -351,7 +351,7 @@ def watch_children(
         on_event(event)
         phases.show_phases(watch.phases)
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", STARTING_PROCESS_PID_VARIABLE: str(os.getpid())}
     with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
             watch, children.processes, children.wait_for_event, lambda: release_waiting(children), forward_event
@@ -397,9 +397,9 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
     if (place := find_rank_place(os.environ)) is not None:
         if options.overlap:
             raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
-        if place.index > 0:
+        if place.local_rank > 0:
             return []
-        options.output_folder /= f"node{place.node}"
+        options.output_folder /= f"node{place.node_index}"
     return resolve_device_indices(options.backend, options.devices or [ALL_DEVICES])
 
 
@@ -410,7 +410,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     folder = options.output_folder
     make_empty_folder(folder, "--output-folder")
     run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
-    run.write(folder)
+    run.write_run_file(folder)
     with Interruption():
         try:
             _watch_node_children(options, folder, run, watch)
@@ -419,11 +419,11 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
             pass
     run.failures = watch.failure_reasons
     try:
-        run.write(folder)
+        run.write_run_file(folder)
     except (RunLogWriteError, UsageError) as error:  # continue, because the verdict can still be printed
         warn(str(error))
     _, devices = read_node_folder(folder, known_run=run)
-    return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
+    return folder, run, [replace(device, bus_address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
 def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:

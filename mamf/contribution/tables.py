@@ -111,7 +111,7 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
         for folder, part in parts.items()
     }
     table: Table[str] = Table(
-        [Column("", "accelerator", links.get, Markup, left=True), *map(make_rates_column, dtypes)], ranked
+        [Column("", "accelerator", links.get, Markup, is_left_aligned=True), *map(make_rates_column, dtypes)], ranked
     )
     return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows_as_markdown(table), _PUBLISHED_NOTE])
 
@@ -179,7 +179,7 @@ def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[
 
 
 def make_text_column(title: str, get_text: Callable[[RowT], object]) -> Column[RowT]:
-    return Column("", title, get_text, str, left=True)
+    return Column("", title, get_text, str, is_left_aligned=True)
 
 
 def make_date_column() -> Column[ResultRate]:

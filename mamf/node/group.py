@@ -21,15 +21,15 @@ _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLU
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The rank of this process among all ``ranks`` processes that a launcher started.
+    """The rank of this process among all ``rank_count`` processes that a launcher started.
 
-    ``index``: its rank within its node (machine). ``node``: the number of this node.
+    ``local_rank``: its rank within its node (machine). ``node_index``: the number of this node.
     """
 
     rank: int
-    ranks: int
-    index: int
-    node: int
+    rank_count: int
+    local_rank: int
+    node_index: int
 
 
 def find_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
@@ -79,7 +79,7 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
         torch.distributed.init_process_group(
             "gloo" if device_type == "cpu" or library == "gloo" else f"cpu:gloo,{device_type}:{library}",
             rank=place.rank,
-            world_size=place.ranks,
+            world_size=place.rank_count,
             timeout=timedelta(seconds=seconds),
         )
     except Exception as error:

@@ -57,7 +57,7 @@ class NodeRun:
     not_together_reason: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
-    def write(self, folder: Path) -> None:
+    def write_run_file(self, folder: Path) -> None:
         record = {
             "schema": _RUN_FILE_SCHEMA_VERSION,
             "devices": list(self.devices),
@@ -191,7 +191,7 @@ def add_logs_to_device(
             lacks.append(f"there is no log of {part}")
     if reason:  # this reason explains why everything else is missing
         failures, lacks = (failures, lacks[:1]) if is_faultless else (failures[:1], [])
-    return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(lacks))
+    return replace(device, failures=tuple(dict.fromkeys(failures)), missing_results=tuple(lacks))
 
 
 def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice:
@@ -209,12 +209,15 @@ def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice
         if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
             fastest[name] = row
     shares = merge_throttle_shares(log.measurements)
-    merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
+    merged = {reason: max(share, device.throttle_shares.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
         figures={**device.figures, **{name: row.best_rate for name, row in fastest.items()}},
-        half_widths={**device.half_widths, **{name: row.relative_half_width for name, row in fastest.items()}},
-        throttled={**device.throttled, **merged},
+        relative_half_widths={
+            **device.relative_half_widths,
+            **{name: row.relative_half_width for name, row in fastest.items()},
+        },
+        throttle_shares={**device.throttle_shares, **merged},
     )
 
 
@@ -235,12 +238,12 @@ def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
         dtype=log.plan.problem.dtype,
         build=(info["compute_units"], info["power_limit_watts"]),
         figures={**device.figures, **{name: each.rate for name, each in ceilings.items()}},
-        half_widths={
-            **device.half_widths,
+        relative_half_widths={
+            **device.relative_half_widths,
             **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
         },
         conditions=sensor_ceiling.conditions if sensor_ceiling else device.conditions,
-        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
+        throttle_shares=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
     )
 
 

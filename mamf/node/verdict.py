@@ -44,31 +44,31 @@ class NodeDevice:
     - ``index``, ``node``: the index of the device on its node (machine), and the number of this node among the nodes
       that are judged together.
     - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
-    - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
+    - ``bus_address``: the bus address of the device. It is known only during a run, because logs do not have it.
     - ``dtype``: the data type of the device's matmul figures.
     - ``build``: the device's number of compute units and its power limit in watts.
     - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.
-    - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
+    - ``relative_half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
     - ``conditions``: the sensor readings during the sustained ceiling, or during the burst ceiling if there is no
       other.
-    - ``throttled``: for each throttle reason, the share of time with this reason in the worst part of the run.
+    - ``throttle_shares``: for each throttle reason, the share of time with this reason in the worst part of the run.
     - ``failures``: why the device failed, one line each.
-    - ``lacks``: what was not measured and why, one line each.
+    - ``missing_results``: what was not measured and why, one line each.
     """
 
     index: int
     node: int = 0
     name: str = ""
     uuid_hash: str | None = None
-    address: str | None = None
+    bus_address: str | None = None
     dtype: str = ""
     build: tuple[int | None, float | None] = (None, None)
     figures: Mapping[str, float] = field(default_factory=dict)
-    half_widths: Mapping[str, float] = field(default_factory=dict)
+    relative_half_widths: Mapping[str, float] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
-    throttled: Mapping[str, float] = field(default_factory=dict)
+    throttle_shares: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
+    missing_results: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ class NodeDevice:
     @property
     def full_label(self) -> str:
         """The short name of the device, followed by its bus address and uuid hash, if they are known."""
-        known = [each for each in (self.address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
+        known = [each for each in (self.bus_address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
 
@@ -130,11 +130,11 @@ _HOST_COPIES = (TO_DEVICE, TO_HOST)
 class Baseline:
     """A set of cards that are known to be good, with which devices are compared.
 
-    - ``source``: the name of this baseline in messages.
+    - ``name``: the name of this baseline in messages.
     - ``cards``: the cards with their figures.
     """
 
-    source: str
+    name: str
     cards: Sequence[NodeDevice]
 
     def select_cards(self, device: NodeDevice) -> tuple[list[NodeDevice], bool]:
@@ -200,7 +200,7 @@ def judge_devices(
         is_compared = is_compared or len(peers) > 1 or has_baseline
         if baseline and must_match_baseline and not has_baseline:
             model = " in ".join(filter(None, (peers[0].name, peers[0].dtype)))
-            findings.append(NodeFinding(UNKNOWN, None, f"{baseline.source} has no figures for {model}"))
+            findings.append(NodeFinding(UNKNOWN, None, f"{baseline.name} has no figures for {model}"))
     if not is_compared:
         message = "cannot tell whether a device is slow: there is no second device of its model and no baseline"
         findings.append(NodeFinding(UNKNOWN, None, message if devices else "no device was measured"))
@@ -223,23 +223,23 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
     """
     for failure in device.failures:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
-    for lacking in device.lacks:
+    for lacking in device.missing_results:
         yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {lacking}")
     for figure, value in device.figures.items():
         if not _is_comparable_figure(device, figure):
             text = (
                 f"{device.full_label}: {figure} {format_figure(figure, value)} is too noisy to compare "
-                f"(+-{device.half_widths[figure]:.0%}): another process uses the device, or something slows it from "
-                "time to time"
+                f"(+-{device.relative_half_widths[figure]:.0%}): another process uses the device, or something slows "
+                "it from time to time"
             )
             yield NodeFinding(WARN, device.label, text)
-    for reason, share in device.throttled.items():
+    for reason, share in device.throttle_shares.items():
         if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
-    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
+    return figure in _HOST_COPIES or device.relative_half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def _yield_slow_findings(peers: Sequence[NodeDevice], baseline: Baseline | None)
     for device in peers:
         cards, is_same = baseline.select_cards(device)
         if shortfall := find_worst_shortfall(device, cards, _SAME_CARD_FACTORS if is_same else _OTHER_CARD_FACTORS):
-            reference_name = f"the same card in {baseline.source}" if is_same else baseline.source
+            reference_name = f"the same card in {baseline.name}" if is_same else baseline.name
             spread = 0.0 if is_same else _compute_relative_spread(shortfall.figure, healthy)
             yield _make_shortfall_finding(device, shortfall, reference_name, spread or 0.0)
 

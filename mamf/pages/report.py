@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import MAX_CEILING_SHARE, Ceiling
+from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import ReportOptions
@@ -83,20 +83,22 @@ NORMAL_DATA = "normal"
 
 @dataclass(frozen=True)
 class HeadlineFigure:
-    """A headline figure of a log, with its interval and notes. ``unit``: the unit of ``point``. ``share``: the figure
-    as a share of a ceiling, which the page shows in place of the rate; None to show the rate.
+    """A headline figure of a log, with its interval and notes.
+
+    - ``unit``: the unit of ``point``.
+    - ``share_fact``: the figure as a share of a ceiling, which the page shows in place of the rate, if it is not None.
     """
 
     label: str
     unit: str
     point: RangePoint
     notes: Sequence[str] = ()
-    share: Fact | None = None
+    share_fact: Fact | None = None
 
     @property
     def fact(self) -> Fact:
-        if self.share:
-            return self.share
+        if self.share_fact:
+            return self.share_fact
         unit, factor = choose_unit(self.unit, [self.point.value])
         return Fact(self.label, format_four_digits(self.point.value * factor), unit, list(filter(None, self.notes)))
 
@@ -105,18 +107,20 @@ class HeadlineFigure:
 class LogContent:
     """What a page shows of one log.
 
-    ``name``: identifies the log on the page. ``lead``: lines below the title. ``document``: the report of the log.
-    ``command``: the command line that repeats the run. ``log``: the log of a run of mamf or mamf-finder, None for a
-    profile. ``facts``: headline figures that are not rates.
+    - ``name``: identifies the log on the page.
+    - ``document``: the report of the log.
+    - ``figures``, ``facts``: headline figures that are rates, and headline figures that are not.
+    - ``condition_parts``: blocks about the device, the software and the settings.
+    - ``log``: the log of a run of mamf or mamf-finder, None for a profile.
     """
 
     name: str
     title: str
-    lead: Sequence[str]
+    intro_lines: Sequence[str]
     document: Document
     pictures: Sequence[Picture] = ()
     figures: Sequence[HeadlineFigure] = ()
-    conditions: Sequence[PagePart] = ()
+    condition_parts: Sequence[PagePart] = ()
     command: str = ""
     log: RunLog | FinderRun | None = None
     facts: Sequence[Fact] = ()
@@ -126,8 +130,8 @@ class LogContent:
         """The sections of the log: pictures, tables, conditions, and the command that repeats the run."""
         # Limit the rows of tables to keep the page small. CSV and JSON of the log have all rows.
         figures = [
-            replace(block, top=_MAX_TABLE_ROWS)
-            if isinstance(block, Table) and (block.top is None or block.top > _MAX_TABLE_ROWS)
+            replace(block, max_shown_rows=_MAX_TABLE_ROWS)
+            if isinstance(block, Table) and (block.max_shown_rows is None or block.max_shown_rows > _MAX_TABLE_ROWS)
             else block
             for block in self.document.visible_blocks
         ]
@@ -136,7 +140,7 @@ class LogContent:
         return [
             Section("Pictures", self.pictures, is_open=len(panels) <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
-            Section("Conditions", self.conditions, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
+            Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
             Section("Reproduce it", [Command(self.command)] if self.command else []),
         ]
 
@@ -160,9 +164,7 @@ def make_report_page(paths: Sequence[Path]) -> Page:
         return _make_comparison_page(sources, pages)
     source = sources[0]
     return Page(
-        source.title,
-        source.lead,
-        [*(each.fact for each in source.figures), *source.facts],
+        *(source.title, source.intro_lines, [*(each.fact for each in source.figures), *source.facts]),
         sections=source.sections,
     )
 
@@ -174,7 +176,7 @@ def _make_folder_page(path: Path) -> Page:
         return _make_ranks_page(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
-        raise UsageError(f"{path} has no logs: name a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
+        raise UsageError(f"{path} has no logs: give a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
     return make_report_page(logs)
 
 
@@ -186,7 +188,7 @@ def _make_node_page(path: Path) -> Page:
     return Page(
         f"Node of {len(devices)} x {names or 'unknown devices'}",
         verdict=verdict.reason,
-        level="good" if verdict.level == OK else "bad",
+        verdict_color="good" if verdict.level == OK else "bad",
         sections=[
             Section("Devices", [*parts, *make_node_document(devices, verdict, not_together_reason).visible_blocks])
         ],
@@ -204,7 +206,7 @@ def _make_ranks_page(path: Path) -> Page:
 
 def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
     """Return a page with the figures of all logs side by side, and a section for each log and each folder."""
-    rows = [(source.name, source.title, "; ".join(source.lead)) for source in sources]
+    rows = [(source.name, source.title, "; ".join(source.intro_lines)) for source in sources]
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _make_log_comparison(sources)
     sections = [
@@ -228,8 +230,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log, with the name of its device or log if these names differ between the
-    logs.
+    """Yield the headline figures of each log. Their labels begin with the name of the device if each log is of another
+    device, or with the name of the log if logs have equal titles.
     """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
@@ -278,7 +280,7 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
         document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_REGRESSION_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
-        for log in logs:  # readers pass pages on, so a page must not name folders of this machine
+        for log in logs:  # readers share pages, so a page must not show folders of this machine
             reason = reason.replace(str(log.path), log.path.name)
         return [Lines([f"these logs cannot be compared: {reason}"])]
     return document.visible_blocks
@@ -340,7 +342,7 @@ def make_profile_content(path: Path, script: str, profile: Profile) -> LogConten
         f"{document.title} on {describe_device(profile)}",
         [describe_largest_classes(profile), _format_start(header)],
         document,
-        conditions=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
+        condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
         facts=_list_profile_facts(profile),
     )
@@ -350,7 +352,7 @@ def _list_profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
+    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
     figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE_LABEL, COMMUNICATION)]
@@ -362,7 +364,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
     document = (
         make_counters_document(log)
         if log.counter_records
-        else get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_TABLE_ROWS))
+        else get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     return LogContent(
@@ -393,9 +395,7 @@ def _format_start(header: Mapping[str, Any]) -> str:
 
 
 def _make_pictures(log: RunLog) -> Iterator[Picture]:
-    """Yield one picture with all regimes of a log, or a picture for each regime if the axis of the chart is
-    the length.
-    """
+    """Yield a picture of all regimes of a log, or one for each regime if the horizontal axis is the sequence length."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
     for regime in regimes if get_operation(log.plan.operation).chart == "lengths" else [None]:
         with suppress(UsageError):  # raised if the log has no figures to draw
@@ -460,7 +460,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if it has no share or if the ceiling must be wrong."""
     share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
-    if share is None or share > MAX_CEILING_SHARE:
+    if share is None or share > MAX_SHARE_OF_CEILING:
         return None
     rest = [note for note in notes if note and note != shares.describe_mamfu(row)]
     label, rate = f"MAMFU of the best {row.operation}, {title}", format_rate(row.best_rate, row.work.unit)

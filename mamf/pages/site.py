@@ -53,19 +53,20 @@ INDEX_PAGE_NAME, CSV_FILE_NAME, INDEX_JSON_NAME = "index.html", "ceilings.csv", 
 
 
 def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
-    """Write the site of the results folder ``root`` to the folder ``output``, and return the data of the site.
+    """Write the site of the results folder ``root`` to the folder ``output``, and return the data of the site. Delete
+    files of an earlier build that the new site does not have.
 
     ``logs``: the address of the folder with the logs, for links; by default the relative path from ``output`` to
-    ``root``. Files of an earlier build that the new site does not have are deleted.
+    ``root``.
 
     Raises UsageError if ``output`` is inside ``root`` or contains files that no build wrote, RunLogError for an
     unreadable log, and RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
         raise UsageError(f"{output} is inside {root}, which is only for logs: choose another folder")
-    base, old = _make_logs_address(logs, root, output), _list_built_files(output)
+    logs_address, old_files = _make_logs_address(logs, root, output), _list_built_files(output)
     data = read_site_data(root)
-    _write_files(output, dict(_render_files(data, base)), old)
+    _write_files(output, dict(_render_files(data, logs_address)), old_files)
     return data
 
 
@@ -104,13 +105,14 @@ def _list_built_files(output: Path) -> set[str]:
 
 def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
     pages = {
-        name: f"{_DEVICES_FOLDER}/{file}" for name, file in choose_page_names(run.device for run in data.runs).items()
+        name: f"{_DEVICES_FOLDER}/{file}"
+        for name, file in choose_page_names(site_log.device for site_log in data.logs).items()
     }
-    below = logs if "://" in logs else f"../{logs}"
+    logs_seen_from_device_page = logs if "://" in logs else f"../{logs}"
     for name, part in data.split_by_device().items():
-        yield pages[name], render_page(make_device_page(name, part, below))
-    rows = [make_index_entry(line) for line in data.lines]
-    texts = (", ".join(map(" ".join, line.software.items())) for line in data.lines)
+        yield pages[name], render_page(make_device_page(name, part, logs_seen_from_device_page))
+    rows = [make_index_entry(ceiling) for ceiling in data.ceilings]
+    texts = (", ".join(map(" ".join, ceiling.software.items())) for ceiling in data.ceilings)
     yield CSV_FILE_NAME, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
     title = "Measured matmul ceilings by device, dtype and regime"
@@ -152,31 +154,31 @@ def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[
 INDEX_SCHEMA_VERSION = 1
 
 
-def make_index_entry(line: SiteCeiling) -> dict[str, Any]:
+def make_index_entry(ceiling: SiteCeiling) -> dict[str, Any]:
     """Return the entry of a ceiling in index.json."""
-    device = line.entry.header["device"] if line.entry else {}
-    low, high = (line.interval.low, line.interval.high) if line.interval else (None, None)
+    device = ceiling.best_rate.header["device"] if ceiling.best_rate else {}
+    low, high = (ceiling.interval.low, ceiling.interval.high) if ceiling.interval else (None, None)
     return {
-        "device": line.device,
-        "vendor": line.vendor,
-        "dtype": line.dtype,
-        "regime": line.regime,
-        "tflops": round_to_six_digits(line.tflops),
+        "device": ceiling.device,
+        "vendor": ceiling.vendor,
+        "dtype": ceiling.dtype,
+        "regime": ceiling.regime,
+        "tflops": round_to_six_digits(ceiling.tflops),
         "low": low and round_to_six_digits(low),
         "high": high and round_to_six_digits(high),
-        "datasheet_tflops": line.peak and round_to_six_digits(line.peak.rate),
-        "tier": line.tier,
-        "cards": len(line.cards),
-        "lowest_tflops": round_to_six_digits(line.cards[-1].tflops) if line.cards else None,
+        "datasheet_tflops": ceiling.datasheet_rate and round_to_six_digits(ceiling.datasheet_rate.rate),
+        "tier": ceiling.tier,
+        "cards": len(ceiling.card_rates),
+        "lowest_tflops": round_to_six_digits(ceiling.card_rates[-1].tflops) if ceiling.card_rates else None,
         "compute_units": device.get("compute_units"),
         "power_limit_watts": device.get("power_limit_watts"),
-        "source": line.place.as_posix(),
-        "software": dict(line.software),
+        "source": ceiling.place.as_posix(),
+        "software": dict(ceiling.software),
     }
 
 
 _MAX_HEADLINE_FIGURES = 4
-#: Maximum number of devices in a picture, of points in a row, and of points in a picture. They keep pages small.
+#: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
 MAX_CHART_ROWS, _MAX_ROW_POINTS, _MAX_PICTURE_POINTS = 30, 30, 600
 #: Explanations of the words in the tables of the site.
 _WORD_EXPLANATIONS = (
@@ -202,30 +204,41 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     """Return the front page of the site. ``logs``: the address of the folder with the logs. ``pages``: the address of
     the page of each device.
     """
-    charts = [_make_ceilings_chart(dtype, lines) for dtype, lines in data.by_dtype.items()]
-    leading = next(iter(data.by_dtype.values()), [])
-    fastest = [line for line in leading if line.regime == "sustained"] or leading
-    runs = group_pairs((run.device, run) for run in data.runs)
-    cards = sum(map(count_cards, runs.values()))
+    charts = [_make_ceilings_chart(dtype, ceilings) for dtype, ceilings in data.ceilings_by_dtype.items()]
+    leading = next(iter(data.ceilings_by_dtype.values()), [])
+    fastest = [ceiling for ceiling in leading if ceiling.regime == "sustained"] or leading
+    logs_by_device = group_pairs((site_log.device, site_log) for site_log in data.logs)
+    cards = sum(map(count_cards, logs_by_device.values()))
     counts = (
-        f"{format_count(len(runs), 'device')}, {format_count(cards, 'card')}, {format_count(len(data.runs), 'log')}."
+        f"{format_count(len(logs_by_device), 'device')}, {format_count(cards, 'card')}, "
+        f"{format_count(len(data.logs), 'log')}."
     )
     columns: list[Column[SiteCeiling]] = [
-        Column("", "device", lambda line: Link(format_device_name(line.device), pages[line.device]), left=True),
+        Column(
+            "",
+            "device",
+            lambda ceiling: Link(format_device_name(ceiling.device), pages[ceiling.device]),
+            is_left_aligned=True,
+        ),
         *_make_figure_columns(),
-        make_text_column("vendor", lambda line: line.vendor),
+        make_text_column("vendor", lambda ceiling: ceiling.vendor),
         _make_log_column(logs),
     ]
     device_columns: list[Column[str]] = [
-        Column("", "device", lambda name: Link(format_device_name(name), pages[name]), left=True),
-        Column("", "cards", lambda name: count_cards(runs[name])),
-        Column("", "logs", lambda name: len(runs[name])),
-        Column("", "last log", lambda name: max(run.started[:10] for run in runs[name]), left=True),
+        Column("", "device", lambda name: Link(format_device_name(name), pages[name]), is_left_aligned=True),
+        Column("", "cards", lambda name: count_cards(logs_by_device[name])),
+        Column("", "logs", lambda name: len(logs_by_device[name])),
+        Column(
+            "",
+            "last log",
+            lambda name: max(site_log.start_time[:10] for site_log in logs_by_device[name]),
+            is_left_aligned=True,
+        ),
     ]
     return Page(
         "Measured matmul ceilings of accelerators",
         ["The highest matmul rates that devices reach, each with its 95 % repeat interval and its log.", counts]
-        if runs
+        if logs_by_device
         else ["Nobody has contributed a log yet. Yours can be the first: see below."],
         [
             _make_ceiling_fact(each, format_device_name(each.device), f"{each.dtype}, {each.regime}")
@@ -234,9 +247,9 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
         sections=[
             Section("Ceilings", charts[:1]),
             Section(f"Ceilings of {format_count(len(charts) - 1, 'more dtype')}", charts[1:], is_open=False),
-            Section("All ceilings", _make_table_unless_empty(columns, data.lines)),
-            Section("What the words mean", [Lines(_WORD_EXPLANATIONS)] if data.lines else []),
-            Section("Devices", _make_table_unless_empty(device_columns, sorted(runs))),
+            Section("All ceilings", _make_table_unless_empty(columns, data.ceilings)),
+            Section("What the words mean", [Lines(_WORD_EXPLANATIONS)] if data.ceilings else []),
+            Section("Devices", _make_table_unless_empty(device_columns, sorted(logs_by_device))),
             Section("Add your accelerator", _CONTRIBUTION_PARTS),
         ],
         links=[("As CSV", CSV_FILE_NAME), ("As JSON", INDEX_JSON_NAME)],
@@ -247,49 +260,55 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
     """Return the page of one device. ``data``: the data of this device. ``logs``: the address of the folder with the
     logs, as seen from the folder of the device pages.
     """
-    best = [line for line in data.lines if line.tier == data.lines[0].tier]
-    best = [line for line in best if line.regime in CEILING_REGIMES] or best
-    several = [line for line in data.lines if line.tier == COMPLETE and len(line.cards) > 1]
-    leading = [line for line in several if line.dtype == several[0].dtype]
-    others = [line for line in several if line not in leading]
-    log, attention = _make_log_column(logs), select_attention_rates(data.attention, per_kernel=True)
-    operation_column: Column[ResultRate] = make_text_column("operation", lambda entry: entry.row.operation)
+    best = [ceiling for ceiling in data.ceilings if ceiling.tier == data.ceilings[0].tier]
+    best = [ceiling for ceiling in best if ceiling.regime in CEILING_REGIMES] or best
+    several = [ceiling for ceiling in data.ceilings if ceiling.tier == COMPLETE and len(ceiling.card_rates) > 1]
+    leading = [ceiling for ceiling in several if ceiling.dtype == several[0].dtype]
+    others = [ceiling for ceiling in several if ceiling not in leading]
+    log, attention = _make_log_column(logs), select_attention_rates(data.attention_rates, per_kernel=True)
+    operation_column: Column[ResultRate] = make_text_column("operation", lambda rate: rate.row.operation)
     kernels = _make_table_unless_empty(
-        [operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernels)
+        [operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernel_rates)
     )
     ceiling_columns: list[Column[SiteCeiling]] = [
         *_make_figure_columns(),
-        Column("", "W", lambda line: line.entry and line.entry.conditions.watts, format_whole_number),
+        Column("", "W", lambda ceiling: ceiling.best_rate and ceiling.best_rate.conditions.watts, format_whole_number),
         Column("", "J/TFLOP", _format_joules),
-        Column("", "datasheet", lambda line: line.peak and line.peak.rate, "{:.4g}".format),
-        Column("", "MxNxK", lambda line: line.entry and line.entry.row.shape),
-        make_text_column("kernel", lambda line: line.entry and format_kernel_title(line.entry)),
-        make_text_column("by", lambda line: line.entry and ("find" if line.entry.ceiling else "sweep")),
+        Column(
+            "", "datasheet", lambda ceiling: ceiling.datasheet_rate and ceiling.datasheet_rate.rate, "{:.4g}".format
+        ),
+        Column("", "MxNxK", lambda ceiling: ceiling.best_rate and ceiling.best_rate.row.shape),
+        make_text_column("kernel", lambda ceiling: ceiling.best_rate and format_kernel_title(ceiling.best_rate)),
+        make_text_column(
+            "by", lambda ceiling: ceiling.best_rate and ("find" if ceiling.best_rate.ceiling else "sweep")
+        ),
         log,
     ]
     log_columns: list[Column[SiteLog]] = [
-        make_text_column("date", lambda run: run.started[:10] or None),
-        make_text_column("what", lambda run: run.what),
-        make_text_column("card", lambda run: run.card),
-        make_text_column("tier", lambda run: run.tier),
-        make_text_column("software", lambda run: ", ".join(map(" ".join, run.software.items()))),
-        Column("", "log", lambda run: _make_log_link(logs, run.place, run.place.name), left=True),
+        make_text_column("date", lambda site_log: site_log.start_time[:10] or None),
+        make_text_column("what", lambda site_log: site_log.description),
+        make_text_column("card", lambda site_log: site_log.card_hash),
+        make_text_column("tier", lambda site_log: site_log.tier),
+        make_text_column("software", lambda site_log: ", ".join(map(" ".join, site_log.software.items()))),
+        Column(
+            "", "log", lambda site_log: _make_log_link(logs, site_log.path, site_log.path.name), is_left_aligned=True
+        ),
     ]
-    newest_first = sorted(data.runs, key=lambda run: (run.started, run.place), reverse=True)
+    newest_first = sorted(data.logs, key=lambda site_log: (site_log.start_time, site_log.path), reverse=True)
     unconfirmed = "Not ranked until a second contributor measures the same"
     return Page(
         format_device_name(name),
         [_describe_device(data)],
-        [_make_ceiling_fact(line, f"{line.dtype}, {line.regime}") for line in best[:_MAX_HEADLINE_FIGURES]],
+        [_make_ceiling_fact(ceiling, f"{ceiling.dtype}, {ceiling.regime}") for ceiling in best[:_MAX_HEADLINE_FIGURES]],
         sections=[
-            Section("Ceilings", _make_table_unless_empty(ceiling_columns, data.lines)),
-            Section("Cards side by side", [_make_cards_chart(line) for line in leading]),
-            Section("Cards in other dtypes", [_make_cards_chart(line) for line in others], is_open=False),
+            Section("Ceilings", _make_table_unless_empty(ceiling_columns, data.ceilings)),
+            Section("Cards side by side", [_make_cards_chart(ceiling) for ceiling in leading]),
+            Section("Cards in other dtypes", [_make_cards_chart(ceiling) for ceiling in others], is_open=False),
             Section("Attention kernels", _make_table_unless_empty([*make_attention_columns(), log], attention)),
             Section("Other operations", kernels, is_open=False),
             Section(
                 "Unconfirmed figures",
-                _make_table_unless_empty([*make_rate_columns(), log], data.unconfirmed, unconfirmed),
+                _make_table_unless_empty([*make_rate_columns(), log], data.unconfirmed_rates, unconfirmed),
                 False,
             ),
             Section("Logs", _make_table_unless_empty(log_columns, newest_first)),
@@ -302,48 +321,54 @@ def format_device_name(name: str) -> str:
     return name.strip() or "unnamed device"
 
 
-def count_cards(runs: Iterable[SiteLog]) -> int:
-    """Return the number of different cards in the logs of one device. Logs that do not identify their card count as one
-    card together if no log of the device identifies its card, and are ignored otherwise.
+def count_cards(logs: Iterable[SiteLog]) -> int:
+    """Return the number of different cards in the logs of one device. Logs that do not identify their card are ignored
+    if another log does, and count as one card otherwise.
     """
-    return len({run.card for run in runs if run.card}) or 1
+    return len({each.card_hash for each in logs if each.card_hash}) or 1
 
 
 def _describe_device(data: SiteData) -> str:
-    units_and_watts = {(run.info["compute_units"], run.info["power_limit_watts"]): 1 for run in data.runs if run.info}
+    units_and_watts = {
+        (site_log.device_info["compute_units"], site_log.device_info["power_limit_watts"]): 1
+        for site_log in data.logs
+        if site_log.device_info
+    }
     builds = [
         f"{units} compute units" + (f", {watts:.0f} W limit" if watts else "")
         for units, watts in units_and_watts
         if units
     ]
-    parts = [data.runs[0].vendor, " or ".join(builds), format_count(len(data.runs), "log")]
-    return f"{'. '.join(filter(None, parts))} of {format_count(count_cards(data.runs), 'card')}."
+    parts = [data.logs[0].vendor, " or ".join(builds), format_count(len(data.logs), "log")]
+    return f"{'. '.join(filter(None, parts))} of {format_count(count_cards(data.logs), 'card')}."
 
 
-def _make_ceiling_fact(line: SiteCeiling, label: str, *notes: str) -> Fact:
-    """Return a ceiling as a headline figure, with notes on its interval, the datasheet, the range over cards, and
-    energy.
+def _make_ceiling_fact(ceiling: SiteCeiling, label: str, *notes: str) -> Fact:
+    """Return a ceiling as a headline figure, with notes on its interval, its share of the datasheet, the range over
+    cards, and energy.
     """
-    lines = [
+    all_notes = [
         *notes,
-        f"tier {line.tier}" if line.tier != COMPLETE else "",
-        f"{format_interval(line.interval)} (95 % repeat interval)" if line.interval else "",
-        f"{format_percent(line.share)} % of the datasheet's {line.peak.rate:.4g}" if line.peak and line.share else "",
-        f"{len(line.cards)} cards: {_format_range_of_cards(line)}" if len(line.cards) > 1 else "",
-        f"{_format_joules(line)} J/TFLOP" if _format_joules(line) else "",
+        f"tier {ceiling.tier}" if ceiling.tier != COMPLETE else "",
+        f"{format_interval(ceiling.interval)} (95 % repeat interval)" if ceiling.interval else "",
+        f"{format_percent(ceiling.peak_share)} % of the datasheet's {ceiling.datasheet_rate.rate:.4g}"
+        if ceiling.datasheet_rate and ceiling.peak_share
+        else "",
+        f"{len(ceiling.card_rates)} cards: {_format_range_of_cards(ceiling)}" if len(ceiling.card_rates) > 1 else "",
+        f"{_format_joules(ceiling)} J/TFLOP" if _format_joules(ceiling) else "",
     ]
-    return Fact(label, format_four_digits(line.tflops), "TFLOPS", [note for note in lines if note])
+    return Fact(label, format_four_digits(ceiling.tflops), "TFLOPS", [note for note in all_notes if note])
 
 
-def _format_joules(line: SiteCeiling) -> str | None:
+def _format_joules(ceiling: SiteCeiling) -> str | None:
     """Format the joules per 1e12 FLOP of a ceiling. Return None for a rate that is not sustained, or if the power is
     unknown.
     """
-    return f"{joules:#.3g}" if line.entry and (joules := line.entry.joules_per_tflop) else None
+    return f"{joules:#.3g}" if ceiling.best_rate and (joules := ceiling.best_rate.joules_per_tflop) else None
 
 
-def _format_range_of_cards(line: SiteCeiling) -> str | None:
-    rates = [format_four_digits(entry.tflops) for entry in line.cards]
+def _format_range_of_cards(ceiling: SiteCeiling) -> str | None:
+    rates = [format_four_digits(rate.tflops) for rate in ceiling.card_rates]
     return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
 
@@ -355,81 +380,77 @@ def _make_table_unless_empty(columns: Sequence[Column[Any]], rows: Sequence[Any]
     return [Table(columns, rows, title)] if rows else []
 
 
-def _make_log_column(base: str) -> Column[Any]:
-    """Return a column with links to the log of each row. ``base``: the address of the folder with the logs, which ends
+def _make_log_column(logs: str) -> Column[Any]:
+    """Return a column with links to the log of each row. ``logs``: the address of the folder with the logs, which ends
     with a slash.
     """
-    return Column("", "log", lambda row: _make_log_link(base, row.place))
+    return Column("", "log", lambda row: _make_log_link(logs, row.place))
 
 
-def _make_log_link(base: str, place: Path, text: str = "log") -> Link:
-    return Link(text, base + quote(place.as_posix()))
+def _make_log_link(logs: str, path: Path, text: str = "log") -> Link:
+    return Link(text, logs + quote(path.as_posix()))
 
 
 def _make_figure_columns() -> list[Column[SiteCeiling]]:
-    """Return the columns with the rate of a ceiling, its interval and its share of the datasheet, for the tables of all
-    pages.
-    """
+    """Return the columns that the tables of ceilings of all pages share, such as the rate and its interval."""
     return [
-        Column("", "TFLOPS", lambda line: line.tflops, format_four_digits),
-        make_text_column("dtype", lambda line: line.dtype),
-        make_text_column("regime", lambda line: line.regime),
-        Column("", "% of peak", lambda line: line.share, format_percent),
-        Column("", "interval", lambda line: line.interval, format_interval),
-        Column("", "cards", lambda line: len(line.cards) or None),
+        Column("", "TFLOPS", lambda ceiling: ceiling.tflops, format_four_digits),
+        make_text_column("dtype", lambda ceiling: ceiling.dtype),
+        make_text_column("regime", lambda ceiling: ceiling.regime),
+        Column("", "% of peak", lambda ceiling: ceiling.peak_share, format_percent),
+        Column("", "interval", lambda ceiling: ceiling.interval, format_interval),
+        Column("", "cards", lambda ceiling: len(ceiling.card_rates) or None),
         Column("", "over cards", _format_range_of_cards),
-        make_text_column("tier", lambda line: line.tier),
+        make_text_column("tier", lambda ceiling: ceiling.tier),
     ]
 
 
 # -- pictures of the site ----------------------------------------------------------------------------------------------
 
 
-def _make_ceilings_chart(dtype: str, lines: Sequence[SiteCeiling]) -> RangeChart:
-    devices = list(group_pairs((line.device, line) for line in lines).values())
-    kept = [line for each in devices[:MAX_CHART_ROWS] for line in each]
-    max_points = max(3, min(_MAX_ROW_POINTS, _MAX_PICTURE_POINTS // len(kept)))
+def _make_ceilings_chart(dtype: str, ceilings: Sequence[SiteCeiling]) -> RangeChart:
+    devices = list(group_pairs((ceiling.device, ceiling) for ceiling in ceilings).values())
+    shown = [ceiling for of_device in devices[:MAX_CHART_ROWS] for ceiling in of_device]
+    max_points = max(3, min(_MAX_ROW_POINTS, _MAX_PICTURE_POINTS // len(shown)))
     rows = [
         RangeRow(
-            shorten_line(format_device_name(line.device)),
-            line.regime if line.tier == COMPLETE else f"{line.regime}, {line.tier}",
-            tuple(_make_card_point(entry) for entry in choose_evenly_spaced_items(line.cards, max_points)),
-            line.peak.rate if line.peak else None,
+            shorten_line(format_device_name(ceiling.device)),
+            ceiling.regime if ceiling.tier == COMPLETE else f"{ceiling.regime}, {ceiling.tier}",
+            tuple(_make_card_point(rate) for rate in choose_evenly_spaced_items(ceiling.card_rates, max_points)),
+            ceiling.datasheet_rate.rate if ceiling.datasheet_rate else None,
         )
-        for line in kept
+        for ceiling in shown
     ]
     subtitle = "One point per card, with its 95 % repeat interval. The dashed tick is the datasheet's dense peak."
     more = f"{format_count(len(devices) - MAX_CHART_ROWS, 'more device')} in the table"
     return RangeChart(dtype, subtitle, "TFLOPS", tuple(rows), notes=(more,) if len(devices) > MAX_CHART_ROWS else ())
 
 
-def _make_cards_chart(line: SiteCeiling) -> RangeChart:
+def _make_cards_chart(ceiling: SiteCeiling) -> RangeChart:
     rows = [
-        RangeRow("", _format_card_name(each), (_make_card_point(each),), None, line.regime)
-        for each in choose_evenly_spaced_items(line.cards, MAX_CHART_ROWS)
+        RangeRow("", _format_card_name(each), (_make_card_point(each),), None, ceiling.regime)
+        for each in choose_evenly_spaced_items(ceiling.card_rates, MAX_CHART_ROWS)
     ]
-    gain = format_percent(line.cards[0].tflops / line.cards[-1].tflops - 1)
+    gain = format_percent(ceiling.card_rates[0].tflops / ceiling.card_rates[-1].tflops - 1)
     return RangeChart(
-        f"{line.dtype}, {line.regime}",
-        f"The fastest of {len(line.cards)} cards is {gain} % above the slowest.",
+        f"{ceiling.dtype}, {ceiling.regime}",
+        f"The fastest of {len(ceiling.card_rates)} cards is {gain} % above the slowest.",
         "TFLOPS",
         tuple(rows),
     )
 
 
-def _format_card_name(entry: ResultRate) -> str:
-    return f"card {entry.uuid_hash or 'unknown'}"
+def _format_card_name(rate: ResultRate) -> str:
+    return f"card {rate.uuid_hash or 'unknown'}"
 
 
-def _make_card_point(entry: ResultRate) -> RangePoint:
-    interval = entry.interval if entry.interval and entry.interval.is_known else None
-    low, high = (interval.low, interval.high) if interval else (entry.tflops, entry.tflops)
-    return RangePoint(entry.tflops, low, high, f"{_format_card_name(entry)}, {entry.date[:10]}")
+def _make_card_point(rate: ResultRate) -> RangePoint:
+    interval = rate.interval if rate.interval and rate.interval.is_known else None
+    low, high = (interval.low, interval.high) if interval else (rate.tflops, rate.tflops)
+    return RangePoint(rate.tflops, low, high, f"{_format_card_name(rate)}, {rate.date[:10]}")
 
 
 def choose_evenly_spaced_items(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """Return at most ``count`` of the items, evenly spaced and including the first and the last. ``count`` is at least
-    2.
-    """
+    """Return at most ``count`` of the items, evenly spaced, with the first and the last. ``count``: at least 2."""
     step = (len(items) - 1) / (count - 1)
     return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

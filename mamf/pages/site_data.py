@@ -41,21 +41,21 @@ UNKNOWN_NAME = "unknown"
 class SiteLog:
     """A contributed log.
 
-    - ``place``: the path of the log in results/.
-    - ``what``: the kind of run, the operation and the dtypes, in words.
-    - ``card``: the hash of the identifier of the card, None if the log does not identify it.
-    - ``info``: the device in the header of the log; empty for a log of mamf-finder.
+    - ``path``: the path of the log in results/.
+    - ``description``: the kind of run, the operation and the dtypes, in words.
+    - ``card_hash``: the hash of the identifier of the card, None if the log does not identify it.
+    - ``device_info``: the device in the header of the log; empty for a log of mamf-finder.
     """
 
-    place: Path
+    path: Path
     tier: str
     device: str
-    what: str
-    started: str
+    description: str
+    start_time: str
     software: Mapping[str, str]
     vendor: str
-    card: str | None
-    info: Mapping[str, Any]
+    card_hash: str | None
+    device_info: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,57 +63,58 @@ class SiteCeiling(Rate):
     """The highest rate of a device for a dtype and a regime, among the logs of one tier.
 
     - ``place``: the path of the log in results/.
-    - ``peak``: the peak of the datasheet, None if it is unknown.
-    - ``entry``: the rate with the header of its log; None for a figure of mamf-finder.
-    - ``cards``: the highest rate of each card of the device, the fastest card first.
+    - ``datasheet_rate``: the dense peak that the datasheet states, None if it is unknown.
+    - ``best_rate``: the row of this rate with the header of its log; None for a figure of mamf-finder.
+    - ``card_rates``: the highest rate of each card of the device, the fastest card first.
     """
 
     regime: str
     vendor: str
     place: Path
     software: Mapping[str, str]
-    peak: DatasheetRate | None
-    entry: ResultRate | None = None
-    cards: Sequence[ResultRate] = ()
+    datasheet_rate: DatasheetRate | None
+    best_rate: ResultRate | None = None
+    card_rates: Sequence[ResultRate] = ()
 
     @property
-    def share(self) -> float | None:
+    def peak_share(self) -> float | None:
         """The rate as a share of the dense peak of the datasheet, or None if that peak is unknown."""
-        return self.rate / self.peak.rate if self.peak else None
+        return self.rate / self.datasheet_rate.rate if self.datasheet_rate else None
 
 
 @dataclass(frozen=True)
 class SiteData:
     """The data that the site, or the page of one device, shows.
 
-    - ``runs``: all logs.
-    - ``lines``: the ceilings.
-    - ``attention``, ``kernels``: confirmed rows of complete logs, of attention and of other operations.
-    - ``unconfirmed``: rows of all operations that only one contributor measured.
+    - ``logs``: all logs.
+    - ``ceilings``: the ceilings.
+    - ``attention_rates``: confirmed rates of attention from complete logs.
+    - ``kernel_rates``: confirmed rates of all operations except matmul and attention, from complete logs.
+    - ``unconfirmed_rates``: rates of all operations that only one contributor measured.
     """
 
-    runs: Sequence[SiteLog] = ()
-    lines: Sequence[SiteCeiling] = ()
-    attention: Sequence[ResultRate] = ()
-    kernels: Sequence[ResultRate] = ()
-    unconfirmed: Sequence[ResultRate] = ()
+    logs: Sequence[SiteLog] = ()
+    ceilings: Sequence[SiteCeiling] = ()
+    attention_rates: Sequence[ResultRate] = ()
+    kernel_rates: Sequence[ResultRate] = ()
+    unconfirmed_rates: Sequence[ResultRate] = ()
 
     @property
-    def by_dtype(self) -> dict[str, list[SiteCeiling]]:
+    def ceilings_by_dtype(self) -> dict[str, list[SiteCeiling]]:
         """The ceilings by dtype, with the dtypes that most cards measured first. If a dtype has ceilings of tier
         complete, its ceilings of other tiers are left out.
         """
-        groups = group_pairs((line.dtype, line) for line in self.lines if line.entry)
-        kept = [(dtype, [line for line in each if line.tier == COMPLETE] or each) for dtype, each in groups.items()]
-        return dict(sorted(kept, key=lambda pair: (-sum(len(line.cards) for line in pair[1]), pair[0])))
+        groups = group_pairs((ceiling.dtype, ceiling) for ceiling in self.ceilings if ceiling.best_rate)
+        kept = [(dtype, [each for each in group if each.tier == COMPLETE] or group) for dtype, group in groups.items()]
+        return dict(sorted(kept, key=lambda pair: (-sum(len(each.card_rates) for each in pair[1]), pair[0])))
 
     def split_by_device(self) -> dict[str, SiteData]:
         """Return a SiteData for each device that has a log, by the name of the device."""
-        kinds = ("runs", "lines", "attention", "kernels", "unconfirmed")
-        parts = {kind: group_pairs((item.device, item) for item in getattr(self, kind)) for kind in kinds}
+        names = ("logs", "ceilings", "attention_rates", "kernel_rates", "unconfirmed_rates")
+        by_field = {name: group_pairs((item.device, item) for item in getattr(self, name)) for name in names}
         return {
-            device: SiteData(**{kind: part.get(device, ()) for kind, part in parts.items()})
-            for device in sorted(parts["runs"])
+            device: SiteData(**{name: by_device.get(device, ()) for name, by_device in by_field.items()})
+            for device in sorted(by_field["logs"])
         }
 
 
@@ -121,63 +122,74 @@ def read_site_data(root: Path) -> SiteData:
     """Read all logs in the folder ``root``, which has a folder for each accelerator. Raises RunLogError for an
     unreadable log.
     """
-    runs: list[SiteLog] = []
-    entries: list[ResultRate] = []
-    finders: list[tuple[SiteLog, FinderRun]] = []
-    for path in sorted(root.glob("*/*.jsonl")):
-        place, log = path.relative_to(root), read_legacy_or_none(path) or read_run_log(path)
+    site_logs: list[SiteLog] = []
+    rates: list[ResultRate] = []
+    finder_logs: list[tuple[SiteLog, FinderRun]] = []
+    for file in sorted(root.glob("*/*.jsonl")):
+        path, log = file.relative_to(root), read_legacy_or_none(file) or read_run_log(file)
         if isinstance(log, FinderRun):
-            what = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
-            of = (log.device or UNKNOWN_NAME, what, log.started or "", log.software, UNKNOWN_NAME)
-            run = SiteLog(place, LEGACY, *of, card=None, info={})
-            finders.append((run, log))
+            description = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
+            values = (log.device or UNKNOWN_NAME, description, log.started or "", log.software, UNKNOWN_NAME)
+            site_log = SiteLog(path, LEGACY, *values, card_hash=None, device_info={})
+            finder_logs.append((site_log, log))
         else:
-            run = _describe_log(log, place)
-            entries += collect_rates(log, place)
-        runs.append(run)
-    vendors = {run.device: run.vendor for run in runs if run.info}
-    runs = [replace(run, vendor=vendors.get(run.device, UNKNOWN_NAME)) for run in runs]
-    data = _make_site_data(entries, read_submitters(root))
-    lines = [*data.lines, *_make_legacy_ceilings(finders, vendors)]
-    order = {name: place for names in (ALL_TIERS, data.by_dtype, REGIME_NAMES) for place, name in enumerate(names)}
-    lines.sort(key=lambda line: (*(order.get(each, 99) for each in (line.tier, line.dtype, line.regime)), -line.tflops))
-    return replace(data, runs=runs, lines=lines)
+            site_log = _make_site_log(log, path)
+            rates += collect_rates(log, path)
+        site_logs.append(site_log)
+    vendors = {each.device: each.vendor for each in site_logs if each.device_info}
+    site_logs = [replace(each, vendor=vendors.get(each.device, UNKNOWN_NAME)) for each in site_logs]
+    data = _make_site_data(rates, read_submitters(root))
+    ceilings = [*data.ceilings, *_make_legacy_ceilings(finder_logs, vendors)]
+    order = {
+        name: position
+        for names in (ALL_TIERS, data.ceilings_by_dtype, REGIME_NAMES)
+        for position, name in enumerate(names)
+    }
+    ceilings.sort(
+        key=lambda each: (*(order.get(name, 99) for name in (each.tier, each.dtype, each.regime)), -each.tflops)
+    )
+    return replace(data, logs=site_logs, ceilings=ceilings)
 
 
-def _describe_log(log: RunLog, place: Path) -> SiteLog:
+def _make_site_log(log: RunLog, path: Path) -> SiteLog:
     header, plan, device = log.header, log.plan, log.header["device"]
     dtypes = dict.fromkeys(str(getattr(each, "dtype", "")) for each in plan.problems if each)
-    what = ", ".join([make_run_title(plan).partition(" ")[2].removesuffix(" of matmul"), *filter(None, dtypes)])
+    description = ", ".join([make_run_title(plan).partition(" ")[2].removesuffix(" of matmul"), *filter(None, dtypes)])
     return SiteLog(
-        *(place, log.tier, device["name"], what, header["started"], list_software_versions(header)),
+        *(path, log.tier, device["name"], description, header["started"], list_software_versions(header)),
         *(device["vendor"] or UNKNOWN_NAME, device["uuid_hash"], device),
     )
 
 
-def _make_site_data(entries: Sequence[ResultRate], submitters: Submitters) -> SiteData:
-    parts = [split_confirmed((each for each in entries if each.table == table), submitters) for table in TABLES]
-    complete = [[entry for entry in confirmed if entry.tier == COMPLETE] for confirmed, _ in parts]
-    tiers = {
+def _make_site_data(rates: Sequence[ResultRate], submitters: Submitters) -> SiteData:
+    parts = [split_confirmed((rate for rate in rates if rate.table == table), submitters) for table in TABLES]
+    complete = [[rate for rate in confirmed if rate.tier == COMPLETE] for confirmed, _ in parts]
+    matmuls_by_tier = {
         COMPLETE: complete[0],
         UNCONFIRMED_TIER: parts[0][1],
-        INTERRUPTED: [entry for entry in parts[0][0] if entry.tier == INTERRUPTED],
+        INTERRUPTED: [rate for rate in parts[0][0] if rate.tier == INTERRUPTED],
     }
     return SiteData(
-        lines=[_make_site_ceiling(tier, *leader) for tier, each in tiers.items() for leader in find_best_rates(each)],
-        attention=complete[1],
-        kernels=complete[2],
-        unconfirmed=[each for _, doubted in parts for each in doubted],
+        ceilings=[
+            _make_site_ceiling(tier, *best_and_all)
+            for tier, matmuls in matmuls_by_tier.items()
+            for best_and_all in find_best_rates(matmuls)
+        ],
+        attention_rates=complete[1],
+        kernel_rates=complete[2],
+        unconfirmed_rates=[rate for _, unconfirmed in parts for rate in unconfirmed],
     )
 
 
-def _make_site_ceiling(tier: str, best: ResultRate, alike: Sequence[ResultRate]) -> SiteCeiling:
-    """Return the ceiling of a device, dtype and regime. ``best``: the highest rate. ``alike``: all rates of this
-    device, dtype and regime, from which the highest rate of each card is selected.
+def _make_site_ceiling(tier: str, best: ResultRate, rates: Sequence[ResultRate]) -> SiteCeiling:
+    """Return the ceiling of a device, dtype and regime, with the highest rate of each card. All logs that do not
+    identify their card count as one card.
 
-    All logs that do not identify their card count as one card.
+    - ``best``: the highest rate of this device, dtype and regime.
+    - ``rates``: all rates of this device, dtype and regime.
     """
-    ordered = sorted(alike, key=lambda entry: (-entry.tflops, entry.place))
-    cards = group_pairs((str(entry.uuid_hash), entry) for entry in ordered)
+    ordered = sorted(rates, key=lambda rate: (-rate.tflops, rate.place))
+    rates_by_card = group_pairs((str(rate.uuid_hash), rate) for rate in ordered)
     return SiteCeiling(
         rate=best.rate,
         interval=best.interval,
@@ -189,32 +201,34 @@ def _make_site_ceiling(tier: str, best: ResultRate, alike: Sequence[ResultRate])
         place=best.place,
         vendor=best.header["device"]["vendor"] or UNKNOWN_NAME,
         software=list_software_versions(best.header),
-        peak=best.datasheet_peak,
-        entry=best,
-        cards=[each[0] for each in cards.values()],
+        datasheet_rate=best.datasheet_peak,
+        best_rate=best,
+        card_rates=[of_card[0] for of_card in rates_by_card.values()],
     )
 
 
 def _make_legacy_ceilings(
-    finders: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]
+    finder_logs: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]
 ) -> list[SiteCeiling]:
-    """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The name of the
-    statistic takes the place of the regime.
+    """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The field ``regime``
+    contains the name of the statistic.
     """
-    best_lines: dict[tuple[str, str, str], SiteCeiling] = {}
-    figures = ((run, log, name, best.tflops[name]) for run, log in finders for name, best in log.best.items())
-    for run, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
-        line = SiteCeiling(
+    best_ceilings: dict[tuple[str, str, str], SiteCeiling] = {}
+    figures = (
+        (site_log, log, name, best.tflops[name]) for site_log, log in finder_logs for name, best in log.best.items()
+    )
+    for site_log, log, name, tflops in sorted(figures, key=lambda each: -each[3]):
+        ceiling = SiteCeiling(
             rate=tflops,
             dtype=log.dtype or UNKNOWN_NAME,
             regime=f"mamf-finder's {name}",
-            device=run.device,
+            device=site_log.device,
             source="contributed",
             tier=LEGACY,
-            place=run.place,
-            vendor=vendors.get(run.device, UNKNOWN_NAME),
-            software=run.software,
-            peak=find_peak(run.device, log.dtype) if log.dtype in DTYPES else None,
+            place=site_log.path,
+            vendor=vendors.get(site_log.device, UNKNOWN_NAME),
+            software=site_log.software,
+            datasheet_rate=find_peak(site_log.device, log.dtype) if log.dtype in DTYPES else None,
         )
-        best_lines.setdefault((line.device, line.dtype, line.regime), line)
-    return list(best_lines.values())
+        best_ceilings.setdefault((ceiling.device, ceiling.dtype, ceiling.regime), ceiling)
+    return list(best_ceilings.values())

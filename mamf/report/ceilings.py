@@ -16,7 +16,7 @@ from mamf.ceilings.ceiling import (
     CHOOSE_PHASE,
     Ceiling,
     compute_median_rate,
-    explain_no_ceiling,
+    explain_missing_ceiling,
     group_rounds,
     has_faster_visit,
 )
@@ -186,7 +186,7 @@ def make_find_document(
 ) -> Document:
     """Return the report of a find. CSV has a row for each ceiling; JSON also has all measurements."""
     every = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
-    reason = explain_no_ceiling(rows)
+    reason = explain_missing_ceiling(rows)
     blocks: list[Block] = [
         Lines([describe_machine(header)]),
         make_ceiling_table(list(ceilings.values()), header),
@@ -218,13 +218,17 @@ def make_find_by_device_document(log: RunLog) -> Document:
     columns: list[Column[tuple[dict[str, Any], Ceiling]]] = [
         Column("device", "device", lambda row: row[0]["index"]),
         Column("uuid_hash", "", lambda row: row[0]["uuid_hash"]),
-        Column("ceiling", "ceiling", lambda row: make_ceiling_title(row[1]), left=True),
+        Column("ceiling", "ceiling", lambda row: make_ceiling_title(row[1]), is_left_aligned=True),
         Column(make_rate_key("rate", unit), unit, lambda row: row[1].rate * factor, format_four_digits),
         Column(
-            "", "interval", lambda row: row[1].interval, lambda interval: format_interval(interval, factor), left=True
+            "",
+            "interval",
+            lambda row: row[1].interval,
+            lambda interval: format_interval(interval, factor),
+            is_left_aligned=True,
         ),
-        Column("shape", "shape", lambda row: str(row[1].shape), left=True),
-        Column("kernel", "kernel", lambda row: row[1].kernel, left=True),
+        Column("shape", "shape", lambda row: str(row[1].shape), is_left_aligned=True),
+        Column("kernel", "kernel", lambda row: row[1].kernel, is_left_aligned=True),
         *make_clock_columns(lambda row: row[1].conditions, 3),
         Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole_number, 4),
     ]

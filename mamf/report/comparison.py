@@ -57,10 +57,10 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     table: Table[RowPair] = Table(
         make_pair_columns(comparison, tolerance),
         comparison.pairs,
-        shown=shown,
-        top=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
-        remarks=lambda pair: yield_pair_remarks(pair, tolerance),
-        label=lambda pair: f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip(),
+        shown_rows=shown,
+        max_shown_rows=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
+        get_remarks=lambda pair: yield_pair_remarks(pair, tolerance),
+        get_label=lambda pair: f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip(),
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
@@ -84,15 +84,15 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
     _, factor = choose_rate_unit(pairs)
     return [
         *(
-            Column("", name, partial(_read_field, name), str, importance=1, left=True)
+            Column("", name, partial(_read_field, name), str, importance=1, is_left_aligned=True)
             for name in find_varying_fields(pairs)
         ),
-        Column("", "shape", format_shapes, left=True),
+        Column("", "shape", format_shapes, is_left_aligned=True),
         Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_four_digits, importance=2),
         Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_four_digits, importance=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
-        Column("", "interval", lambda pair: pair.interval, format_ratio_interval, importance=3, left=True),
-        Column("", "verdict", lambda pair: pair.verdict(tolerance), left=True),
+        Column("", "interval", lambda pair: pair.interval, format_ratio_interval, importance=3, is_left_aligned=True),
+        Column("", "verdict", lambda pair: pair.verdict(tolerance), is_left_aligned=True),
         *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], titled=False),
     ]
 

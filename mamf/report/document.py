@@ -216,30 +216,30 @@ class Column(Generic[RowT]):
     - ``name``: the key in CSV and JSON, in snake_case with the unit (``rate_tflops``); empty if only tables for people
       have the column.
     - ``title``: the heading in tables for people; empty if only CSV and JSON have the column.
-    - ``read``: returns the value of a row with full precision, or None.
-    - ``format``: turns a value other than None into text for people.
+    - ``read_value``: returns the value of a row with full precision, or None.
+    - ``format_value``: turns a value other than None into text for people.
     - ``importance``: 0 for a column that is always shown; a narrow terminal drops the columns with the highest numbers
       first.
-    - ``left``: whether texts are aligned to the left.
+    - ``is_left_aligned``: whether texts are aligned to the left.
     - ``min_characters``: the length to which a narrow terminal may cut long texts before it drops columns; 0 to never
       cut.
     """
 
     name: str
     title: str
-    read: Callable[[RowT], object]
-    format: Callable[[Any], str] = format_any_value
+    read_value: Callable[[RowT], object]
+    format_value: Callable[[Any], str] = format_any_value
     importance: int = 0
-    left: bool = False
+    is_left_aligned: bool = False
     min_characters: int = 0
 
     def format_cell(self, row: RowT) -> str:
-        value = self.read(row)
-        return MISSING_VALUE if value is None else self.format(value)
+        value = self.read_value(row)
+        return MISSING_VALUE if value is None else self.format_value(value)
 
     def is_empty(self, rows: Iterable[RowT]) -> bool:
         """Return whether all rows have no value, or an empty text, in this column."""
-        return all(self.read(row) in (None, "") for row in rows)
+        return all(self.read_value(row) in (None, "") for row in rows)
 
 
 @dataclass(frozen=True)
@@ -249,21 +249,21 @@ class Table(Generic[RowT]):
     - ``rows``: all rows, for CSV and JSON.
     - ``title``: the heading for people.
     - ``key``: the key in JSON. Tables with the same key become one list in JSON and one table in CSV.
-    - ``shown``: the rows for people, best first; None for all rows.
-    - ``top``: the maximum number of rows for people; None for no maximum.
-    - ``remarks``: returns what a reader must know about a row besides its figures. Each remark appears once below the
-      table.
-    - ``label``: returns the name of a row for its remarks.
+    - ``shown_rows``: the rows for people, best first; None for all rows.
+    - ``max_shown_rows``: the maximum number of rows for people; None for no maximum.
+    - ``get_remarks``: returns what a reader must know about a row besides its figures. Each remark appears once below
+      the table.
+    - ``get_label``: returns the name of a row for its remarks.
     """
 
     columns: Sequence[Column[RowT]]
     rows: Sequence[RowT]
     title: str = ""
     key: str = "rows"
-    shown: Sequence[RowT] | None = None
-    top: int | None = None
-    remarks: Callable[[RowT], Iterable[str]] = lambda row: ()
-    label: Callable[[RowT], str] = str
+    shown_rows: Sequence[RowT] | None = None
+    max_shown_rows: int | None = None
+    get_remarks: Callable[[RowT], Iterable[str]] = lambda row: ()
+    get_label: Callable[[RowT], str] = str
 
     @property
     def is_hidden(self) -> bool:
@@ -274,8 +274,8 @@ class Table(Generic[RowT]):
 
     @property
     def visible_rows(self) -> Sequence[RowT]:
-        """The rows that people see: at most ``top`` of ``shown``."""
-        return (self.rows if self.shown is None else self.shown)[: self.top]
+        """The rows that people see: at most ``max_shown_rows`` of ``shown_rows``."""
+        return (self.rows if self.shown_rows is None else self.shown_rows)[: self.max_shown_rows]
 
     @property
     def visible_columns(self) -> list[Column[RowT]]:
@@ -287,13 +287,13 @@ class Table(Generic[RowT]):
     def notes(self) -> list[str]:
         """The lines below the table: how many rows are left out, and each remark once."""
         rows = self.visible_rows
-        hidden = len(self.rows if self.shown is None else self.shown) - len(rows)
+        hidden = len(self.rows if self.shown_rows is None else self.shown_rows) - len(rows)
         more = [f"{format_count(hidden, 'more row')} (--top all shows all)"] if hidden else []
-        return more + merge_remarks((text, self.label(row)) for row in rows for text in self.remarks(row))
+        return more + merge_remarks((text, self.get_label(row)) for row in rows for text in self.get_remarks(row))
 
     def make_records(self) -> list[dict[str, object]]:
         """Return a mapping from column names to values for each row, as CSV and JSON contain it."""
-        return [{column.name: column.read(row) for column in self.columns if column.name} for row in self.rows]
+        return [{column.name: column.read_value(row) for column in self.columns if column.name} for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -325,13 +325,13 @@ class Document:
 
     - ``title``: the title of the HTML page.
     - ``data``: what JSON contains besides the tables, such as the header and the summary of a log.
-    - ``main``: the key of the tables that CSV contains; if empty, the key of the first table.
+    - ``main_key``: the key of the tables that CSV contains; if empty, the key of the first table.
     """
 
     title: str
     blocks: Sequence[Block]
     data: Mapping[str, Any] = field(default_factory=dict)
-    main: str = ""
+    main_key: str = ""
 
     @property
     def visible_blocks(self) -> list[Block]:
@@ -372,7 +372,11 @@ def make_columns_from_mappings(
 
     return [
         Column(
-            convert_to_snake_case(name), name if titled else "", reader(name), importance=importance, left=name in texts
+            convert_to_snake_case(name),
+            name if titled else "",
+            reader(name),
+            importance=importance,
+            is_left_aligned=name in texts,
         )
         for name in dict.fromkeys(name for row in rows for name in read(row))
     ]
@@ -389,7 +393,7 @@ def make_interval_columns(
     ``name``: the key of an end with a placeholder for low and high, such as ``rate_{}_tflops``.
     """
     return [
-        Column("", "interval", read, format, importance=4, left=True),
+        Column("", "interval", read, format, importance=4, is_left_aligned=True),
         Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
         Column(name.format("high"), "", lambda row: (it := read(row)) and it.high),
     ]
@@ -434,4 +438,6 @@ def make_rate_column(
 
 def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
     """Return a table of texts that only people see. None becomes a dash."""
-    return Table([Column("", title, itemgetter(place), left=True) for place, title in enumerate(titles)], rows)
+    return Table(
+        [Column("", title, itemgetter(place), is_left_aligned=True) for place, title in enumerate(titles)], rows
+    )

@@ -56,7 +56,9 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
     kept = drop_columns_to_fit(columns, rows, width)
     cells = [[column.format_cell(row) for column in kept] for row in rows]
     table_text = (
-        align_table([each.title for each in kept], cells, {each.title for each in kept if each.left}) if kept else ""
+        align_table([each.title for each in kept], cells, {each.title for each in kept if each.is_left_aligned})
+        if kept
+        else ""
     )
     text = _format_lines([block.title] if block.title else [], width) + table_text + _format_lines(block.notes, width)
     return text, [column.title for column in columns if column not in kept]
@@ -76,7 +78,7 @@ def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Colum
         if each is not column
     )
     room = max(column.min_characters, width - others)
-    return replace(column, format=lambda value: shorten_middle(column.format(value), room))
+    return replace(column, format_value=lambda value: shorten_middle(column.format_value(value), room))
 
 
 def shorten_middle(text: str, room: int) -> str:
@@ -108,7 +110,7 @@ def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], wid
 def format_main_csv(document: Document, width: int | None = None) -> str:
     """Return the main table of a document as CSV."""
     tables = document.make_records_by_key()
-    return format_csv(tables.get(document.main or next(iter(tables), ""), []))
+    return format_csv(tables.get(document.main_key or next(iter(tables), ""), []))
 
 
 def format_json(document: Document, width: int | None = None) -> str:
@@ -147,7 +149,7 @@ def format_visible_rows_as_markdown(table: Table[Any]) -> str:
     """Return the visible rows of a table in GitHub markdown, without the title and notes of the table."""
     columns = table.visible_columns
     lines = [[column.format_cell(row) for column in columns] for row in table.visible_rows]
-    left = {column.title for column in columns if column.left}
+    left = {column.title for column in columns if column.is_left_aligned}
     return format_markdown_table([column.title for column in columns], lines, left) if columns else ""
 
 

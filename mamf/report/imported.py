@@ -45,12 +45,16 @@ def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
     """
     rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()
-    records = {name: {each.name: each.read(row) for each in columns} for name, row in run.best.items()}
+    records = {name: {each.name: each.read_value(row) for each in columns} for name, row in run.best.items()}
     rows = sorted(
         run.rows, key=lambda row: (row.stage == "confirm", next(iter(row.tflops.values()), 0.0)), reverse=True
     )
     table = Table(
-        columns, rows, top=top, remarks=lambda row: row.remarks, label=lambda row: str(row.shape or "unknown")
+        columns,
+        rows,
+        max_shown_rows=top,
+        get_remarks=lambda row: row.remarks,
+        get_label=lambda row: str(row.shape or "unknown"),
     )
     blocks: list[Block] = [Lines(list(_describe_finder_run(run))), table, Answer(list(_describe_finder_end(run)))]
     return Document(f"mamf-finder on {run.device}", blocks, {"tier": LEGACY_TIER, **rest, "best": records})
@@ -70,15 +74,15 @@ class ComparedRun(NamedTuple):
 
     - ``name``: a label with the log, the program and the device.
     - ``statistic``: the statistic of the figures (mamf-finder), or the regime (mamf).
-    - ``figures``: TFLOPS by shape.
-    - ``headlines``: MAMF and MSMF by these names, if the run has them.
+    - ``tflops_by_shape``: TFLOPS by shape.
+    - ``headline_by_name``: MAMF and MSMF by these names, if the run has them.
     - ``regime``: the regime of the figures; empty for mamf-finder.
     """
 
     name: str
     statistic: str
-    figures: Mapping[str, float]
-    headlines: Mapping[str, Headline]
+    tflops_by_shape: Mapping[str, float]
+    headline_by_name: Mapping[str, Headline]
     regime: str = ""
 
     @property
@@ -127,22 +131,30 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     """Return a report that compares the MAMF and MSMF of two runs if both have them, and their common shapes otherwise.
     It has no verdict. Raises UsageError if the runs have nothing in common.
     """
-    names = [name for name in a.headlines if name in b.headlines]
+    names = [name for name in a.headline_by_name if name in b.headline_by_name]
     if names:
-        figures = [{name: each.headlines[name].tflops for name in names} for each in (a, b)]
+        figures = [{name: each.headline_by_name[name].tflops for name in names} for each in (a, b)]
     else:
-        figures = [dict(a.figures), dict(b.figures)]
-        names = [shape for shape, rate in a.figures.items() if rate and b.figures.get(shape)]
+        figures = [dict(a.tflops_by_shape), dict(b.tflops_by_shape)]
+        names = [shape for shape, rate in a.tflops_by_shape.items() if rate and b.tflops_by_shape.get(shape)]
     if not names:
         raise UsageError("the two logs have no shape in common")
     is_headline = names[0] in _HEADLINE_REGIMES
     ratios = {name: figures[1][name] / figures[0][name] for name in names}
     columns: list[Column[str]] = [
-        Column("figure" if is_headline else "shape", "figure" if is_headline else "shape", str, left=True),
+        Column("figure" if is_headline else "shape", "figure" if is_headline else "shape", str, is_left_aligned=True),
         Column("a_tflops", "A", figures[0].__getitem__, format_four_digits),
-        *([Column("a_shape", "A at", lambda name: a.headlines[name].shape, left=True)] if is_headline else []),
+        *(
+            [Column("a_shape", "A at", lambda name: a.headline_by_name[name].shape, is_left_aligned=True)]
+            if is_headline
+            else []
+        ),
         Column("b_tflops", "B", figures[1].__getitem__, format_four_digits),
-        *([Column("b_shape", "B at", lambda name: b.headlines[name].shape, left=True)] if is_headline else []),
+        *(
+            [Column("b_shape", "B at", lambda name: b.headline_by_name[name].shape, is_left_aligned=True)]
+            if is_headline
+            else []
+        ),
         Column("ratio", "B/A", ratios.__getitem__, "{:.4f}".format),
     ]
     what = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
@@ -173,7 +185,7 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     """Draw the rates of each run as a line. The horizontal axis is M if all shapes have the same N and K, otherwise the
     FLOP of the shape. Raises UsageError if no run has a figure of a known shape.
     """
-    shapes = {text: MatmulShape.parse(text) for run in runs for text in run.figures}
+    shapes = {text: MatmulShape.parse(text) for run in runs for text in run.tflops_by_shape}
     if not shapes:
         raise UsageError("there is nothing to draw, because no log has a figure of a known shape")
     is_m = len({(shape.n, shape.k) for shape in shapes.values()}) == 1
@@ -181,7 +193,7 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     by_place = sorted(place, key=place.__getitem__)
     lines = []
     for run in runs:
-        if held := [(place[text], run.figures[text]) for text in by_place if text in run.figures]:
+        if held := [(place[text], run.tflops_by_shape[text]) for text in by_place if text in run.tflops_by_shape]:
             lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in held)))
     axis = Axis("M", ticks=make_even_ticks([shape.m for shape in shapes.values()]))
     if not is_m:
@@ -190,7 +202,7 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
         axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks))
     title = "mamf-finder and mamf"
     if len(runs) == 1 and not is_m:
-        marked = {name: each for name, each in runs[0].headlines.items() if each.shape in place}
+        marked = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in place}
         lines += [Line(name, (Point(place[each.shape], *[each.tflops] * 3),)) for name, each in marked.items()]
         title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in marked.items()) or "mamf-finder"
     return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_missing_verdict(runs),))
@@ -201,7 +213,7 @@ def _make_finder_columns() -> list[Column[Reported]]:
         return Column(f"{name.lower()}_tflops", name, lambda row: row.tflops.get(name), lambda value: f"{value:.1f}")
 
     return [
-        Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, left=True),
+        Column("shape", "shape", lambda row: str(row.shape) if row.shape else None, is_left_aligned=True),
         Column("stage", "stage", lambda row: row.stage, format_any_value, 2, True),
         Column("label", "label", lambda row: row.label, format_any_value, 2, True),
         *map(make_tflops_column, FINDER_STATISTICS),

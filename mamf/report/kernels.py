@@ -102,14 +102,14 @@ def make_winner_table(winners: Sequence[Winner], shares: ShareCalculator, top: i
     unit = winners[0].row.work.unit
     columns: list[Column[Winner]] = [
         Column("problem", "", lambda each: make_group_title(each.row)),
-        Column("", "problem", lambda each: name_by_id[id(each)], left=True),
-        Column("shape", "shape", lambda each: str(each.row.shape), left=True),
+        Column("", "problem", lambda each: name_by_id[id(each)], is_left_aligned=True),
+        Column("shape", "shape", lambda each: str(each.row.shape), is_left_aligned=True),
         Column(
             "kernel",
             "best kernel",
             lambda each: each.row.kernel,
             lambda name: label_kernel(name, shares.header),
-            left=True,
+            is_left_aligned=True,
         ),
         make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.row.best_rate, winners),
         Column(
@@ -133,7 +133,7 @@ def make_winner_table(winners: Sequence[Winner], shares: ShareCalculator, top: i
             True,
         ),
     ]
-    return Table(columns, winners, f"best kernel per shape: {shared}", "best_kernels", top=top)
+    return Table(columns, winners, f"best kernel per shape: {shared}", "best_kernels", max_shown_rows=top)
 
 
 def describe_winners(winners: Sequence[Winner]) -> str:
@@ -246,9 +246,9 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     if not measured:
         return
     columns: list[Column[tuple[Any, _RowsByPhase]]] = [
-        Column("kernel", "kernel", lambda each: each[0][0], left=True),
-        Column("shape", "shape", lambda each: each[0][1], left=True),
-        Column("regime", "regime", lambda each: each[0][2], importance=3, left=True),
+        Column("kernel", "kernel", lambda each: each[0][0], is_left_aligned=True),
+        Column("shape", "shape", lambda each: each[0][1], is_left_aligned=True),
+        Column("regime", "regime", lambda each: each[0][2], importance=3, is_left_aligned=True),
         *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_part_columns(*part)),
     ]
     yield Table(columns, measured, key="parts")

@@ -79,18 +79,18 @@ class Section:
 class Page:
     """A web page.
 
-    - ``lead``: lines that say what was measured on which device.
+    - ``intro_lines``: lines that say what was measured on which device.
     - ``facts``: the headline figures.
     - ``verdict``: the answer in words, if there is one.
-    - ``level``: the color of the verdict: "good", "bad", or "" for neutral.
+    - ``verdict_color``: the color of the verdict: "good", "bad", or "" for neutral.
     - ``links``: links to other pages, as (text, address).
     """
 
     title: str
-    lead: Sequence[str] = ()
+    intro_lines: Sequence[str] = ()
     facts: Sequence[Fact] = ()
     verdict: str = ""
-    level: str = ""
+    verdict_color: str = ""
     sections: Sequence[Section] = ()
     links: Sequence[tuple[str, str]] = ()
 
@@ -222,7 +222,7 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
     """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
     pictures on the page.
     """
-    figure = make_empty_figure(*panel.size)  # first, because it checks that matplotlib is installed
+    figure = make_empty_figure(*panel.size_inches)  # first, because it checks that matplotlib is installed
     from matplotlib import rc_context
 
     figure.set_facecolor("none")
@@ -250,10 +250,10 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
         marks = list(group.iter("use")) or list(group.iter("path"))
         for mark, text in zip(marks, hints.get(group.attrib.pop("id", ""), ()), strict=False):
             SubElement(mark, "title").text = text
-    is_wide = panel.size[0] > PANEL_WIDTH_INCHES
-    kept = {"viewBox": root.get("viewBox", ""), "width": f"{72 * panel.size[0]:.0f}", "fill": "currentColor"}
+    is_wide = panel.size_inches[0] > PANEL_WIDTH_INCHES
+    kept = {"viewBox": root.get("viewBox", ""), "width": f"{72 * panel.size_inches[0]:.0f}", "fill": "currentColor"}
     root.attrib.clear()
-    root.attrib.update(kept | {"role": "img", "aria-label": panel.described, "class": "wide" if is_wide else "panel"})
+    root.attrib.update(kept | {"role": "img", "aria-label": panel.description, "class": "wide" if is_wide else "panel"})
     return tostring(root, encoding="unicode")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import MEMORY, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
@@ -87,13 +87,15 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     computing and memory limit a kernel equally.
     """
 
-    best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
+    best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
-        NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
+        NamedCeiling(name, each)
+        for kind in (roofs.compute_ceilings, roofs.bandwidth_ceilings)
+        for (name, _), each in kind.items()
     ]
     columns: list[Column[NamedCeiling]] = [
-        Column("roof", "roof", lambda roof: roof.name, left=True),
-        Column("regime", "regime", lambda roof: roof.ceiling.regime, left=True),
+        Column("roof", "roof", lambda roof: roof.name, is_left_aligned=True),
+        Column("regime", "regime", lambda roof: roof.ceiling.regime, is_left_aligned=True),
         Column("", "rate", lambda roof: format_rate(roof.ceiling.rate, roof.ceiling.unit)),
         Column("rate", "", lambda roof: roof.ceiling.rate),
         Column("unit", "", lambda roof: roof.ceiling.unit),
@@ -108,37 +110,41 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, left=True),
-        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, left=True),
+        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, is_left_aligned=True),
+        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
         Lines([head]),
         Table(columns, ceilings, key="roofs"),
-        Table(POINT_COLUMNS, best_first, top=top),
+        Table(POINT_COLUMNS, best_first, max_shown_rows=top),
         Answer(list(describe_roofline_result(roofs, best_first))),
     ]
-    return Document(f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main="rows" if points else "roofs")
+    return Document(
+        f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main_key="rows" if points else "roofs"
+    )
 
 
 def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float | None:
-    bandwidth, ceiling = roofs.bandwidth.get((level, roof.ceiling.regime)), roof.ceiling
+    bandwidth, ceiling = roofs.bandwidth_ceilings.get((level, roof.ceiling.regime)), roof.ceiling
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
-    Column("row", "row", lambda point: point.name, left=True, min_characters=40),
-    Column("kernel", "kernel", lambda point: point.row.kernel, left=True),
-    Column("regime", "regime", lambda point: point.row.regime, importance=3, left=True),
-    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, left=True),
+    Column("row", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
+    Column("kernel", "kernel", lambda point: point.row.kernel, is_left_aligned=True),
+    Column("regime", "regime", lambda point: point.row.regime, importance=3, is_left_aligned=True),
+    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, is_left_aligned=True),
     Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, importance=2),
     Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
     Column("rate", "", lambda point: point.row.comparable_rate),
     Column("unit", "", lambda point: point.row.work.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
-    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.row.work.unit), importance=2),
-    Column("roof", "", lambda point: point.roof),
-    Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
-    Column("bound_by", "bound by", lambda point: point.bound, importance=1, left=True),
+    Column(
+        "", "roof", lambda point: point.roof_rate and format_rate(point.roof_rate, point.row.work.unit), importance=2
+    ),
+    Column("roof", "", lambda point: point.roof_rate),
+    Column("share_of_roof", "% of roof", lambda point: point.roof_share, format_percent),
+    Column("bound_by", "bound by", lambda point: point.bound, importance=1, is_left_aligned=True),
 ]
 
 
@@ -146,16 +152,17 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
     """Yield how many rows are near their roof and which row is nearest. Without rows, yield the FLOP per byte below
     which memory bounds each dtype. ``best_first``: the rows by share of roof, the highest first.
     """
-    known = [point for point in best_first if point.share is not None]
+    known = [point for point in best_first if point.roof_share is not None]
     if known:
-        near, most = sum((point.share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
+        near, most = sum((point.roof_share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
         yield (
             f"near the limit ({100 * NEAR_LIMIT_SHARE:.0f} % of the roof and more): "
             f"{near} of {format_count(len(known), 'row')}; "
-            f"nearest: {most.name} by {most.row.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
+            f"nearest: {most.name} by {most.row.kernel}, "
+            f"{format_percent(most.roof_share or 0.0)} % of the {most.bound} roof"
         )
-    for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
-        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY)
+    for (dtype, regime), ceiling in () if best_first else roofs.compute_ceilings.items():
+        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_four_digits(balance)} FLOP/byte, "
@@ -175,15 +182,17 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
-    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values())
+    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
     # find_rate returns None if the device has only a ceiling with another output dtype.
-    ceilings = filter(None, (find_rate(roofs.compute, *key) for key in keys))
+    ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
     # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
         name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
     found: dict[str, Any] = {"name": roofs.device}
-    memory = roofs.bandwidth.get((MEMORY, SUSTAINED)) or roofs.bandwidth.get((MEMORY, BURST))
+    memory = roofs.bandwidth_ceilings.get((MEMORY_LEVEL, SUSTAINED)) or roofs.bandwidth_ceilings.get(
+        (MEMORY_LEVEL, BURST)
+    )
     if memory is not None:
         found["mem_bw_gbps"] = _round_rate(1e3 * memory.rate)
         regimes["mem_bw_gbps"] = memory.regime
@@ -236,31 +245,33 @@ class RooflineMarker:
 
     label: str
     name: str
-    place: DataPoint
+    position: DataPoint
     series: str = ""
 
 
 @dataclass(frozen=True)
 class RooflineChart(Picture):
     lines: tuple[RoofLine, ...]
-    marks: tuple[RooflineMarker, ...]
+    markers: tuple[RooflineMarker, ...]
     x_limits: DataPoint
 
-    inches = 8.0
+    height_inches = 8.0
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
         return [
             [
                 DrawnPanel(
-                    described, functools.partial(_draw_roofline, chart=self), size=(FILE_WIDTH_INCHES, self.inches)
+                    described,
+                    functools.partial(_draw_roofline, chart=self),
+                    size_inches=(FILE_WIDTH_INCHES, self.height_inches),
                 )
             ]
         ]
 
     def make_legend(self) -> LegendEntries:
-        styles = choose_styles(mark.name for mark in self.marks)
-        names = dict.fromkeys(mark.name for mark in self.marks)
+        styles = choose_styles(mark.name for mark in self.markers)
+        names = dict.fromkeys(mark.name for mark in self.markers)
         return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
 
 
@@ -275,14 +286,18 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
                 RooflineMarker(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series)
             )
     # FLOP per byte at which each flat ceiling meets each rising ceiling.
-    ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
-    shown = [mark.place[0] for mark in marks if mark.place[0]] + ridges
+    ridges = [
+        flat.rate / rising.rate
+        for flat in roofs.compute_ceilings.values()
+        for rising in roofs.bandwidth_ceilings.values()
+    ]
+    shown = [mark.position[0] for mark in marks if mark.position[0]] + ridges
     x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
     note = (
         "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
     )
     return RooflineChart(
-        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
+        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute_ceilings)) or 'bandwidth alone'}",
         describe_machine_briefly(header),
         tuple(_yield_roof_lines(roofs, x_limits)),
         tuple(marks),
@@ -295,8 +310,8 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
     earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
     for regime in roofs.regimes:
-        compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
-        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
+        compute = {dtype: each.rate for (dtype, of), each in roofs.compute_ceilings.items() if of == regime}
+        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth_ceilings.items() if of == regime}
         for level, rate in bandwidth.items():
             is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
             earlier_rates.append(rate)
@@ -319,7 +334,9 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     style_axes(axes)
-    heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [mark.place[1] for mark in chart.marks]
+    heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [
+        mark.position[1] for mark in chart.markers
+    ]
     axes.set_xlim(*chart.x_limits)
     axes.set_ylim(min(heights) / _VERTICAL_MARGIN_FACTOR, max(heights) * _VERTICAL_MARGIN_FACTOR)
     for axis in (axes.xaxis, axes.yaxis):
@@ -330,12 +347,12 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     for line in chart.lines:
         width = _SUSTAINED_LINE_WIDTH_POINTS if line.is_sustained else _BURST_LINE_WIDTH_POINTS
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING_LINE_STYLE, "linewidth": width})
-    styles = choose_styles(mark.name for mark in chart.marks)
-    for marks in group_markers_by_series(chart.marks):
-        places = zip(*(mark.place for mark in marks), strict=True)
+    styles = choose_styles(mark.name for mark in chart.markers)
+    for marks in group_markers_by_series(chart.markers):
+        places = zip(*(mark.position for mark in marks), strict=True)
         axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
-    for mark in chart.marks:
-        x, y = mark.place
+    for mark in chart.markers:
+        x, y = mark.position
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
@@ -353,7 +370,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     other label.
     """
     to_shares = axes.transData + axes.transAxes.inverted()
-    taken = [(x, x, y) for x, y in (to_shares.transform(mark.place) for mark in chart.marks)]
+    taken = [(x, x, y) for x, y in (to_shares.transform(mark.position) for mark in chart.markers)]
 
     def write_label(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
         """Write a text at the first free place from ``place`` downward, with a line to the point ``at`` that it names
@@ -380,9 +397,9 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         write_label(
             line.label, (x, y), (x, y + (-_LABEL_OFFSET_SHARE if line.is_sustained else _LABEL_OFFSET_SHARE)), "right"
         )
-    firsts = sorted((marks[0] for marks in group_markers_by_series(chart.marks)), key=lambda each: -each.place[1])
+    firsts = sorted((marks[0] for marks in group_markers_by_series(chart.markers)), key=lambda each: -each.position[1])
     for mark in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
-        x, y = to_shares.transform(mark.place)
+        x, y = to_shares.transform(mark.position)
         write_label(mark.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
 
 
@@ -405,4 +422,4 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
 def group_markers_by_series(marks: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:
     """Group the marks that a line joins, those of the same kernel and series, each group from left to right."""
     joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
-    return [sorted(each, key=lambda mark: mark.place) for each in joined.values()]
+    return [sorted(each, key=lambda mark: mark.position) for each in joined.values()]

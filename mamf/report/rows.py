@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
+from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_card_drift
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import compute_device_speeds
@@ -59,13 +59,19 @@ def make_row_columns(
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_problem_record(row.problem), titled=False
         ),
-        Column("kernel", "kernel", lambda row: row.kernel, lambda name: label_kernel(name, shares.header), left=True),
+        Column(
+            "kernel",
+            "kernel",
+            lambda row: row.kernel,
+            lambda name: label_kernel(name, shares.header),
+            is_left_aligned=True,
+        ),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_any_value, 1, True),
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), titled=False
         ),
         *(
-            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), left=True, importance=3)]
+            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), is_left_aligned=True, importance=3)]
             if layers
             else ()
         ),
@@ -74,7 +80,7 @@ def make_row_columns(
         *rate,
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
         *(make_device_columns(rows) if any(row.device is not None for row in rows) else ()),
-        *shares.make_columns(rows),
+        *shares.make_share_columns(rows),
         Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
         *statistics,
@@ -83,7 +89,11 @@ def make_row_columns(
         ),
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
         Column(
-            "state", "state %", lambda row: compute_drift(row, shares.ceilings), lambda drift: f"{100 * drift:+.1f}", 5
+            "state",
+            "state %",
+            lambda row: compute_card_drift(row, shares.measured_ceilings),
+            lambda drift: f"{100 * drift:+.1f}",
+            5,
         ),
         Column("launches", "launches", lambda row: row.launches, importance=7),
         *make_clock_columns(lambda row: row.conditions, 3),
@@ -244,7 +254,7 @@ def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
     parts = [
         "" if row.ok else summarize_failure(row),
         f"ran {row.details['ran']}" if "ran" in row.details else "",
-        *shares.yield_remarks(row),
+        *shares.yield_share_remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
         f"timer error up to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",

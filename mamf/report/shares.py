@@ -11,17 +11,17 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import (
-    DRIFT_TOLERANCE,
-    MAX_CEILING_SHARE,
+    MAX_DRIFT_SHARE,
+    MAX_SHARE_OF_CEILING,
     Ceiling,
     Ceilings,
-    compute_known_share,
     compute_mamfu,
     compute_mamfu_error,
+    compute_share_of_known_ceiling,
     find_row_ceiling,
-    has_drifted,
+    has_card_drifted,
 )
-from mamf.ceilings.roof import MEMORY, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roof_point
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, RatesByDtypeAndRegime, find_rate
 from mamf.operations.unknown import get_operation, is_compute_roof
@@ -90,7 +90,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
     factor = choose_unit(unit, [each.rate for each in ceilings])[1]
     columns: list[Column[Ceiling]] = [
         Column("ceiling", "", make_ceiling_title),
-        Column("", "ceiling", lambda each: name_by_id[id(each)], left=True),
+        Column("", "ceiling", lambda each: name_by_id[id(each)], is_left_aligned=True),
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *make_columns_from_mappings(
@@ -101,7 +101,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
         Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
-        Column("shape", "shape", lambda each: str(each.shape), importance=1, left=True),
+        Column("shape", "shape", lambda each: str(each.shape), importance=1, is_left_aligned=True),
         *make_columns_from_mappings(
             ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), titled=False
         ),
@@ -123,7 +123,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
             5,
         ),
     ]
-    return Table(columns, ceilings, shared, "ceilings", label=make_ceiling_title)
+    return Table(columns, ceilings, shared, "ceilings", get_label=make_ceiling_title)
 
 
 def describe_clock(conditions: Conditions) -> str:
@@ -140,7 +140,7 @@ def describe_clock(conditions: Conditions) -> str:
 
 #: Text in place of a share that is so far above 1 that the ceiling must be wrong.
 WRONG_CEILING_TEXT = (
-    f"the rate is above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
+    f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
 
 
@@ -149,14 +149,14 @@ class ShareCalculator:
     """Computes shares for the rows of one log.
 
     - ``header``: the header of the log.
-    - ``ceilings``: the ceilings that were measured together with the rows.
-    - ``known``: ceilings that the user gave or others contributed.
+    - ``measured_ceilings``: the ceilings that were measured together with the rows.
+    - ``known_ceilings``: ceilings that the user gave or others contributed.
     - ``roofs``: the roofs of the device; None if the report has no roofs.
     """
 
     header: Mapping[str, Any]
-    ceilings: Ceilings = field(default_factory=dict)
-    known: RatesByDtypeAndRegime = field(default_factory=dict)
+    measured_ceilings: Ceilings = field(default_factory=dict)
+    known_ceilings: RatesByDtypeAndRegime = field(default_factory=dict)
     roofs: Roofs | None = None
 
     def compute_peak_share(self, row: Measurement) -> float | None:
@@ -166,8 +166,12 @@ class ShareCalculator:
         """Return the row's share of the ceiling of its dtype and regime, or None if there is no ceiling."""
         if not row.work.has_products:
             return None
-        share = compute_mamfu(row, self.ceilings)
-        return compute_known_share(row, self.known) if share is None and row.work.unit == "TFLOPS" else share
+        share = compute_mamfu(row, self.measured_ceilings)
+        return (
+            compute_share_of_known_ceiling(row, self.known_ceilings)
+            if share is None and row.work.unit == "TFLOPS"
+            else share
+        )
 
     def compute_row_mbu(self, row: Measurement) -> float | None:
         """Return the memory traffic of a row as a share of the read bandwidth in the row's regime, or None if the
@@ -175,11 +179,11 @@ class ShareCalculator:
         """
         if self.roofs is None or not row.ok or not get_operation(row.operation).has_memory_shares:
             return None
-        memory = self.roofs.bandwidth.get((MEMORY, row.regime))
+        memory = self.roofs.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def describe_mamfu(self, row: Measurement) -> str:
-        """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_CEILING_SHARE. If the kernel
+        """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_SHARE_OF_CEILING. If the kernel
         multiplies in another dtype than the row's, the text names the dtype of the ceiling, and the share may exceed 1.
         """
         share = self.compute_row_mamfu(row)
@@ -187,47 +191,49 @@ class ShareCalculator:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
-        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING_TEXT
+        return (
+            f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else WRONG_CEILING_TEXT
+        )
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:
-        ceiling = find_row_ceiling(row, self.ceilings) or find_row_ceiling(row, self.known)
+        ceiling = find_row_ceiling(row, self.measured_ceilings) or find_row_ceiling(row, self.known_ceilings)
         return ceiling.tflops if ceiling and row.work.has_products else None
 
-    def make_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
+    def make_share_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         def read_roof_point(row: Measurement, name: str) -> object:
             point = make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
             return getattr(point, name, None)
 
-        roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof", "share", "bound"))
+        roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof_rate", "roof_share", "bound"))
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
             Column(make_rate_key("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
             Column("share_of_roof", "% of roof", share, format_percent, 1),
-            Column("bound_by", "bound by", bound, importance=3, left=True),
+            Column("bound_by", "bound by", bound, importance=3, is_left_aligned=True),
         ]
         return [
             Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),
             Column("ceiling_tflops", "", self.find_ceiling_tflops),
             Column("mbu", "MBU", self.compute_row_mbu, format_percent, 1),
             Column("mamfu", "MAMFU", self.compute_row_mamfu, format_percent, 1),
-            Column("mamfu_accuracy", "", lambda row: compute_mamfu_error(row, self.ceilings) or None),
+            Column("mamfu_accuracy", "", lambda row: compute_mamfu_error(row, self.measured_ceilings) or None),
             *(roof_columns if self.roofs is not None else ()),
         ]
 
-    def yield_remarks(self, row: Measurement) -> Iterator[str]:
+    def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
         """Yield remarks that explain the shares of a row: ceilings of other dtypes, drift of the device, or a share
         above 1.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
-            other = find_rate(self.ceilings, dtype, row.regime)
+            other = find_rate(self.measured_ceilings, dtype, row.regime)
             if other is not None and other.interval.is_known and row.ok:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
-        if has_drifted(row, self.ceilings):
-            yield f"device speed drifted by more than {100 * DRIFT_TOLERANCE:.0f} % since the ceiling was measured"
-        own = compute_mamfu(row, self.ceilings)
+        if has_card_drifted(row, self.measured_ceilings):
+            yield f"device speed drifted by more than {100 * MAX_DRIFT_SHARE:.0f} % since the ceiling was measured"
+        own = compute_mamfu(row, self.measured_ceilings)
         # Drift of the device and the error of the timer explain a share of up to ``highest``.
-        highest = 1 + DRIFT_TOLERANCE + compute_mamfu_error(row, self.ceilings)
+        highest = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
 
@@ -239,10 +245,10 @@ class ShareCalculator:
         measured = [
             f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
             f"({each.shape}, {each.kernel})"
-            for (dtype, regime), each in self.ceilings.items()
+            for (dtype, regime), each in self.measured_ceilings.items()
             if regime in regimes
         ]
-        known = (compute_mamfu_error(row, self.ceilings) for row in rows if not row.is_reference)
+        known = (compute_mamfu_error(row, self.measured_ceilings) for row in rows if not row.is_reference)
         accuracies = sorted(filter(None, known))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
         accuracy = [
@@ -252,10 +258,10 @@ class ShareCalculator:
         measured += [
             f"MBU: share of {format_rate(each.rate, each.unit)}, the {regime} read bandwidth "
             f"({each.shape}, {each.kernel})"
-            for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
-            if level == MEMORY
+            for (level, regime), each in (self.roofs.bandwidth_ceilings.items() if has_mbu and self.roofs else ())
+            if level == MEMORY_LEVEL
         ]
-        return [*measured, *describe_known_ceilings(self.known.values()), *(accuracy if bounds else [])]
+        return [*measured, *describe_known_ceilings(self.known_ceilings.values()), *(accuracy if bounds else [])]
 
     def describe_peak_share(self, row: Measurement) -> str:
         """Return the row's share of the peak in the datasheet with the source of the peak, or an empty text if there is

@@ -43,9 +43,9 @@ from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL_DATA, ZERO_DATA = "normal", "zeros"
-#: Causes of a step between zeros and random numbers that are no loss.
-NO_COST = "real data made the kernel no slower, within the noise"
-TOO_NOISY = "measurements are too noisy to tell how much slower real data make the kernel"
+#: Causes of the step from zeros to random numbers ("real data") if the rates do not show a loss.
+NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
+NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel"
 #: Smallest share of the power limit at which reports say that a device is at its power limit.
 _MIN_POWER_LIMIT_SHARE = 0.95
 
@@ -57,19 +57,19 @@ class WaterfallStep:
     - ``tflops``: the rate at this step, None if it is unknown.
     - ``cause``: what lowered the rate, or why it is unknown.
     - ``row``: the measured row, None for a computed rate.
-    - ``before``: TFLOPS of the last known step above this one.
+    - ``previous_tflops``: TFLOPS of the last known step above this one.
     """
 
     name: str
     tflops: float | None
     cause: str
     row: Measurement | None = None
-    before: float | None = None
+    previous_tflops: float | None = None
 
     @property
-    def change(self) -> float | None:
-        """The change of the rate from the last known step above, as a share of that rate."""
-        return self.tflops / self.before - 1 if self.tflops is not None and self.before else None
+    def change_share(self) -> float | None:
+        """The change of the rate since the last known step above, as a share of the rate of that step."""
+        return self.tflops / self.previous_tflops - 1 if self.tflops is not None and self.previous_tflops else None
 
     @property
     def interval(self) -> Interval | None:
@@ -82,7 +82,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
     the same matmul, on random numbers ("normal"), zeros and other data.
     """
     normal, zeros = find_row(rows, NORMAL_DATA, BURST), find_row(rows, ZERO_DATA, BURST)
-    last = find_row(rows, NORMAL_DATA, SUSTAINED)
+    sustained = find_row(rows, NORMAL_DATA, SUSTAINED)
     dtype = rows[0].problem.dtype
     steps = [*_make_datasheet_steps(info, dtype, normal or zeros)]
     if _get_true_clock(normal):
@@ -94,8 +94,10 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
             _make_measured_step(
                 "burst, normal data", normal, _describe_cycles_used(normal) + _describe_timer_accuracy(normal)
             ),
-            _make_true_clock_step("units at the true clock, sustained", last, info, _describe_power_cost(last, info)),
-            _make_measured_step("sustained, normal data", last, _describe_cycles_used(last)),
+            _make_true_clock_step(
+                "units at the true clock, sustained", sustained, info, _describe_power_cost(sustained, info)
+            ),
+            _make_measured_step("sustained, normal data", sustained, _describe_cycles_used(sustained)),
         ]
     else:
         steps += [
@@ -103,12 +105,12 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
                 "burst, zeros", zeros, "the kernel's rate when data cost no energy" + _describe_timer_accuracy(zeros)
             ),
             _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
-            _make_measured_step("sustained, normal data", last, _describe_power_cost(last, info)),
+            _make_measured_step("sustained, normal data", sustained, _describe_power_cost(sustained, info)),
         ]
     known_rates: list[float | None] = [None]
     for step in steps:
         known_rates.append(known_rates[-1] if step.tflops is None else step.tflops)
-    return [replace(step, before=before) for step, before in zip(steps, known_rates, strict=False)]
+    return [replace(step, previous_tflops=before) for step, before in zip(steps, known_rates, strict=False)]
 
 
 def rank_burst_rows(rows: Iterable[Measurement]) -> list[Measurement]:
@@ -172,8 +174,8 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
 
 
 def _describe_timer_accuracy(row: Measurement | None) -> str:
-    """Return the accuracy of the timer as a suffix of a cause, because this step is compared with a figure of the
-    datasheet. Return an empty text if it is unknown.
+    """Return the error of the timer as the end of a cause, for a step that is compared with the datasheet. Return an
+    empty text if the error is unknown.
     """
     return f"; timer error up to {100 * row.accuracy:.1f} %" if row is not None and row.ok and row.accuracy else ""
 
@@ -185,16 +187,14 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
     if zeros.rate_interval.overlaps(normal.rate_interval):
-        return TOO_NOISY if not (zeros.interval.is_known and normal.interval.is_known) else NO_COST
+        return NOISE_CAUSE if not (zeros.interval.is_known and normal.interval.is_known) else NO_LOSS_CAUSE
     if normal.best_rate > zeros.best_rate:
         return "the kernel was faster than on zeros, so the device was not at rest: measure again"
     return "real data cost energy, which lowers the clock"
 
 
 def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
-    """Describe power, energy, clock and throttling during a sustained row, which explain why sustained is slower than
-    burst.
-    """
+    """Describe power, energy, clock and throttling of a sustained row, which explain why it is slower than burst."""
     if row is None or not row.ok:
         return ""
     seen, limit = row.conditions, info.power_limit_watts
@@ -212,14 +212,12 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
 def make_explanation_document(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
 ) -> Document:
-    """Return the report of a waterfall. CSV contains the steps. ``head`` and ``foot``: lines before and after the
-    tables.
-    """
+    """Return the report of a waterfall. CSV contains the steps. ``head``, ``foot``: lines above and below tables."""
     normal, datasheet = find_row(rows, NORMAL_DATA, BURST), steps[0].tflops
     step_columns: list[Column[WaterfallStep]] = [
-        Column("step", "step", lambda step: step.name, left=True),
+        Column("step", "step", lambda step: step.name, is_left_aligned=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_four_digits),
-        Column("change", "change", lambda step: step.change, format_change),
+        Column("change", "change", lambda step: step.change_share, format_change),
         Column(
             "share_of_datasheet",
             "% of datasheet",
@@ -232,7 +230,7 @@ def make_explanation_document(
         Column("cause", "", lambda step: step.cause),
     ]
     data_columns: list[Column[Measurement]] = [
-        Column("data", "data", lambda row: row.problem.data, left=True),
+        Column("data", "data", lambda row: row.problem.data, is_left_aligned=True),
         Column("rate_tflops", "TFLOPS", lambda row: row.best_rate, format_four_digits),
         Column(
             "change_to_normal",
@@ -244,7 +242,9 @@ def make_explanation_document(
     ]
     blocks: list[Block] = [
         Lines(head),
-        Table(step_columns, steps, key="steps", remarks=lambda step: [step.cause], label=lambda step: step.name),
+        Table(
+            step_columns, steps, key="steps", get_remarks=lambda step: [step.cause], get_label=lambda step: step.name
+        ),
         Table(data_columns, rank_burst_rows(rows), key="burst_by_data"),
         Lines(foot),
         Answer(describe_waterfall_result(steps)),
@@ -265,7 +265,9 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
         return []
     (last, rate), datasheet = known[-1], steps[0].tflops
     share = f", {format_percent(rate / datasheet)} % of the datasheet" if datasheet else ""
-    losses = {step.name: step.change for step in steps if step.change and not step.cause.endswith((NO_COST, TOO_NOISY))}
+    losses = {
+        step.name: step.change_share or 0.0 for step in steps if not step.cause.endswith((NO_LOSS_CAUSE, NOISE_CAUSE))
+    }
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {format_change(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {format_four_digits(rate)} TFLOPS{share}{loss}"]
@@ -279,12 +281,12 @@ _LOST_PART_NAME = "lost since the step before"
 def make_waterfall_chart(
     steps: Sequence[WaterfallStep], rows: Sequence[Measurement], header: Mapping[str, Any]
 ) -> StackedChart:
-    """Draw a bar for each step that has a figure, and for the same matmul on other data. Notes list the causes of all
-    steps. Raises UsageError if no step has a figure.
+    """Draw a bar for each step that has a rate, and for the burst rate on each kind of data. Notes list the causes of
+    all steps. Raises UsageError if no step has a rate.
     """
     bars = [_make_step_bar(step) for step in steps if step.tflops is not None]
     if not bars:
-        raise UsageError("there is nothing to draw, because no step was measured successfully")
+        raise UsageError("there is nothing to draw, because no step was measured successfully: measure again")
     others = [
         StackedBar(
             row.problem.data,
@@ -307,9 +309,9 @@ def make_waterfall_chart(
 
 def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops, interval = step.tflops or 0.0, step.interval
-    lost = max(0.0, (step.before or 0.0) - tflops)
+    lost = max(0.0, (step.previous_tflops or 0.0) - tflops)
     parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_PART_NAME, lost)]
-    note = "" if step.change is None else format_change(step.change)
+    note = "" if step.change_share is None else format_change(step.change_share)
     ends = (interval.low, interval.high) if interval else None
     return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)
 
@@ -318,7 +320,7 @@ def _make_step_bar(step: WaterfallStep) -> StackedBar:
 class OverlapPair:
     """A matmul and other work, each measured alone and while both run.
 
-    ``rows``: the measured rows by (the work whose time is measured, whether it runs alone).
+    ``rows``: the measured rows by (the work whose time is measured, whether this work runs alone).
     """
 
     rows: Mapping[tuple[str, bool], Measurement]
@@ -349,11 +351,11 @@ class OverlapPair:
         alone, both = (
             {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
         )
-        first = min(both.values())
-        return first + sum(alone[each] * (1 - first / both[each]) for each in both), sum(alone.values())
+        first_end = min(both.values())
+        return first_end + sum(alone[each] * (1 - first_end / both[each]) for each in both), sum(alone.values())
 
     @property
-    def buffer_size(self) -> str:
+    def buffer_size_text(self) -> str:
         """The size of the buffer that the other work reads or copies."""
         return str(BandwidthShape(self.matmul_row.shape.nbytes))
 
@@ -366,68 +368,63 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
     """Return the pairs of a matmul and other work of which all four rows have a figure: each work alone, and each while
     both run.
     """
-    found = group_pairs(
+    rows_by_pair = group_pairs(
         ((replace(row.problem, timed=MATMUL_WORK, alone=True), row.shape), row) for row in rows if row.ok
     )
-    by_row = ({(row.problem.timed, row.problem.alone): row for row in same} for same in found.values())
-    return [OverlapPair(each) for each in by_row if len(each) == 4]
+    pairs = ({(row.problem.timed, row.problem.alone): row for row in group} for group in rows_by_pair.values())
+    return [OverlapPair(pair) for pair in pairs if len(pair) == 4]
 
 
 def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Return the share of its rate in percent that each work keeps while both run, from the lowest to the highest of
-    all pairs, as text by the name of the work.
+    """Return the percentage of its rate that each work keeps while both run, as a text with the lowest and the highest
+    of all pairs, by the name of the work.
     """
-    pairs, found = find_complete_pairs(rows), {}
+    pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
         kept = [pair.compute_kept_share(timed) for pair in pairs]
-        found[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
-    return found
+        ranges[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
+    return ranges
 
 
 def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the share of its rate that each work keeps while both run, or an empty list without a complete
-    pair.
-    """
+    """Return a line with the share of its rate that each work keeps, or an empty list if no pair is complete."""
     kept = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
     return [f"while both run, {' and '.join(kept)}"] if kept else []
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Yield a line for each kind of other work: the duration of the shortest step with ``flop`` and ``nbytes`` with
-    overlap, the pair that reaches it, and the duration without overlap.
+    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``: its
+    duration with overlap, the pair whose rates give it, and its duration without overlap.
     """
-    for other, same in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
-        best = min(same, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
-        seconds, apart = (
+    for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
+        best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
+        with_overlap, without_overlap = (
             best.predict_step_seconds(flop, nbytes)[0],
-            min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same),
+            min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same_work),
         )
-        doubt, blocks = (
-            format_percent(max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))),
-            best.matmul_row.problem.blocks,
-        )
+        half_width = format_percent(max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK))))
         yield (
-            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes {format_four_digits(seconds * 1e3)} ms "
-            f"(+-{doubt} %) with overlap, at the rates of {best.matmul_row.shape}"
-            f"{f' with {blocks} blocks' if blocks else ''}, and {format_four_digits(apart * 1e3)} ms without overlap"
+            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes "
+            f"{format_four_digits(with_overlap * 1e3)} ms (+-{half_width} %) with overlap, at the rates of "
+            f"{best.matmul_row.shape}{f' with {blocks} blocks' if (blocks := best.matmul_row.problem.blocks) else ''}, "
+            f"and {format_four_digits(without_overlap * 1e3)} ms without overlap"
         )
 
 
 def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
-    def rate(timed: str, alone: bool, factor: float) -> Callable[[OverlapPair], float]:
+    def make_rate_reader(timed: str, alone: bool, factor: float) -> Callable[[OverlapPair], float]:
         return lambda pair: pair.rows[timed, alone].best_rate * factor
 
-    yield Column("product", "matmul", lambda pair: pair.work_names[0], left=True)
-    yield Column("other", "with", lambda pair: pair.work_names[1], left=True)
-    yield Column("size", "size", lambda pair: pair.buffer_size, left=True)
+    yield Column("product", "matmul", lambda pair: pair.work_names[0], is_left_aligned=True)
+    yield Column("other", "with", lambda pair: pair.work_names[1], is_left_aligned=True)
+    yield Column("size", "size", lambda pair: pair.buffer_size_text, is_left_aligned=True)
     yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
     for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
-        yield Column(
-            make_rate_key(f"{timed}_alone", unit), f"{unit} alone", rate(timed, True, factor), format_four_digits, 1
-        )
-        yield Column(
-            make_rate_key(f"{timed}_together", unit), "together", rate(timed, False, factor), format_four_digits, 2
-        )
+        for alone, name, title in ((True, "alone", f"{unit} alone"), (False, "together", "together")):
+            yield Column(
+                *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
+                *(format_four_digits, 1 if alone else 2),
+            )
         yield Column(f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_share, timed=timed), format_percent)
         yield Column(
             f"{timed}_kept_half_width",
@@ -458,7 +455,7 @@ def make_overlap_document(
                     describe_counted_work(row.work for row in rows if not row.problem.alone),
                 ]
             ),
-            Table(list(_yield_overlap_columns()), pairs, "rates alone, and while both run", "pairs", top=top),
+            Table([*_yield_overlap_columns()], pairs, "rates alone, and while both run", "pairs", max_shown_rows=top),
             Lines(describe_failures(rows)),
             Answer(
                 [
@@ -473,10 +470,12 @@ def make_overlap_document(
 
 
 def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
-    """Draw which share of its rate each work keeps while both run. Raises UsageError if no pair has all its figures."""
+    """Draw which share of its rate each work keeps while both run. Raises UsageError if no pair has all four rates."""
     pairs = find_complete_pairs(rows)
     if not pairs:
-        raise UsageError("there is nothing to draw, because no pair has figures of both matmul and the other work")
+        raise UsageError(
+            "there is nothing to draw, because no pair has rates of both matmul and other work: measure again"
+        )
     pairs.sort(key=lambda pair: (*pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks))
     return RangeChart(
         " ".join(describe_kept_ranges(rows)).capitalize(),
@@ -490,11 +489,8 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
 
 def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     blocks = f", {pair.matmul_row.problem.blocks} blocks" if pair.matmul_row.problem.blocks else ""
-    group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size}"
+    group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size_text}"
     for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
-        kept, half_width = (
-            100 * pair.compute_kept_share(timed),
-            100 * pair.compute_kept_share(timed) * pair.compute_relative_half_width(timed),
-        )
-        point = RangePoint(kept, kept - half_width, kept + half_width)
+        kept_percent, half_width = 100 * pair.compute_kept_share(timed), pair.compute_relative_half_width(timed)
+        point = RangePoint(kept_percent, kept_percent * (1 - half_width), kept_percent * (1 + half_width))
         yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

@@ -210,8 +210,14 @@ def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
 def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]:
     return [
         Column("operation", "operation", lambda rows: rows[0].operation, format_any_value, 3, True),
-        Column("kernel", "kernel", lambda rows: rows[0].kernel, lambda name: label_kernel(name, header), left=True),
-        Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, left=True),
+        Column(
+            "kernel",
+            "kernel",
+            lambda rows: rows[0].kernel,
+            lambda name: label_kernel(name, header),
+            is_left_aligned=True,
+        ),
+        Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, is_left_aligned=True),
         Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
         Column("launches", "launches", lambda rows: count_verified_totals(rows)["launches"], importance=2),
         Column("values", "values", lambda rows: count_verified_totals(rows)["values"], "{:.3g}".format, importance=1),
@@ -247,7 +253,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
 
 #: Columns of a table with a row for each regime: clock, power and throttling while mamf checked launches.
 _CONDITION_COLUMNS: list[Column[MeasuredRows]] = [
-    Column("regime", "regime", lambda rows: rows[0].regime, left=True),
+    Column("regime", "regime", lambda rows: rows[0].regime, is_left_aligned=True),
     Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
     Column(
         "clock_hz",
@@ -261,5 +267,5 @@ _CONDITION_COLUMNS: list[Column[MeasuredRows]] = [
         lambda rows: compute_known_median(it.conditions.watts for it in rows),
         "{:.0f}".format,
     ),
-    Column("throttled", "throttled in problems", _describe_throttling, left=True),
+    Column("throttled", "throttled in problems", _describe_throttling, is_left_aligned=True),
 ]

@@ -27,7 +27,7 @@ ROWS = [
     {"name": "idle", "rate": 3.0, "share": 0.1, "note": ""},
 ]
 COLUMNS = [
-    Column("kernel", "kernel", lambda row: row["name"], left=True),
+    Column("kernel", "kernel", lambda row: row["name"], is_left_aligned=True),
     Column("rate_tflops", "TFLOPS", lambda row: row["rate"], format_four_digits),
     Column("watts", "power", lambda row: None, importance=5),
     Column("rank", "a long heading", lambda row: 1, importance=2),
@@ -37,7 +37,7 @@ COLUMNS = [
 
 
 def table(**changes):
-    remarks = {"remarks": lambda row: [row["note"]], "label": lambda row: row["name"]}
+    remarks = {"get_remarks": lambda row: [row["note"]], "get_label": lambda row: row["name"]}
     return Table(COLUMNS, ROWS, **{"title": "burst", "key": "measurements", **remarks, **changes})
 
 
@@ -90,14 +90,14 @@ def test_an_empty_column_is_left_out_and_not_mentioned(form):
 
 @pytest.mark.parametrize("form", ["table", "markdown", "html"])
 def test_the_best_rows_are_shown_and_the_others_counted(form):
-    text = shown(form, table(top=1))
+    text = shown(form, table(max_shown_rows=1))
     assert "idle" not in text
     assert "2 more rows (--top all shows all)" in text
-    assert "1 more row (--top all shows all)" in shown(form, table(top=2))
+    assert "1 more row (--top all shows all)" in shown(form, table(max_shown_rows=2))
 
 
 def test_csv_and_json_have_all_rows_and_columns_with_full_precision():
-    blocks = table(top=1, shown=ROWS[:2]), Table(COLUMNS[:1], ROWS[:1], key="ceilings")
+    blocks = table(max_shown_rows=1, shown_rows=ROWS[:2]), Table(COLUMNS[:1], ROWS[:1], key="ceilings")
     content = json.loads(shown("json", *blocks, data={"header": {"schema": 5}}))
     assert content["header"] == {"schema": 5}
     assert content["ceilings"] == [{"kernel": "fast_one"}]
@@ -105,7 +105,7 @@ def test_csv_and_json_have_all_rows_and_columns_with_full_precision():
     assert content["measurements"][0]["watts"] is None
     read = list(csv.DictReader(io.StringIO(shown("csv", *blocks))))
     assert [float(row["rate_mean_tflops"]) for row in read] == [420.63, 6.0, 1.5]
-    assert shown("csv", *blocks, main="ceilings") == "kernel\nfast_one\n"
+    assert shown("csv", *blocks, main_key="ceilings") == "kernel\nfast_one\n"
 
 
 def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():

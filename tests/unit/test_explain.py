@@ -14,7 +14,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
 from mamf.report.studies import make_waterfall_chart, make_waterfall_steps
-from mamf.statistics import summarize
+from mamf.statistics import summarize_samples
 from mamf.testing import SimulatedBackend
 
 SHAPE = MatmulShape(3072, 2816, 19328)
@@ -29,7 +29,16 @@ def row(data, rate, regime="burst", clock=1980e6, watts=None, dtype="bfloat16", 
     conditions = Conditions(clock, watts)
     best_by = "mean" if regime == "sustained" else "median"
     return Measurement(
-        SHAPE, "torch.mm", problem, regime, best_by, "ok", "", summarize(samples), samples, conditions=conditions
+        SHAPE,
+        "torch.mm",
+        problem,
+        regime,
+        best_by,
+        "ok",
+        "",
+        summarize_samples(samples),
+        samples,
+        conditions=conditions,
     )
 
 
@@ -50,7 +59,7 @@ def with_clock(measured, true_clock_hz):
 def test_the_way_down_from_an_h200s_datasheet():
     steps = make_waterfall_steps(ROWS, H200)
     assert [round(step.tflops) for step in steps] == [989, 1071, 940, 862, 707]
-    assert [round(100 * step.change) for step in steps[1:]] == [8, -12, -8, -18]
+    assert [round(100 * step.change_share) for step in steps[1:]] == [8, -12, -8, -18]
     assert [step.cause for step in steps] == [
         "dense bf16 of H200 SXM, at 1830 MHz",
         "132 units x 4096 FLOP x 1980 MHz that the driver requests, more than the datasheet's clock",

@@ -12,7 +12,9 @@ from mamf.report.page import make_picture_context
 from mamf.report.roofline import RoofLine, RooflineChart, RooflineMarker
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
-LINES = Chart("t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best=LINE.points[1]),),))
+LINES = Chart(
+    "t", "s", Axis("size"), ((Panel("burst", (LINE,), ceiling=853.0, peak=989.0, best_point=LINE.points[1]),),)
+)
 RANGES = RangeChart(
     "t",
     "",

@@ -62,7 +62,7 @@ def healthy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("healthy")
     for index, physics in enumerate(HEALTHY):
         measured(folder, index, physics)
-    NodeRun(range(len(HEALTHY)), was_watched_to_end=True).write(folder)
+    NodeRun(range(len(HEALTHY)), was_watched_to_end=True).write_run_file(folder)
     return folder
 
 
@@ -84,7 +84,7 @@ def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
     measured(tmp_path, 3, physics, together=False)
     devices = read_node_folder(tmp_path)[1]
-    devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
+    devices[-1] = replace(devices[-1], missing_results=())  # it took no part in what is measured together
     verdict = judge_devices(devices)
     assert verdict.level == level, verdict
     assert {finding.label for finding in verdict.findings} == {"device 3"}
@@ -100,7 +100,7 @@ def test_all_that_a_device_measures_alone_keeps_to_the_budget(tmp_path, budget):
     (found,) = read_node_folder(tmp_path)[1]
     assert not found.failures
     assert {"copy", "to_device"} <= set(found.figures)
-    assert (found.lacks == ()) == (budget == 40.0)
+    assert (found.missing_results == ()) == (budget == 40.0)
 
 
 def spoilt(log, folder, spoil):
@@ -124,7 +124,7 @@ def test_what_a_device_has_no_memory_for_is_its_fault_though_all_else_was_measur
 ):
     for log in healthy.glob("device0-*"):
         spoilt(log, tmp_path, spoil if log.name.endswith(f"{part}.jsonl") else lambda row: False)
-    NodeRun([0, 1]).write(tmp_path)
+    NodeRun([0, 1]).write_run_file(tmp_path)
     device, _ = read_node_folder(tmp_path)[1]
     assert [failure.startswith(told) for failure in device.failures] == [True]
 
@@ -135,18 +135,18 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
     *lines, summary = second.read_text().splitlines()
     ended = json.loads(summary) | {"status": "interrupted", "reason": "by the user"}
     (tmp_path / second.name).write_text("\n".join([*lines, json.dumps(ended)]) + "\n")
-    NodeRun([0, 1]).write(tmp_path)
+    NodeRun([0, 1]).write_run_file(tmp_path)
     assert [device.failures for device in read_node_folder(tmp_path)[1]] == [(), ()]
     cut = "its process disappeared or was killed during find"
-    NodeRun([0, 1], was_watched_to_end=True).write(tmp_path)
+    NodeRun([0, 1], was_watched_to_end=True).write_run_file(tmp_path)
     assert [device.failures for device in read_node_folder(tmp_path)[1]] == [(cut,), ()]
-    NodeRun([0, 1], failures={0: "its process ended early (phase: find): killed by signal 11"}).write(tmp_path)
+    NodeRun([0, 1], failures={0: "its process ended early (phase: find): killed by signal 11"}).write_run_file(tmp_path)
     assert [len(device.failures) for device in read_node_folder(tmp_path)[1]] == [1, 0]
 
 
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
     told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
-    NodeRun([0, 1], not_together_reason=told, failures={0: told}).write(tmp_path)
+    NodeRun([0, 1], not_together_reason=told, failures={0: told}).write_run_file(tmp_path)
     text = (tmp_path / "run.json").read_text()
     assert not [name for name in ("10.0.0.7", "alice", "3b:00") if name in text]
 
@@ -192,7 +192,7 @@ def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, caps
     for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS):
         make_log_path(slow, 1, part).unlink()
     measured(slow, 1, FAULTY["a third of the speed"][0], together=False)
-    NodeRun(range(3), was_watched_to_end=True, not_together_reason="device 9 failed before").write(slow)
+    NodeRun(range(3), was_watched_to_end=True, not_together_reason="device 9 failed before").write_run_file(slow)
     reason, devices = read_node_folders([healthy, slow])
     assert (reason, len(devices)) == ("device 9 failed before", 6)
     assert main(["node", "--from", str(healthy), str(slow)]) == 2
@@ -219,7 +219,7 @@ def test_a_log_that_was_killed_before_it_began_is_none(healthy, tmp_path, data):
     log = make_log_path(tmp_path, 1, "find")
     log.write_bytes(data)
     device = read_node_folder(tmp_path)[1][1]
-    assert (device.failures, device.lacks) == ((), ("there is no log of find",))
+    assert (device.failures, device.missing_results) == ((), ("there is no log of find",))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")

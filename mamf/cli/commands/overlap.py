@@ -122,7 +122,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if place is not None:
         # A launcher may show each process only its own device, which then has the index 0 in every process.
-        options.backend, options.device = backend_name, place.index % max(device_count, 1)
+        options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
     if place is not None and place.rank:
         return (
             0

@@ -62,14 +62,14 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
         backend = open_backend(options.backend or "auto", options.device or 0)
         rates = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
     columns: Sequence[Column[Rate]] = (
-        Column("source", "source", attrgetter("source"), left=True),
-        Column("tier", "tier", attrgetter("tier"), left=True),
-        Column("regime", "regime", attrgetter("regime"), left=True),
+        Column("source", "source", attrgetter("source"), is_left_aligned=True),
+        Column("tier", "tier", attrgetter("tier"), is_left_aligned=True),
+        Column("regime", "regime", attrgetter("regime"), is_left_aligned=True),
         Column("tflops", "TFLOPS", attrgetter("tflops"), format_four_digits),
         Column("", "interval", attrgetter("interval"), format_interval),
-        Column("reference", "from", attrgetter("reference"), left=True, importance=1),
+        Column("reference", "from", attrgetter("reference"), is_left_aligned=True, importance=1),
     )
-    table = Table(columns, rates, key="known", shown=rates if len(rates) > 1 else [])
+    table = Table(columns, rates, key="known", shown_rows=rates if len(rates) > 1 else [])
     best_rate = rates[0]
     reference_lines = [] if best_rate.reference in best_rate.description else [f"from: {best_rate.reference}"]
     return Document(

@@ -200,8 +200,8 @@ def write_site(options: argparse.Namespace) -> int:
     with disable_garbage_collection():
         site = build_site(_require_results_folder(options.results), options.output, options.logs)
     print_line(
-        f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(site.runs), 'log')} "
-        f"of {format_count(len({run.device for run in site.runs}), 'device')})"
+        f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(site.logs), 'log')} "
+        f"of {format_count(len({run.device for run in site.logs}), 'device')})"
     )
     return 0
 

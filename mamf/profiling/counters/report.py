@@ -117,11 +117,11 @@ def _make_counter_table(
         lines,
         title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
-        shown=[
+        shown_rows=[
             line for line in lines if line.is_launch or len(counts_by_key[make_counts_key(line.row)].device_kernels) > 1
         ],
-        remarks=lambda line: [line.bound_or_missing_reason] if line.is_launch else [],
-        label=attrgetter("row.kernel"),
+        get_remarks=lambda line: [line.bound_or_missing_reason] if line.is_launch else [],
+        get_label=attrgetter("row.kernel"),
     )
 
 
@@ -161,7 +161,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             "",
             "kernel",
             lambda line: line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.counters.name)}",
-            left=True,
+            is_left_aligned=True,
             min_characters=28,
         ),
         Column("cycles", "cycles", lambda line: line.cycles, "{:,.0f}".format),
@@ -199,10 +199,10 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             lambda line: ", ".join(line.counters.occupancy_limiters) or None,
             str,
             6,
-            left=True,
+            is_left_aligned=True,
         ),
         *(Column(name, "", _make_metric_reader(name)) for name in further_metrics),
-        Column("", "ran", _describe_device_kernels, importance=9, left=True),
+        Column("", "ran", _describe_device_kernels, importance=9, is_left_aligned=True),
     ]
 
 

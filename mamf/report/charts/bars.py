@@ -77,12 +77,12 @@ class StackedChart(Picture):
     faint_part_names: tuple[str, ...] = ()
 
     @property
-    def names(self) -> list[str]:
+    def part_names(self) -> list[str]:
         """The distinct names of the parts of all bars, in order of appearance."""
         return list(dict.fromkeys(name for panel in self.panels for bar in panel.bars for name, _ in bar.parts))
 
     @property
-    def inches(self) -> float:
+    def height_inches(self) -> float:
         return _ROW_HEIGHT_INCHES * len(self.make_panel_rows())
 
     def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
@@ -105,10 +105,10 @@ class StackedChart(Picture):
 
     def get_part_color_and_opacity(self, name: str) -> tuple[str, float]:
         """Return the color and opacity of the parts with a name."""
-        return choose_styles(self.names)[name].color, _FAINT_OPACITY if name in self.faint_part_names else 1.0
+        return choose_styles(self.part_names)[name].color, _FAINT_OPACITY if name in self.faint_part_names else 1.0
 
     def make_legend(self) -> LegendEntries:
-        looks = ((name, *self.get_part_color_and_opacity(name)) for name in self.names)
+        looks = ((name, *self.get_part_color_and_opacity(name)) for name in self.part_names)
         return [
             (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": color, "alpha": alpha})
             for name, color, alpha in looks
@@ -161,13 +161,13 @@ _MAX_NAME_CHARACTERS = 34
 class RangePoint:
     """A figure with its interval from ``low`` to ``high``.
 
-    ``text``: what the hint of the point adds to the figure, such as card and date.
+    ``tooltip``: what the hint of the point adds to the figure, such as card and date.
     """
 
     value: float
     low: float
     high: float
-    text: str = ""
+    tooltip: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,13 +203,15 @@ class RangeChart(Picture):
     has_bars: bool = False
 
     @property
-    def inches(self) -> float:
+    def height_inches(self) -> float:
         lines = len(self.rows) + len({row.group for row in self.rows if row.group})
         return _RANGE_ROW_INCHES * lines + _SPACE_BELOW_ROWS_INCHES
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
-        size = (PANEL_WIDTH_INCHES, self.inches)
-        return [[DrawnPanel(f"{self.title}, {self.unit}", functools.partial(_draw_ranges, chart=self), size=size)]]
+        size = (PANEL_WIDTH_INCHES, self.height_inches)
+        return [
+            [DrawnPanel(f"{self.title}, {self.unit}", functools.partial(_draw_ranges, chart=self), size_inches=size)]
+        ]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(row.style_key for row in self.rows)
@@ -256,6 +258,6 @@ def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style:
             axes.annotate(f"{point.value:.1f}", (point.high, y), (5, 0), textcoords="offset points", va="center")
     marker_style: dict[str, Any] = style | {"marker": "none"} if chart.has_bars else style
     (drawn,) = axes.plot(values, ys, **marker_style, linestyle="none", markersize=7, markeredgecolor="white")
-    TOOLTIPS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.text}" for point in row.points]
+    TOOLTIPS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.tooltip}" for point in row.points]
     if row.peak is not None:
         axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK_LINE_STYLE)

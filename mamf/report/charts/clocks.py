@@ -29,11 +29,11 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The left, lower, right and upper edge of a box, in points.
+#: The left, lower, right and upper edge of a box, in units of 1/72 inch.
 _Box = tuple[float, float, float, float]
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
-#: Places of a label relative to its point, the preferred place first: points to the right and up, and whether the text
-#: ends there instead of beginning there.
+#: Places of a label relative to its marker, the preferred place first: the distance to the right and up in 1/72 inch,
+#: and whether the text ends there instead of beginning there.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
 #: Approximate shares of the picture's width and height that the axes take, and size of a letter in font sizes.
 _AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH, _LETTER_HEIGHT = 0.94, 0.72, 0.6, 1.0
@@ -60,19 +60,19 @@ class ClockChart(Picture):
     every cycle, which places the lines of equal TFLOPS.
     """
 
-    marks: tuple[ClockPoint, ...]
+    points: tuple[ClockPoint, ...]
     tflops_per_mhz: float
 
-    inches = 6.5
+    height_inches = 6.5
 
     def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
-        kernels = ", ".join(dict.fromkeys(mark.kernel for mark in self.marks))
+        kernels = ", ".join(dict.fromkeys(point.kernel for point in self.points))
         return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw_clock_chart, chart=self))]]
 
     def make_legend(self) -> LegendEntries:
         return [
             (name, {**vars(style), "linestyle": "none"})
-            for name, style in choose_styles(mark.kernel for mark in self.marks).items()
+            for name, style in choose_styles(point.kernel for point in self.points).items()
         ]
 
 
@@ -89,14 +89,14 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     fields = [get_operation(row.operation).make_problem_record(row.problem) for row in rows]
     varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
-    marks = tuple(
+    points = tuple(
         _make_clock_point(row, [str(each[name]) for name in varying]) for row, each in zip(rows, fields, strict=True)
     )
-    first = marks[0]
+    first = points[0]
     return ClockChart(
         f"Cycles used and clock, {dtypes.pop()}",
         describe_machine_briefly(log.header),
-        marks,
+        points,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
         notes=("Gray lines: equal TFLOPS. The clock depends on the power that the kernel draws, and on the card.",),
     )
@@ -121,7 +121,7 @@ def _make_clock_point(row: Measurement, words: Sequence[str]) -> ClockPoint:
 
 def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
     style_axes(axes)
-    clocks, cycles = [mark.clock_mhz for mark in chart.marks], [mark.cycles_percent for mark in chart.marks]
+    clocks, cycles = [point.clock_mhz for point in chart.points], [point.cycles_percent for point in chart.points]
     left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + _MARGIN_MHZ
     low, high = max(0.0, min(cycles) - _MARGIN_CYCLES_PERCENT), min(105.0, max(cycles) + _MARGIN_CYCLES_PERCENT)
     axes.set_xlim(left, right)
@@ -135,25 +135,25 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
             axes.annotate(
                 f"{tflops} TFLOPS", (left, ends[0]), (6, 4), textcoords="offset points", fontsize=SMALL_FONT_POINTS
             )
-    styles = choose_styles(mark.kernel for mark in chart.marks)
+    styles = choose_styles(point.kernel for point in chart.points)
     points_per_mhz = 72 * FILE_WIDTH_INCHES * _AXES_WIDTH_SHARE / (right - left)
-    points_per_percent = 72 * chart.inches * _AXES_HEIGHT_SHARE / (high - low)
+    points_per_percent = 72 * chart.height_inches * _AXES_HEIGHT_SHARE / (high - low)
     places = _choose_label_places(
-        [(mark.clock_mhz * points_per_mhz, mark.cycles_percent * points_per_percent) for mark in chart.marks],
-        [len(mark.label) * _LETTER_WIDTH * SMALL_FONT_POINTS for mark in chart.marks],
+        [(point.clock_mhz * points_per_mhz, point.cycles_percent * points_per_percent) for point in chart.points],
+        [len(point.label) * _LETTER_WIDTH * SMALL_FONT_POINTS for point in chart.points],
     )
-    for mark, (x, y, ends_there) in zip(chart.marks, places, strict=True):
+    for point, (x, y, ends_there) in zip(chart.points, places, strict=True):
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
             "linestyle": "none",
             "zorder": 4,
         }
-        (drawn,) = axes.plot(mark.clock_mhz, mark.cycles_percent, **vars(styles[mark.kernel]), **marker_style)
-        TOOLTIPS[drawn] = [f"{mark.kernel}, {mark.label}: {mark.tflops:.4g} TFLOPS"]
+        (drawn,) = axes.plot(point.clock_mhz, point.cycles_percent, **vars(styles[point.kernel]), **marker_style)
+        TOOLTIPS[drawn] = [f"{point.kernel}, {point.label}: {point.tflops:.4g} TFLOPS"]
         axes.annotate(
-            mark.label,
-            (mark.clock_mhz, mark.cycles_percent),
+            point.label,
+            (point.clock_mhz, point.cycles_percent),
             (x, y),
             textcoords="offset points",
             fontsize=SMALL_FONT_POINTS,
@@ -162,16 +162,16 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
 
 
 def _choose_label_places(
-    marks: Sequence[tuple[float, float]], widths: Sequence[float]
+    centers: Sequence[tuple[float, float]], label_widths: Sequence[float]
 ) -> Iterator[tuple[float, float, bool]]:
-    """Choose for the label of each mark the first of ``_LABEL_PLACES`` where it covers as little as possible of the
-    marks and of the labels before it.
+    """Choose for the label of each marker the first of ``_LABEL_PLACES`` where it covers as little as possible of the
+    markers and of the labels before it.
 
-    ``marks``: the positions of the marks in points. ``widths``: the widths of their labels in points.
+    ``centers``: the positions of the markers, in units of 1/72 inch. ``label_widths``: in the same unit.
     """
     half = _MARKER_SIZE_POINTS / 2
-    occupied = [(x - half, y - half, x + half, y + half) for x, y in marks]
-    for (x, y), width in zip(marks, widths, strict=True):
+    occupied = [(x - half, y - half, x + half, y + half) for x, y in centers]
+    for (x, y), width in zip(centers, label_widths, strict=True):
         boxes: dict[tuple[int, int, bool], _Box] = {}
         for right, up, ends in _LABEL_PLACES:
             begin, low = x + right - (width if ends else 0), y + up
@@ -182,6 +182,6 @@ def _choose_label_places(
 
 
 def _compute_overlap(one: _Box, other: _Box) -> float:
-    """Return the area that two boxes share, in square points."""
+    """Return the area that two boxes share, in (1/72 inch)**2."""
     width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
     return max(0.0, width) * max(0.0, height)

@@ -70,7 +70,7 @@ class Panel:
     - ``unit``: the unit of all rates in the panel.
     - ``ceiling``: the measured ceiling, drawn as a horizontal line; None for no line.
     - ``peak``: the dense peak of the datasheet, drawn as a dashed line; None for no line.
-    - ``best``: the point of a line that gets a star; None for no star.
+    - ``best_point``: the point of a line that gets a star; None for no star.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Panel:
     ceiling: float | None = None
     unit: str = "TFLOPS"
     peak: float | None = None
-    best: Point | None = None
+    best_point: Point | None = None
 
     @property
     def points(self) -> list[Point]:
@@ -133,7 +133,7 @@ class Chart(Picture):
         return choose_styles([*self.palette, *self.names])
 
     @property
-    def inches(self) -> float:
+    def height_inches(self) -> float:
         return {1: 6.0, 2: 6.9}.get(len(self.grid), 2.9 * len(self.grid))
 
     def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
@@ -269,8 +269,8 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
         _draw_line(axes, line, panel, chart, styles[line.name])
     _scale_x_axis(axes, chart)
     _scale_y_axis(axes, panel, chart)
-    if panel.best is not None:
-        _draw_best_point_star(axes, panel, panel.best)
+    if panel.best_point is not None:
+        _draw_best_point_star(axes, panel, panel.best_point)
     _draw_reference_lines(axes, panel)
     _add_share_axis(axes, panel)
 

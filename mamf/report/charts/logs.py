@@ -111,7 +111,7 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
         bests.append(points[0])
     best_point = max(bests, key=lambda each: each.y)
-    panel = Panel("", tuple(lines), peak=find_peak_rate(first.problem, header), best=best_point)
+    panel = Panel("", tuple(lines), peak=find_peak_rate(first.problem, header), best_point=best_point)
     return Chart(
         f"matmul {shape} by {first.kernel}, {first.problem.dtype}",
         describe_machine_briefly(header),

@@ -52,20 +52,20 @@ PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
 class DrawnPanel:
     """A panel that is ready to be drawn.
 
-    - ``described``: a description for screen readers.
+    - ``description``: a description for screen readers.
     - ``draw``: draws the panel on axes.
-    - ``scale``: identifies the vertical scale. Neighboring panels with equal scales show its labels only once; a panel
-      with None keeps its labels.
-    - ``size``: width and height on a web page, in inches.
-    - ``share``: the width in an image file, relative to other panels of its row.
+    - ``scale_key``: identifies the vertical scale. Neighboring panels with equal keys show the labels of the scale only
+      once. A panel whose key is None keeps its labels.
+    - ``size_inches``: width and height on a web page, in inches.
+    - ``width_share``: the width in an image file, relative to the other panels of the row.
     - ``has_own_labels``: whether the labels below the panel differ from those of the panel under it.
     """
 
-    described: str
+    description: str
     draw: Callable[[Axes], None]
-    scale: object = None
-    size: tuple[float, float] = (PANEL_WIDTH_INCHES, 3.8)
-    share: float = 1.0
+    scale_key: object = None
+    size_inches: tuple[float, float] = (PANEL_WIDTH_INCHES, 3.8)
+    width_share: float = 1.0
     has_own_labels: bool = False
 
 
@@ -77,7 +77,7 @@ class Picture(ABC):
 
     @property
     @abstractmethod
-    def inches(self) -> float:
+    def height_inches(self) -> float:
         """The height of all panels together in an image file."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ def draw_figure(picture: Picture) -> Figure:
 
     with rc_context(PLAIN_TEXT_SETTINGS):
         rows = picture.make_panel_rows()
-        shares = [panel.share if panel else 1.0 for panel in rows[0]]
+        shares = [panel.width_share if panel else 1.0 for panel in rows[0]]
         grid = figure.subplots(len(rows), len(shares), squeeze=False, width_ratios=shares)
         for line, column in itertools.product(range(len(rows)), range(len(shares))):
             axes, panel = grid[line][column], rows[line][column]
@@ -114,11 +114,11 @@ def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]
     of the panel.
     """
     panel, before, after = rows[line][column], rows[line][:column], rows[line][column + 1 :]
-    scale = panel and panel.scale
-    if scale is not None and before and before[-1] and before[-1].scale == scale:
+    scale = panel and panel.scale_key
+    if scale is not None and before and before[-1] and before[-1].scale_key == scale:
         axes.set_ylabel("")
         axes.tick_params(labelleft=False)
-    if scale is not None and any(each and each.scale == scale for each in after):
+    if scale is not None and any(each and each.scale_key == scale for each in after):
         for shares in list(axes.child_axes):
             shares.remove()
     if panel and not panel.has_own_labels and any(row[column] for row in rows[line + 1 :]):
@@ -178,7 +178,7 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
     above = 2 * _GAP_INCHES + sum(_measure_height(text) + _GAP_INCHES for text in texts)
     foot = _GAP_INCHES + (_measure_height(note) + _GAP_INCHES if notes else 0)
     below = foot + (_measure_height(legend) + _GAP_INCHES if legend else 0)
-    height = above + picture.inches + below
+    height = above + picture.height_inches + below
     figure.set_size_inches(FILE_WIDTH_INCHES, height)
     top = height - _GAP_INCHES
     for text in texts:

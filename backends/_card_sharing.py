@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from mamf.backend import LEADER_PID_VARIABLE, Advice
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
 
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
 _VGPU_MODE = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
@@ -70,13 +70,13 @@ def count_other_processes(sensors: Any) -> int | None:
     pids, pids_of_run = {process.pid for process in processes}, _find_pids_of_run()
     if os.getpid() in pids:
         return len(pids - pids_of_run)
-    return max(0, len(pids) - (2 if LEADER_PID_VARIABLE in os.environ else 1))
+    return max(0, len(pids) - (2 if STARTING_PROCESS_PID_VARIABLE in os.environ else 1))
 
 
 def _find_pids_of_run() -> set[int]:
     """Return the pids of this process and of all other processes of the same mamf run."""
     pids = {os.getpid()}
-    if leader := os.environ.get(LEADER_PID_VARIABLE):
+    if leader := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
         with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
             pids.add(int(leader))
             pids |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}

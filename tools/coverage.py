@@ -30,11 +30,11 @@ import numpy as np
 from rates import logs_below
 
 from mamf.calibration import AFTER_REST, look_up_repeatability
-from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_combined_rate_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
-from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize
+from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize_samples
 
 _MIN_ROWS, _MIN_ROUNDS = 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
@@ -93,7 +93,7 @@ def as_today(row: Measurement, log: RunLog) -> Measurement:
     """A row with today's figure and calibration."""
     known = look_up_repeatability(log.header["device"]["backend"], _state(row)[0], row.problem)
     by = "mean" if row.regime == SUSTAINED else "median"
-    return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
+    return replace(row, best_by=by, summary=summarize_samples(row.samples, by), repeatability=known)
 
 
 def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Measurement]) -> Figure:
@@ -101,7 +101,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     known = first.repeatability
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
-    scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds])
+    scatter = compute_combined_rate_error([replace(row, repeatability=exact) for row in rounds])
     celsius = compute_known_median(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
     return Figure(

@@ -87,8 +87,8 @@ class TorchDistributed(CollectiveKernel):
 def make_group_with_block_count(blocks: int, device_type: str) -> Any:
     """Make a process group of all ranks that uses ``blocks`` thread blocks per rank to communicate.
 
-    If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function with the same
-    number. Raises UnsupportedError if the library has no setting for the number of communication blocks.
+    If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function, with the
+    same number of blocks. Raises UnsupportedError if the library has no setting for the number of blocks.
     """
     if not blocks:
         return None

@@ -63,7 +63,7 @@ class Channel:
             fields = json.loads(self.input_pipe.readline())
             return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise ChannelError("the process that checks results ended too early") from None
+            raise ChannelError("the other process of the check ended too early or sent an invalid message") from None
 
 
 def serve_launches(
@@ -133,7 +133,7 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     pool = cpu.make_operand_pool(problem.data, problem.seed)
     prepared = _find_checking_kernel(operation, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
-        prepared.change_operands()  # Change them at random, so that no kernel can know the result in advance.
+        prepared.change_operands()  # Use random operands, so that no kernel can know the result in advance.
     buffers = problem.list_buffers(shape)
     flat = take_pool_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]

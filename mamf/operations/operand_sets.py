@@ -74,8 +74,9 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     def make_operand_set(
         self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """Make one operand set from one-dimensional tensors, which are the memory of each of the problem's buffers, by
-        name. They may be larger than needed; ``view_as`` views their beginning in the shape of an operand.
+        """Make one operand set. ``flat``: the memory of each of the problem's buffers, by name, as a flat tensor.
+
+        A tensor may be larger than the operand; ``view_as`` views its beginning in the shape of the operand.
         """
 
     def configure_for_shape(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
@@ -132,9 +133,8 @@ def combine_operand_sets(
 ) -> Prepared:
     """Combine operand sets into a ``Prepared``, which is what the engine measures.
 
-    ``find_changed_operands``: returns the names of operands that launches have modified. Call it only after all sets
-    have been restored.
-    ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
+    ``find_changed_operands``: returns the names of operands that launches have modified, after all sets have been
+    restored. ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
     """
 
     def poison_outputs(returned: Sequence[object]) -> None:
@@ -251,7 +251,7 @@ def use_one_torch_thread() -> Iterator[None]:
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
     """Return in one line why a launch's result differs from ``expected`` in type, shape or device. Return an empty text
-    if they are equal, or if the result is not a tensor.
+    if all three are equal, or if the result is not a tensor.
 
     Accept only plain strided tensors, because a tensor of a subclass, or one that is negated when it is read, may defer
     work until after the timed launch.
@@ -459,7 +459,7 @@ _INTEGER_DTYPE_BY_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: tor
 def remember_outputs(
     get_outputs: Callable[[object], Sequence[torch.Tensor]], result: object
 ) -> Callable[[object], Callable[[], WrongCells]]:
-    """Copy a launch's outputs, and return a function that compares later outputs with the copy .
+    """Copy a launch's outputs, and return a function that compares later outputs with the copy.
 
     ``get_outputs``: returns the output tensors of a launch, given its result. The comparison covers all bits. It runs
     on the outputs' device, and queuing it does not wait for the device.

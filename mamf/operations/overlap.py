@@ -111,7 +111,10 @@ class OverlapProblem(CheckedProblem):
         return self.other in COLLECTIVES
 
     def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """Return the work whose rate a row reports: its problem and its shape, such as a MatmulShape."""
+        """Return the problem and the shape of the work whose rate a row reports.
+
+        Their classes are those of the work's own operation, such as MatmulProblem and MatmulShape.
+        """
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
             shared_fields |= {"dtype": self.dtype, "out_dtype": DTYPES[self.dtype].default_output_dtype}

@@ -262,9 +262,7 @@ def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
 
 
 class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
-    """A kernel that computes one or several matmuls of operands in scaled formats. Derived classes define the
-    launch.
-    """
+    """A kernel that computes one or several matmuls of operands in scaled formats. Derived classes launch it."""
 
     dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
@@ -338,8 +336,7 @@ def quantize_operand(
 ) -> QuantizedOperand:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
 
-    ``flat``: the memory of all buffers, by name. The elements are written to the memory of
-    ``a_quantized`` or ``b_quantized``.
+    ``flat``: the memory of all buffers, by name. The result uses the memory of ``a_quantized`` or ``b_quantized``.
     """
     float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.element_counts[operand] // (scaled_format.values_per_byte if scaled_format else 1)

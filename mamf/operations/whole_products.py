@@ -174,7 +174,8 @@ def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
 def round_exact_to_int8(output: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Round exact values to int8, and return the expected outputs.
 
-    A value halfway between two integers may be rounded up or down: expect what ``output`` contains there.
+    A kernel may round a value halfway between two integers up or down. So if ``output`` has one of the two integers,
+    this integer is the expected output.
     """
     clamped = exact.clamp(-128, 127)
     return torch.where((output - clamped).abs() <= _MAX_ROUNDING_DISTANCE, output, clamped.round())
@@ -231,9 +232,9 @@ def _compute_residual_statistics(
 ) -> torch.Tensor:
     """Compute five numbers about r = C x - scale * A (B x), and return them as a tensor on the device.
 
-    They are ||r||^2 / VECTORS_PER_TEST, ||C||^2, the largest ratio of |r| in a row to the norm of that row of C,
-    <r, A (B x)> and <A (B x), A (B x)>. If int8 operands are summed in int32, the first is the number of wrong entries
-    of C x.
+    The numbers are ||r||^2 / VECTORS_PER_TEST, ||C||^2, the largest ratio of |r| in a row to the norm of that row of C,
+    <r, A (B x)> and <A (B x), A (B x)>. If int8 operands are summed in int32, the first number is the number of wrong
+    entries of C x.
     """
     c = part.c
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
@@ -245,8 +246,8 @@ def _compute_residual_statistics(
     if sum_dtype == torch.int32:
         wrong_count = (computed != expected).sum().float()
         return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
-    # torch converts values while it reads them, except for 8-bit floats. So convert only those in advance: converting
-    # all of C in advance would move five times the bytes.
+    # torch converts values while it reads them, except for 8-bit floats. So convert only 8-bit floats in advance:
+    # converting every C in advance would move five times the bytes.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
     row_squares = torch.cat(norms_by_chunk, dim=1).square()

@@ -1,8 +1,8 @@
 """Sort the events of a profiler's trace into classes of work, such as matmul or attention, for ``mamf profile``.
 
-An event is a kernel, a copy or an operation of torch. The operation that launched a kernel decides its class; if no
-rule knows the operation, the kernel's name decides. The rules are in classes.csv. The pattern of a rule must match a
-whole name or whole words of a name, never a part of a word.
+An event is a kernel, a copy or an operation of torch. The operation that launched a kernel decides the kernel's class;
+if no rule matches the operation, the kernel's name decides. The rules are in classes.csv. The pattern of a rule must
+match a whole name or whole words of a name, never a part of a word.
 
 The time of a class in a training step is the length of the union of its events' intervals. Each instant counts for one
 class only, so the shares of all classes and of idle time add up to 1; sums of durations would count concurrent work
@@ -22,11 +22,11 @@ from mamf.profiling.traces import DEVICE_EVENT_KINDS, Event, Intervals, merge_in
 
 UNCLASSIFIED = "unclassified"
 COMMUNICATION = "communication"
-COPIES, OPTIMIZER = "memory copies", "optimizer"
-#: Prefix of the names of the ranges that mamf puts around the forward passes of modules.
+MEMORY_COPIES, OPTIMIZER = "memory copies", "optimizer"
+#: Prefix of the names of the annotations that mamf adds to a trace around the forward pass of each module.
 MODULE_PREFIX = "mamf: module "
-#: Maximum depth of nested kernel names. A wrapper is a kernel that only launches another kernel, which is its template
-#: argument, and may be a wrapper too.
+#: Maximum number of nested wrappers in a kernel's name. A wrapper is a kernel that only launches the kernel that is its
+#: template argument, which may be a wrapper too.
 _MAX_WRAPPER_DEPTH = 4
 #: All classes of work, in the order in which reports list them. While events of several classes run at the same time,
 #: the time counts for the class that comes first here.
@@ -39,7 +39,7 @@ WORK_CLASSES = (
     "reduction and softmax",
     "embedding",
     OPTIMIZER,
-    COPIES,
+    MEMORY_COPIES,
     "other",
     UNCLASSIFIED,
     COMMUNICATION,
@@ -72,25 +72,25 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 def classify_event(event: Event) -> str:
     """Return the class of an event, one of WORK_CLASSES, from its callers, its kind and its name."""
     callers = [each for each in event.yield_callers() if each.kind in ("operation", "annotation")]
-    # autograd runs the backward pass of an operation outside of the function that called the operation in the forward
-    # pass, such as attention. So the callers in the forward pass count too.
-    forward = [
+    # The backward pass of an operation does not run within the function that called the operation in the forward pass,
+    # such as attention. So look at the callers of the forward operation too.
+    forward_callers = [
         each for caller in callers if caller.forward_operation for each in caller.forward_operation.yield_callers()
     ]
-    # An annotation around a collective lasts until the collective ends, while the thread runs other operations. So an
-    # event within its interval may be unrelated to the collective.
-    enclosing = {
+    # An annotation around a collective lasts until the collective ends, but the thread may run other operations in the
+    # meantime. So an event within the annotation may be unrelated to the collective.
+    enclosing_classes = {
         _find_class_by_rules("caller", each.name)
-        for each in (*callers, *forward)
+        for each in (*callers, *forward_callers)
         if each.kind == "operation" or each is callers[0] or _find_class_by_rules("caller", each.name) != COMMUNICATION
     }
-    if forward or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        # In Lightning, the optimizer's step() calls the forward and backward pass, which are not the optimizer's work.
-        enclosing.discard(OPTIMIZER)
+    if forward_callers or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
+        # In Lightning, the optimizer's step() calls the forward and backward passes, which are not its own work.
+        enclosing_classes.discard(OPTIMIZER)
     return (
-        next((name for _, name in read_class_rules()["caller"] if name in enclosing), None)
+        next((name for _, name in read_class_rules()["caller"] if name in enclosing_classes), None)
         or next(filter(None, (_classify_operation(each.name) for each in callers if each.kind == "operation")), None)
-        or (COPIES if event.kind == "copy" else None)
+        or (MEMORY_COPIES if event.kind == "copy" else None)
         or (classify_kernel_name(event.name) if event.kind in DEVICE_EVENT_KINDS else None)
         or _find_class_by_rules("framework", event.name)
         or UNCLASSIFIED
@@ -99,29 +99,29 @@ def classify_event(event: Event) -> str:
 
 @functools.cache
 def classify_kernel_name(kernel: str, max_depth: int = _MAX_WRAPPER_DEPTH) -> str | None:
-    """Return the class of a kernel by its name alone, or None if no rule matches the name.
+    """Return the class of a kernel from only its name, or None if no rule matches the name.
 
-    A wrapper is a kernel that only launches the kernel that is its template argument. ``max_depth``: the maximum number
-    of nested wrappers whose inner kernel decides the class.
+    The class of a wrapper, which only launches the kernel that is its template argument, is that of the inner kernel.
+    ``max_depth``: the maximum number of nested wrappers to look through.
     """
     function, template_arguments = split_kernel_name(kernel)
     if max_depth and (wrapper_class := _find_class_by_rules("wrapper", function)) is not None:
-        known = (classify_kernel_name(each, max_depth - 1) for each in template_arguments)
-        return next(filter(None, known), None) or wrapper_class or None
-    # The rules for words match names such as _soft_max_forward_ for softMaxForward.
+        inner_classes = (classify_kernel_name(each, max_depth - 1) for each in template_arguments)
+        return next(filter(None, inner_classes), None) or wrapper_class or None
+    # Split camelCase into words for the rules of kind ``word``: softMaxForward becomes _soft_max_forward_.
     names = (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(function.split("::")))
-    by_words = (_find_class_by_rules("word", name) for name in names)
-    return _find_class_by_rules("kernel", function) or next(filter(None, by_words), None)
+    classes_by_word = (_find_class_by_rules("word", name) for name in names)
+    return _find_class_by_rules("kernel", function) or next(filter(None, classes_by_word), None)
 
 
 @functools.cache
 def _classify_operation(name: str) -> str | None:
     """Return the class of an operation of torch or of another library, or None if no rule matches its name.
 
-    For an operation of another library without an ``operation`` rule, the rules for names of kernels decide.
+    If no ``operation`` rule matches an operation of another library, the rules for kernel names decide.
     """
-    is_of_library = "::" in name and not _find_class_by_rules("framework", name)
-    return _find_class_by_rules("operation", name) or (classify_kernel_name(name) if is_of_library else None)
+    is_from_library = "::" in name and not _find_class_by_rules("framework", name)
+    return _find_class_by_rules("operation", name) or (classify_kernel_name(name) if is_from_library else None)
 
 
 @functools.cache
@@ -137,17 +137,18 @@ def compute_class_seconds(
 ) -> dict[str, tuple[float, float]]:
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
-    While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. The seconds
-    that count for a class are its visible ones; the other seconds in which its events ran are its hidden ones.
-    ``intervals_by_class``: the intervals of the events of each class, as (begin, end) in seconds.
+    While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. The visible
+    seconds of a class are those that count for it. Its hidden seconds are the others in which its events ran.
+
+    ``intervals_by_class``: the intervals of the events of each class, as (start, end) in seconds.
     """
     seconds_by_class: dict[str, tuple[float, float]] = {}
-    covered: Intervals = []
+    covered_intervals: Intervals = []
     for name in WORK_CLASSES:
         if intervals := merge_intervals(intervals_by_class.get(name, ())):
-            covered_before = covered
-            covered = merge_intervals([*covered, *intervals])
-            visible = sum_interval_seconds(covered) - sum_interval_seconds(covered_before)
+            covered_before = covered_intervals
+            covered_intervals = merge_intervals([*covered_intervals, *intervals])
+            visible = sum_interval_seconds(covered_intervals) - sum_interval_seconds(covered_before)
             seconds_by_class[name] = visible, max(0.0, sum_interval_seconds(intervals) - visible)
     return seconds_by_class
 
@@ -156,35 +157,34 @@ def compute_class_seconds(
 
 
 _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
-#: Suffix that split_kernel_name removes: ROCm reports the name of a kernel's descriptor, which is the kernel's name
-#: followed by this suffix.
+#: Suffix that ROCm appends to the name of a kernel, because it reports the name of the kernel's descriptor.
 _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
-#: Pattern of one token of a mangled C++ name. Literals, types and substitutions are separate tokens, so that their
-#: digits are not taken for the length of an identifier.
+#: Pattern of one token of a mangled C++ name. An identifier starts with its length in digits. Literals, types and
+#: substitutions have digits too, so the pattern matches each of them as a whole token.
 _MANGLED_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
-#: Pattern of the boundary between two words of a name: a change of case in camelCase, or characters other than letters
-#: and digits.
+#: Pattern of the boundary between two words of a name: a change of case in camelCase, or characters that are neither
+#: letters nor digits.
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
 @functools.cache
 def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Split a mangled or demangled kernel name into function and template arguments, even if the name was cut off.
+    """Return the function and the template arguments in a mangled or demangled kernel name, even if it was cut off.
 
-    The function has its namespaces, as in ``at::native::vectorized_kernel``, but no return type, template arguments and
+    The function has its namespaces, as in ``at::native::vectorized_kernel``, but no return type, template arguments or
     parameters. The running time is linear in the length of the name.
     """
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED_PREFIX.match(name):
         qualified_function, *template_arguments = _list_mangled_identifiers(name[mangled.end() :]) or [name]
         return qualified_function, tuple(template_arguments)
-    qualified_function, inner = _split_demangled_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
-    return qualified_function, tuple(each.strip() for each in inner if each.strip())
+    qualified_function, raw_arguments = _split_demangled_name(name.removesuffix(_DESCRIPTOR_SUFFIX))
+    return qualified_function, tuple(each.strip() for each in raw_arguments if each.strip())
 
 
 def _split_demangled_name(name: str) -> tuple[str, list[str]]:
-    """Return the function in a demangled C++ name, and the arguments of the last template in the name."""
+    """Return the function in a demangled C++ name, and the template arguments that come last in the name."""
     brackets: list[str] = []
     qualified_function: list[str] = []
     template_arguments: list[str] = []
@@ -197,7 +197,7 @@ def _split_demangled_name(name: str) -> tuple[str, list[str]]:
                 template_arguments, start = [], position + 1
             brackets.append(character)
         elif character in _OPENING_BRACKETS:
-            # Ignore a > that does not close a <. Within parentheses it is a comparison or part of an arrow.
+            # Ignore a > that does not close a <. Within parentheses, > is a comparison or a part of an arrow.
             if brackets and brackets[-1] == _OPENING_BRACKETS[character]:
                 brackets.pop()
                 if not brackets:
@@ -219,15 +219,15 @@ def _list_mangled_identifiers(mangled: str) -> list[str]:
     Adjacent identifiers, which are the namespaces and the function of one name, are joined with ``::``.
     """
     identifiers: list[str] = []
-    position, last = 0, -1
+    position, last_identifier_end = 0, -1
     while token := _MANGLED_TOKEN.match(mangled, position):
         position = token.end()
         if length := token["length"]:
             start, position = position, position + int(length)
             identifier = mangled[start:position].replace("_GLOBAL__N_1", "anonymous")
-            if token.start() == last:
+            if token.start() == last_identifier_end:
                 identifiers[-1] += f"::{identifier}"
             else:
                 identifiers.append(identifier)
-            last = position
+            last_identifier_end = position
     return identifiers

@@ -1,8 +1,8 @@
 """Count the FLOP of an operation in a trace from the shapes of its arguments, for ``mamf profile``.
 
-A multiply-add counts as 2 FLOP. Causal attention counts only the scores that the mask leaves, and the backward pass of
-attention counts as 2.5 forward passes, as in mamf.operations.attention. Operations without a formula count no FLOP,
-and reports say so. The functions in this file have no side effects.
+A multiply-add counts as 2 FLOP. Causal attention counts only the scores that the mask does not hide, and the backward
+pass of attention counts as 2.5 forward passes, as in mamf.operations.attention. FLOP of operations without a formula
+are not counted, and reports say so. The functions in this file have no side effects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, Attention
 from mamf.profiling.traces import Event
 
 _ArgumentShapes = Sequence[Sequence[int]]
-#: mamf's name of a dtype, by the name that torch.profiler records in a trace.
+#: mamf's names of dtypes, by the names that torch.profiler records in a trace.
 DTYPE_BY_TORCH_NAME = {
     "float": "float32",
     "double": "float64",
@@ -46,16 +46,16 @@ def find_multiplied_dtype(event: Event) -> str:
 
     If mamf has no name for the dtype, return torch's name; ``unknown`` if the trace does not say the dtype.
     """
-    operand = _FIRST_OPERAND_INDEX.get(event.name, 0)
-    recorded = event.argument_dtypes[operand] if len(event.argument_dtypes) > operand else ""
-    return DTYPE_BY_TORCH_NAME.get(recorded, recorded or "unknown")
+    operand_index = _FIRST_OPERAND_INDEX.get(event.name, 0)
+    torch_name = event.argument_dtypes[operand_index] if len(event.argument_dtypes) > operand_index else ""
+    return DTYPE_BY_TORCH_NAME.get(torch_name, torch_name or "unknown")
 
 
 def count_matmul_flop(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the FLOP of a matmul of ``a`` with shape (..., M, K) and ``b`` with shape (..., K, N).
 
-    If only one operand has a group dimension, the matmul is grouped: each group multiplies some of the rows, of the
-    columns or of K of the other operand, so the group dimension does not multiply the FLOP.
+    If only one operand has three dimensions, the matmul is grouped: its groups split the M, N or K of the other operand
+    among themselves. The FLOP of all groups together are then those of a single matmul.
     """
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
@@ -73,13 +73,15 @@ def _count_convolution_flop(shapes: _ArgumentShapes, argument_values: Sequence[s
     padding and groups.
     """
     size, weight = shapes[0], shapes[1]
-    # A transposed convolution multiplies each element of the input with all weights of the element's group.
+    # A transposed convolution multiplies each element of the input by all weights of the element's group.
     if argument_values[6] == "True":
         return 2 * math.prod(size) * math.prod(weight[1:])
     strides, padding, dilation = (_parse_numbers(argument_values[number], len(weight) - 2) for number in (3, 4, 5))
     output = [
-        (length + 2 * pad - spread * (kernel - 1) - 1) // stride + 1
-        for length, kernel, stride, pad, spread in zip(size[2:], weight[2:], strides, padding, dilation, strict=True)
+        (length + 2 * pad - dilation_step * (kernel - 1) - 1) // stride + 1
+        for length, kernel, stride, pad, dilation_step in zip(
+            size[2:], weight[2:], strides, padding, dilation, strict=True
+        )
     ]
     return 2 * size[0] * math.prod(output) * math.prod(weight)
 
@@ -90,8 +92,8 @@ def _parse_numbers(text: str, count: int) -> list[int]:
 
 
 def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-    """Count the FLOP of ``aten::convolution_backward``. The gradients of input and weight each take the FLOP of the
-    forward pass.
+    """Return the FLOP of ``aten::convolution_backward``: those of the forward pass for the gradient of the input, and
+    again for the gradient of the weight.
 
     The first arguments are the gradient of the output (N, O, ...), the input and the weight. The last argument says
     which gradients the operation computes: of input, weight and bias. The gradient of the bias counts no FLOP.
@@ -102,26 +104,29 @@ def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: S
 
 
 def _make_attention_formula(
-    causal_index: int, query_index: int = 0, forward_passes: float = 1.0
+    causal_index: int, query_index: int = 0, forward_pass_ratio: float = 1.0
 ) -> Callable[[_ArgumentShapes, Sequence[str]], int]:
     """Return the FLOP formula of an attention operation. Q, K and V have the shape (batch, heads, length, dimension).
 
     - ``causal_index``: the index of the argument that says whether the mask is causal.
     - ``query_index``: the index of Q among the arguments. K and V follow it.
-    - ``forward_passes``: FLOP of the operation as a multiple of the FLOP of a forward pass.
+    - ``forward_pass_ratio``: FLOP of the operation divided by the FLOP of a forward pass.
 
-    torch aligns a causal mask to the top left of the scores, so the mask leaves no key beyond the last query.
+    torch aligns a causal mask to the top left of the scores, so queries attend to no key at a position after the last
+    query. These keys count no FLOP.
     """
 
-    def count_flop_of_attention(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
+    def count_attention_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
         (batch, heads, length, size), (_, kv_heads, length_k, _), (*_, size_v) = shapes[query_index : query_index + 3]
         is_causal = argument_values[causal_index] == "True"
         if is_causal and length > length_k:
-            raise ValueError("a causal mask needs at least as many keys as queries")
+            raise ValueError("causal attention has more queries than keys, for which there is no formula")
         keys = length if is_causal else length_k
-        return int(forward_passes * AttentionShape(batch, heads, kv_heads, length, keys, size, size_v, is_causal).flop)
+        return int(
+            forward_pass_ratio * AttentionShape(batch, heads, kv_heads, length, keys, size, size_v, is_causal).flop
+        )
 
-    return count_flop_of_attention
+    return count_attention_flop
 
 
 _ATTENTION_BACKWARD_RATIO = BACKWARD_FLOP_FACTORS["hardware"]

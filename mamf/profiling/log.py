@@ -1,10 +1,11 @@
 """Write and read the logs of ``mamf profile``, and make its reports.
 
-A log of tier ``profile`` has a record for each class, module, kernel and part of memory, and a summary. With ``--ranks
-all`` a folder has one log per rank. A profile has no samples, so rankings, comparisons and result tables ignore it.
+The log of a profile has ``profile`` as its tier, a record for each class, module, kernel and part of memory, and a
+summary. With ``--ranks all``, a folder has one log per rank. Rankings, comparisons and result tables ignore profiles,
+because profiles have no samples.
 
 There are two reports: the report of one profile (classes, modules, top kernels, memory), and the report of all ranks,
-which says for which rank the other ranks wait.
+which says which rank the other ranks wait for.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from mamf.report.shares import describe_known_ceilings
 
 PROFILE_TIER = "profile"
 RANK_LOG_PATTERN = "rank-*.jsonl"
-#: For each kind of record in a profile's log: the field of Profile that has its rows, and the class of a row.
+#: For each kind of record in a profile's log: the field of Profile with these records, and their Python type.
 _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
@@ -53,16 +54,16 @@ _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "dtype": ("dtypes", DtypeRow),
 }
 _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
-#: The fields that the header of every profile's log has, with their types.
+#: Types of the fields that the header of every profile's log has, by field name.
 _HEADER_TYPES: Mapping[str, type] = {"tool": dict, "command": str, "started": str, "script": str, "environment": dict}
-#: The script's name and the profile, by rank.
+#: Pairs of the script's name and the profile, by rank.
 ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write a profile's log in one operation, so that no partial log is ever left, and return its path.
+    """Write a profile's log in one operation, so that no partial log is ever left, and return the log's path.
 
-    If ``path`` exists, the log gets a name with a number. Raises UsageError if the file cannot be created.
+    If ``path`` exists, append a number to the file's name. Raises UsageError if the file cannot be created.
     """
     header = {
         "schema": SCHEMA,
@@ -84,17 +85,17 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
-    """Read a profile's log and return the script's name and the profile; return None if the log is not of a profile.
+    """Return the script's name and the profile in a profile's log; return None if the log is of another tier.
 
-    Raises RunLogError if the log of a profile is damaged or of an unknown version.
+    Raises RunLogError if the log of a profile is damaged or has an unknown version.
     """
     lines, header = list(read_lines(path)), dict[str, Any]()
     with suppress(ValueError):
         header = parse_record(lines[0])
     if header.get("tier") != PROFILE_TIER:
         return None
-    if why := explain_unreadable(path, header.get("schema")):
-        raise RunLogError(why)
+    if reason := explain_unreadable(path, header.get("schema")):
+        raise RunLogError(reason)
     number, rows = 1, defaultdict[str, list[Any]](list)
     try:
         for name, kind in _HEADER_TYPES.items():
@@ -121,7 +122,7 @@ def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str,
 
 
 def get_rank() -> int:
-    """Return the rank of this process from the variable RANK, which torchrun sets; 0 without torchrun."""
+    """Return the rank of this process from the environment variable RANK, which torchrun sets; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -139,33 +140,34 @@ def find_rank_logs(folder: Path) -> dict[int, Path]:
 
 
 def read_rank_logs(folder: Path) -> ProfilesByRank:
-    """Read the complete logs of ranks in a folder, and ignore damaged ones. Raises UsageError if none is complete."""
-    ranks: dict[int, tuple[str, Profile]] = {}
+    """Read the logs of all ranks in a folder. Ignore damaged logs. Raises UsageError if there is no other log."""
+    profiles_by_rank: dict[int, tuple[str, Profile]] = {}
     for rank, path in sorted(find_rank_logs(folder).items()):
         with suppress(RunLogError):
-            if profiled := read_profile_or_none(path):
-                ranks[rank] = profiled
-    if not ranks:
+            if script_and_profile := read_profile_or_none(path):
+                profiles_by_rank[rank] = script_and_profile
+    if not profiles_by_rank:
         raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOG_PATTERN})")
-    return ranks
+    return profiles_by_rank
 
 
-# Maximum width of the name of a kernel or module in a printed table, and its minimum width in a narrow terminal, in
-# characters. Names of template instances may have a thousand characters.
+# Maximum number of characters to print of a kernel's or module's name, and the minimum in a narrow terminal. Names of
+# C++ template instances may have a thousand characters.
 _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
-# A time in seconds that is at most this long is a rounding error and counts as 0.
+# Times of at most this many seconds are rounding errors and count as 0.
 _ROUNDING_SECONDS = 1e-12
-# If more than this share of a class's time has no FLOP formula, the report says which share has one.
+# If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
+# time the FLOP cover.
 _MIN_REPORTED_SHARE = 0.01
-#: A rank is a straggler if the fastest rank's step is shorter than its own by at least this share. Both are counted
-#: without exposed communication. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three profiled steps.
+#: A rank is a straggler if the fastest rank's step is shorter by at least this share of the rank's step. The time in
+#: which only communication runs does not count. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three steps.
 _STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
 
 def make_profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
-    """Make the report of a profile. In the csv format it contains only the table of classes.
+    """Make the report of a profile. In csv, the report is only the table of classes.
 
     ``top``: the maximum number of modules and of kernels to show; None shows all.
     """
@@ -194,22 +196,22 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
 
 
 def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
-    where = describe_device(profile)
+    device_name = describe_device(profile)
     if profile.steps is None:
         yield (
-            f"{script} on {where}: {format_milliseconds(profile.seconds)} ms in total; "
+            f"{script} on {device_name}: {format_milliseconds(profile.seconds)} ms in total; "
             "the trace does not mark its steps"
         )
         return
     yield (
-        f"{script} on {where}: {format_count(profile.steps, 'step')} of {format_milliseconds(profile.step_seconds)} ms "
-        "with the profiler"
+        f"{script} on {device_name}: {format_count(profile.steps, 'step')} of "
+        f"{format_milliseconds(profile.step_seconds)} ms with the profiler"
     )
     if profile.unprofiled_step_seconds is not None:
-        slower = profile.step_seconds / profile.unprofiled_step_seconds - 1
+        slowdown = profile.step_seconds / profile.unprofiled_step_seconds - 1
         yield (
             f"{format_milliseconds(profile.unprofiled_step_seconds)} ms without the profiler, in the steps right "
-            f"before: the profiler makes a step {abs(slower):.0%} {'longer' if slower >= 0 else 'shorter'}"
+            f"before: the profiler makes a step {abs(slowdown):.0%} {'longer' if slowdown >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
         share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
@@ -312,7 +314,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     yield f"{per}time in which several classes run counts for only one of them{hidden}"
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
-    yield _explain_idle(profile)
+    yield _explain_shares(profile)
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:
             yield (
@@ -340,19 +342,19 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     yield from profile.notes
 
 
-def _explain_idle(profile: Profile) -> str:
-    """Return one line that says which duration the shares are shares of, and how certain the idle time is."""
-    took, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
-    if took is None:
+def _explain_shares(profile: Profile) -> str:
+    """Return one line that says which duration is 100 % for the shares, and how certain the idle time is."""
+    unprofiled_seconds, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
+    if unprofiled_seconds is None:
         return "mamf timed no step without the profiler: idle time is an upper bound, all other shares are lower bounds"
     work = f"the device was busy for {format_milliseconds(busy)} ms of a step in the trace"
-    if busy > took + _ROUNDING_SECONDS:
+    if busy > unprofiled_seconds + _ROUNDING_SECONDS:
         return (
-            f"{work}, longer than a step without the profiler ({format_milliseconds(took)} ms), because the profiler "
-            "slows kernels: shares are relative to the busy time, and idle time is unknown"
+            f"{work}, longer than a step without the profiler ({format_milliseconds(unprofiled_seconds)} ms), because "
+            "the profiler slows kernels: shares are relative to the busy time, and idle time is unknown"
         )
     return (
-        f"shares are relative to the step time without the profiler ({format_milliseconds(took)} ms); "
+        f"shares are relative to the step time without the profiler ({format_milliseconds(unprofiled_seconds)} ms); "
         f"idle is this time minus the busy time in the trace ({format_milliseconds(busy)} ms)"
     )
 
@@ -363,13 +365,13 @@ def _explain_idle(profile: Profile) -> str:
 def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Document:
     """Make the report that compares all ranks.
 
-    ``expected_count``: the number of ranks of the job, so that the report names ranks without a profile; 0 if unknown.
+    ``expected_count``: the number of ranks of the job, by which the report finds ranks without a profile; 0 if unknown.
     """
     script = next(script for script, _ in ranks.values())
     missing = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    unexposed = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
+    unexposed_seconds_by_rank = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
         Lines([f"{script} on {format_count(len(ranks), 'rank')}: {names}"]),
         Lines(
@@ -379,7 +381,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
             ]
         ),
         Table(
-            _make_rank_columns(min(unexposed.values())),
+            _make_rank_columns(min(unexposed_seconds_by_rank.values())),
             [(rank, profile) for rank, (_, profile) in ranks.items()],
             key="ranks",
         ),
@@ -390,12 +392,13 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
                 "to see the profile of one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
-        Answer([_describe_stragglers(unexposed)]),
+        Answer([_describe_stragglers(unexposed_seconds_by_rank)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
 
 
-# Seconds of a step without exposed communication, which includes the time in which a rank waits for other ranks.
+# Return the seconds of a step without exposed communication, which is the time in which only communication runs. This
+# time includes waiting for other ranks.
 def _get_unexposed_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
@@ -403,19 +406,26 @@ def _get_unexposed_step_seconds(profile: Profile) -> float:
 def _get_exposed_communication_seconds(profile: Profile) -> float:
     """Return the seconds of communication per step in which no other work runs.
 
-    The profiler slows hosts, so ranks wait longer for one another than without it. If a device is busy in the trace for
-    longer than the steps take without the profiler, this excess is subtracted.
+    The profiler slows hosts, so ranks wait for one another longer than without the profiler. If a device is busy in the
+    trace for longer than the steps take without the profiler, subtract the excess.
     """
-    added = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
-    return max(0.0, profile.get_visible_seconds(COMMUNICATION) - added) / (profile.steps or 1)
+    profiler_excess_seconds = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
+    return max(0.0, profile.get_visible_seconds(COMMUNICATION) - profiler_excess_seconds) / (profile.steps or 1)
 
 
-def _describe_stragglers(unexposed: Mapping[int, float]) -> str:
-    slow, fastest = max(unexposed, key=lambda rank: unexposed[rank]), min(unexposed.values())
-    late = [str(rank) for rank, seconds in unexposed.items() if seconds - fastest >= _STRAGGLER_SHARE * seconds]
-    lag = format_milliseconds(unexposed[slow] - fastest)
-    verdict = f"stragglers: rank {', '.join(late)}" if late else "no straggler"
-    return f"{verdict}; rank {slow} takes {lag} ms more per step for its own work than the fastest rank"
+def _describe_stragglers(unexposed_seconds_by_rank: Mapping[int, float]) -> str:
+    slowest_rank, fastest_seconds = (
+        max(unexposed_seconds_by_rank, key=lambda rank: unexposed_seconds_by_rank[rank]),
+        min(unexposed_seconds_by_rank.values()),
+    )
+    straggler_names = [
+        str(rank)
+        for rank, seconds in unexposed_seconds_by_rank.items()
+        if seconds - fastest_seconds >= _STRAGGLER_SHARE * seconds
+    ]
+    lag = format_milliseconds(unexposed_seconds_by_rank[slowest_rank] - fastest_seconds)
+    verdict = f"stragglers: rank {', '.join(straggler_names)}" if straggler_names else "no straggler"
+    return f"{verdict}; rank {slowest_rank} takes {lag} ms more per step for its own work than the fastest rank"
 
 
 def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:

@@ -1,7 +1,7 @@
 """Compute a profile of training steps from a trace: seconds and FLOP of each class of work, module and kernel.
 
-Shares and idle time refer to the duration of a step without the profiler, if the run timed one. Idle time is that
-duration minus the busy time in the trace, so gaps that the profiler adds between kernels do not count as idle. The
+If the run timed steps without the profiler, shares and idle time refer to the duration of these steps. Idle time is
+this duration minus the busy time in the trace, so gaps that the profiler adds between kernels do not count as idle. The
 functions in this file have no side effects.
 """
 
@@ -27,30 +27,32 @@ from mamf.profiling.traces import (
 )
 
 OUTSIDE_MODULES = "outside of any module"
-#: Name of the memory row with the peak of allocated memory. The other memory rows are parts of this peak.
+#: Name of the row with the peak of allocated memory. All other rows of memory are parts of this peak.
 PEAK_MEMORY = "peak"
-#: Largest share of FLOP in dtypes without a known ceiling with which MAMFU is still computed, without these FLOP. An
-#: example is float32 rotary tables next to bfloat16 matmuls.
+#: If at most this share of the FLOP is in dtypes without a known ceiling, MAMFU is computed from the other FLOP. For
+#: example, rotary tables are in float32 while all matmuls are in bfloat16.
 _MAX_SHARE_WITHOUT_CEILING = 0.01
-#: Parts of a module's path that fold_module_name replaces: the number of a layer, and the attribute in which a wrapper
-#: of torch keeps the module that it wraps.
+#: Pattern of the parts of a module's path that fold_module_name replaces: the number of a layer, and the attribute in
+#: which a wrapper of torch stores the wrapped module.
 _FOLDED_NAME_PARTS = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
-#: A function that returns the matmul ceiling of a dtype (given by mamf's name), or None if the ceiling is unknown.
-FindCeiling = Callable[[str], Rate | None]
+#: A function that returns the matmul ceiling of a dtype from mamf's name of the dtype; None if the ceiling is unknown.
+CeilingLookup = Callable[[str], Rate | None]
 
 
 @dataclass(frozen=True)
 class ClassRow:
     """The time and FLOP of a class of work, or of modules whose names differ only in numbers, over all profiled steps.
 
-    The row of a module includes its backward pass and the modules within it.
+    The row of a module includes its backward pass and its inner modules.
 
-    - ``visible``, ``hidden``: the seconds that count for this class, and those that count for a concurrent class.
+    - ``visible``: the seconds that count for this class.
+    - ``hidden``: the seconds in which events of this class ran, but which count for another class that ran too.
     - ``calls``: for a class, the number of its calls; for idle time, the number of gaps in the trace; for a module, the
       number of events in it.
-    - ``flop``: FLOP by dtype. ``multiplying``: the seconds in which these FLOP were computed.
+    - ``flop``: FLOP by dtype.
+    - ``multiplying``: the seconds in which operations with counted FLOP ran.
     - ``mamfu``: the FLOP rate as a share of the matmul ceilings of the dtypes; None if more than 1 % of the FLOP is in
       dtypes without a known ceiling.
     """
@@ -87,9 +89,9 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """The size of the peak memory of the profiled steps, or of a part of it, such as gradients.
+    """The peak memory of the profiled steps, or a part of the peak, such as gradients.
 
-    ``nbytes``: its size in bytes; None if the device does not report a peak.
+    ``nbytes``: the size in bytes; None if the device does not report its peak memory.
     """
 
     name: str
@@ -100,7 +102,7 @@ class MemoryRow:
 class DtypeRow:
     """The number of tensors with one dtype in a part of the script.
 
-    ``name``: the part, such as parameters, outputs of a type of layer, or the loss.
+    ``name``: the part of the script, such as parameters, outputs of a type of layer, or the loss.
     """
 
     name: str
@@ -112,11 +114,11 @@ class DtypeRow:
 class Profile:
     """A profile of several training steps.
 
-    - ``seconds``: the duration of all profiled steps together, while the profiler ran.
+    - ``seconds``: the total duration of the profiled steps, with the profiler.
     - ``steps``: the number of profiled steps; None if the trace does not mark steps.
     - ``unprofiled_step_seconds``: the duration of one step without the profiler; None if no such step was timed.
     - ``device``: the device's name; empty if unknown.
-    - ``is_of_device``: whether a device ran kernels. If not, all times are those of operations on the CPU.
+    - ``is_of_device``: whether a device ran kernels. If no device did, all times are those of operations on the CPU.
     - ``classes``: one row per class of work, in the order of WORK_CLASSES, and a last row for idle time.
     - ``kernels``, ``modules``: rows sorted by time, longest first.
     - ``ceilings``: the matmul ceilings with which MAMFU is computed.
@@ -136,7 +138,7 @@ class Profile:
     dtypes: tuple[DtypeRow, ...] = ()
 
     def __post_init__(self) -> None:
-        # Compute idle time here, because the logs of early versions of mamf have the sum of all gaps instead.
+        # Overwrite the idle time, because in logs of early versions of mamf it is the sum of all gaps in the trace.
         idle = self.whole_seconds - self.busy_seconds
         rows = tuple(replace(row, visible=idle) if row.name == IDLE_LABEL else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
@@ -154,13 +156,13 @@ class Profile:
     def seconds_without_profiler(self) -> float:
         """Seconds that the profiled steps would take without the profiler.
 
-        If no step without the profiler was timed, these are the seconds that they took with it.
+        If no step was timed without the profiler, these are the seconds that the steps took with the profiler.
         """
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property
     def whole_seconds(self) -> float:
-        """Seconds that count as 100 % in shares: ``seconds_without_profiler``, or ``busy_seconds`` if they are longer.
+        """Seconds of which shares are computed: the larger of ``seconds_without_profiler`` and ``busy_seconds``.
 
         Busy time may be longer than the steps without the profiler, because the profiler slows kernels and operations.
         If only steps with the profiler were timed, idle time is an upper bound.
@@ -178,23 +180,24 @@ class Profile:
 
     @property
     def tflops(self) -> float | None:
-        """TFLOPS of whole steps: their FLOP divided by ``seconds_without_profiler``; None if no FLOP was counted."""
+        """TFLOPS of whole steps: total FLOP divided by ``seconds_without_profiler``; None if no FLOP was counted."""
         return self.flop / self.seconds_without_profiler / TERA if self.flop else None
 
     @property
     def mamfu(self) -> float | None:
-        """MAMFU of whole steps: the time that their FLOP would take at the ceilings over ``seconds_without_profiler``.
-
-        None if no FLOP was counted or the ceilings of a class with FLOP are unknown.
+        """MAMFU of whole steps: the seconds that the total FLOP would take at the ceilings, divided by
+        ``seconds_without_profiler``. None if no FLOP was counted, or if the MAMFU of a class with FLOP is unknown.
         """
-        at_ceilings = [None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop]
-        if not at_ceilings or None in at_ceilings:
+        seconds_at_ceilings = [
+            None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop
+        ]
+        if not seconds_at_ceilings or None in seconds_at_ceilings:
             return None
-        return sum(filter(None, at_ceilings)) / self.seconds_without_profiler
+        return sum(filter(None, seconds_at_ceilings)) / self.seconds_without_profiler
 
 
 def make_profile(
-    trace: Trace, find_ceiling: FindCeiling = lambda dtype: None, unprofiled_step_seconds: float | None = None
+    trace: Trace, find_ceiling: CeilingLookup = lambda dtype: None, unprofiled_step_seconds: float | None = None
 ) -> Profile:
     """Make the profile of a trace. Memory and dtypes are empty, because a trace does not contain them.
 
@@ -208,7 +211,7 @@ def make_profile(
         seconds=trace.end - trace.start,
         steps=trace.steps,
         device=trace.device,
-        is_of_device=trace.is_of_device,
+        is_of_device=trace.has_device_events,
         classes=(*rows, ClassRow(IDLE_LABEL, 0.0, 0.0, len(gaps))),
         kernels=tuple(_make_kernel_rows(busy_intervals)),
         unprofiled_step_seconds=unprofiled_step_seconds,
@@ -222,35 +225,37 @@ def _merge_busy_intervals(work_intervals: Iterable[BusyInterval]) -> Intervals:
     return merge_intervals((each.start, each.end) for each in work_intervals)
 
 
-def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindCeiling) -> Iterator[ClassRow]:
-    by_class = group_pairs((classify_event(each.event), each) for each in busy_intervals)
-    for name, share in compute_class_seconds(
-        {name: _merge_busy_intervals(work_intervals) for name, work_intervals in by_class.items()}
+def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: CeilingLookup) -> Iterator[ClassRow]:
+    intervals_by_class = group_pairs((classify_event(each.event), each) for each in busy_intervals)
+    for name, visible_and_hidden in compute_class_seconds(
+        {name: _merge_busy_intervals(work_intervals) for name, work_intervals in intervals_by_class.items()}
     ).items():
-        events = {each.event for each in by_class[name]}
-        # An operation on the CPU and the operations of its class that it calls count as one call.
-        inner = {
+        events = {each.event for each in intervals_by_class[name]}
+        # Count an operation on the CPU and the operations of the same class that it calls as one call.
+        inner_events = {
             event
             for event in events
             if event.caller and event.kind == event.caller.kind == "operation" and classify_event(event.caller) == name
         }
-        yield _make_class_row(name, *share, len(events - inner), by_class[name], find_ceiling)
+        yield _make_class_row(
+            name, *visible_and_hidden, len(events - inner_events), intervals_by_class[name], find_ceiling
+        )
 
 
 def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]:
-    by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy_intervals)
+    intervals_by_name = group_pairs(((each.event.name, classify_event(each.event)), each) for each in busy_intervals)
     rows = (
         KernelRow(
             *names,
             len({each.event for each in work_intervals}),
             sum_interval_seconds(_merge_busy_intervals(work_intervals)),
         )
-        for names, work_intervals in by_name.items()
+        for names, work_intervals in intervals_by_name.items()
     )
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
-def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: FindCeiling) -> list[ClassRow]:
+def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: CeilingLookup) -> list[ClassRow]:
     """Make the rows of modules, longest first. The list is empty if the trace has no ranges of modules."""
     intervals_by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
     for each in busy_intervals:
@@ -261,7 +266,7 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Find
     for (root, name), work_intervals in intervals_by_module.items():
         rows.append(
             _make_class_row(
-                # With several models, put the model's name first, because modules of two models may have one name.
+                # With several models, put the model's name first, because two models may have modules of the same name.
                 f"{root}.{name}" if len(roots) > 1 and root != name else name,
                 sum_interval_seconds(_merge_busy_intervals(work_intervals)),
                 0.0,
@@ -275,8 +280,8 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Find
     return []
 
 
-# The modules that an event ran in are listed from the outermost to the innermost. An event of the backward pass has no
-# ranges of modules around it, so it belongs to the modules of the forward operation that it differentiates.
+# List the modules in which an event ran, from the outermost to the innermost. No range of a module encloses an event of
+# the backward pass, so take the modules of the forward operation that the event differentiates.
 def _list_module_names(event: Event) -> list[str]:
     lineage = list(event.yield_callers())
     forward = next((each.forward_operation for each in lineage if each.forward_operation), event)
@@ -288,8 +293,7 @@ def _list_module_names(event: Event) -> list[str]:
     return []
 
 
-# Folding gives all layers of a model one name: ``model.layers.0.mlp: LlamaMLP`` becomes
-# ``model.layers.*.mlp: LlamaMLP``.
+# Give all layers of a model the same name: ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
 def fold_module_name(name: str) -> str:
     path, colon, kind = name.rpartition(": ")
     return f"{_FOLDED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
@@ -301,43 +305,47 @@ def _make_class_row(
     hidden: float,
     calls: int,
     work_intervals: Sequence[BusyInterval],
-    find_ceiling: FindCeiling,
+    find_ceiling: CeilingLookup,
 ) -> ClassRow:
     """Make the row of a class or module from the intervals of its events, and count their FLOP.
 
-    An operation and the operations that it calls count their FLOP once, in the class of the outer operation: a copy
-    that a matmul calls counts none of the matmul's FLOP. The FLOP's dtype is that of the innermost operation with a
-    formula, because autocast converts the operands before that operation.
+    If an operation calls others, their FLOP count once, in the class of the outer operation: a copy that a matmul calls
+    counts none of the matmul's FLOP. The dtype of the FLOP is that of the innermost operation with a formula, because
+    autocast converts the operands before this operation.
     """
-    counting: dict[Event, list[Event]] = {}
+    operations_by_event: dict[Event, list[Event]] = {}
     for event in dict.fromkeys(each.event for each in work_intervals):
         operations = [each for each in event.yield_callers() if count_operation_flop(each) is not None]
-        # The matmuls of an optimizer such as Muon are not work of the model.
+        # Do not count matmuls of an optimizer, such as those of Muon, because they are not a part of the model.
         if operations and classify_event(operations[-1]) == classify_event(event) != OPTIMIZER:
-            counting[event] = operations
-    innermost = {each[-1]: each[0] for each in sorted(counting.values(), key=len)}
+            operations_by_event[event] = operations
+    innermost_by_outermost = {each[-1]: each[0] for each in sorted(operations_by_event.values(), key=len)}
     flop: Counter[str] = Counter()
     # torch records matmuls in TF32 as float32, so only the names of their kernels show that they ran in TF32.
-    tf32 = {
+    tf32_events = {
         caller
         for each in work_intervals
         if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name)
         for caller in each.event.yield_callers()
     }
-    for operation, multiplying in innermost.items():
-        dtype = find_multiplied_dtype(multiplying)
-        flop["tf32" if dtype == "float32" and multiplying in tf32 else dtype] += count_operation_flop(operation) or 0
-    seconds = sum_interval_seconds(_merge_busy_intervals(each for each in work_intervals if each.event in counting))
+    for operation, innermost in innermost_by_outermost.items():
+        dtype = find_multiplied_dtype(innermost)
+        flop["tf32" if dtype == "float32" and innermost in tf32_events else dtype] += (
+            count_operation_flop(operation) or 0
+        )
+    seconds = sum_interval_seconds(
+        _merge_busy_intervals(each for each in work_intervals if each.event in operations_by_event)
+    )
     return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, find_ceiling))
 
 
-def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: FindCeiling) -> float | None:
-    """Return the time that FLOP would take at the ceilings of their dtypes, as a share of ``seconds``.
+def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: CeilingLookup) -> float | None:
+    """Return the time that the FLOP would take at the ceilings of their dtypes, as a share of ``seconds``.
 
-    None if there are no FLOP or no seconds, or if more than 1 % of the FLOP is in dtypes without a known ceiling.
+    Return None if there are no FLOP or no seconds, or if more than 1 % of the FLOP is in dtypes without known ceiling.
     """
-    known = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := find_ceiling(dtype))}
-    unknown = sum(count for dtype, count in flop.items() if dtype not in known)
-    if not seconds or not flop or unknown > _MAX_SHARE_WITHOUT_CEILING * sum(flop.values()):
+    rates_by_dtype = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := find_ceiling(dtype))}
+    flop_without_ceiling = sum(count for dtype, count in flop.items() if dtype not in rates_by_dtype)
+    if not seconds or not flop or flop_without_ceiling > _MAX_SHARE_WITHOUT_CEILING * sum(flop.values()):
         return None
-    return sum(flop[dtype] / rate for dtype, rate in known.items()) / seconds
+    return sum(flop[dtype] / rate for dtype, rate in rates_by_dtype.items()) / seconds

@@ -1,9 +1,9 @@
 """Run a training script in this process as Python would, and profile some of its steps with torch.profiler.
 
-A training step ends when its optimizer has stepped, or when a function named by the user returns. If that happens
-within a backward pass, the step ends when the backward pass returns, because torch.profiler crashes if it is stopped
-within one. Right before the profiled steps, the same number of steps is timed without the profiler, to show how much
-the profiler slows the script.
+A training step ends when its optimizer has stepped, or when a function that the user named returns. If this happens
+within a backward pass, the training step ends when the backward pass returns, because torch.profiler crashes if it is
+stopped within a backward pass. Right before the profiled steps, mamf times the same number of steps without the
+profiler, to show how much the profiler slows the script.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
 
-#: The command that reads a run log or a trace, by the file's suffix. These files cannot be run as scripts.
+#: By suffix of a run log or a trace, the command that reads the file. Such files cannot be run as scripts.
 _READER_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
 # Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
 _QUIET_KINETO_LOG_LEVEL = "6"
-_MAIN_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
+_MAIN_MODULE_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 
 
 @dataclass(frozen=True)
 class Program:
     """A Python program to profile, with its arguments.
 
-    ``name``: the path of a script; if ``is_module``, the name of a module to run as ``python -m`` does.
+    ``name``: the path of a script. If ``is_module`` is true, the name of a module, which is run as by ``python -m``.
     """
 
     name: str
@@ -63,17 +63,20 @@ class Program:
 
     @contextmanager
     def prepare_interpreter(self) -> Iterator[None]:
-        """Set ``sys.argv`` and the first folder of ``sys.path`` as Python does for the program, within the context."""
-        argv, path = sys.argv, list(sys.path)
+        """Within the context, set ``sys.argv`` and the first folder of ``sys.path`` as Python does for the program."""
+        original_argv, path = sys.argv, list(sys.path)
         sys.argv = [self.name, *self.arguments]
         sys.path.insert(0, str(Path().resolve() if self.is_module else Path(self.name).resolve().parent))
         try:
             yield
         finally:
-            sys.argv, sys.path[:] = argv, path
+            sys.argv, sys.path[:] = original_argv, path
 
     def run(self, run_decorated: Callable[[], None] | None = None) -> int:
-        """Run the program and return its exit code. ``run_decorated``: a result of ``make_decorated_run``."""
+        """Run the program and return its exit code.
+
+        ``run_decorated``: a function from ``make_decorated_run`` that runs the program; None runs it unchanged.
+        """
         try:
             if run_decorated:
                 run_decorated()
@@ -100,23 +103,24 @@ class Program:
     def make_decorated_run(self, function: str, decorator: object) -> Callable[[], None]:
         """Return a function that runs the program with ``decorator`` applied to the program's function ``function``.
 
-        ``function`` may be a method, such as ``Trainer.step``. Raises UsageError if the program does not define it.
+        ``function`` may be a method, such as ``Trainer.step``. Raises UsageError if the program does not define
+        the function.
         """
         spec = find_spec(self.name) if self.is_module else None
-        if spec is not None and spec.submodule_search_locations:  # Python runs a package's __main__.
+        if spec is not None and spec.submodule_search_locations:  # Python runs the __main__ of a package.
             spec = find_spec(f"{self.name}.__main__")
         path = spec.origin if spec and spec.origin else self.name
         try:
             tree = ast.parse(Path(path).read_bytes(), path)
         except SyntaxError as error:
             raise UsageError(f"cannot run {path}: {get_first_message_line(error)}") from None
-        defined: Any = tree
+        definition: Any = tree
         for name in function.split("."):
-            inner = (each for each in defined.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
-            defined = next((each for each in inner if each.name == name), None)
-            if defined is None:
-                raise UsageError(f"--calls {_MAIN_PREFIX}{function}: {Path(path).name} defines no such function")
-        defined.decorator_list.insert(0, ast.Name(_DECORATOR_VARIABLE, ast.Load()))
+            inner = (each for each in definition.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
+            definition = next((each for each in inner if each.name == name), None)
+            if definition is None:
+                raise UsageError(f"--calls {_MAIN_MODULE_PREFIX}{function}: {Path(path).name} defines no such function")
+        definition.decorator_list.insert(0, ast.Name(_DECORATOR_VARIABLE, ast.Load()))
         code = compile(ast.fix_missing_locations(tree), path, "exec")
         main = types.ModuleType("__main__")
         main.__dict__.update(
@@ -134,16 +138,19 @@ class Program:
 
 
 class StepProfiler:
-    """The profiler of some training steps of a script, which calls ``end_step`` at the end of each step.
+    """The profiler of some training steps of a script. Hooks in the script call ``end_step`` at the end of each step.
 
-    - ``warmup``: the number of first steps to skip. ``steps``: the number of steps to time without the profiler after
-      the warm-up, and again to profile after those.
-    - ``watches``: further observers of the profiled steps. ``stop``: whether to end the script after the last of them.
+    - ``warmup``: the number of steps to skip at the beginning.
+    - ``steps``: the number of steps to time without the profiler after the warm-up, and the number of steps to profile
+      after these.
+    - ``watches``: objects of mamf.profiling.watches, which also observe the profiled steps.
+    - ``stop``: whether to end the script after the last profiled step.
     - ``on_profiled``: a function to call once, right after the last profiled step.
-    - ``failure``: an error of profiling in one line, or empty. Errors end the profiling, but never the script.
+    - ``failure``: one line that says why profiling failed; empty if it did not fail. An error ends the profiling, but
+      never the script.
 
-    A script may fork processes that train. mamf profiles the first process of this rank that ends a step. That process
-    creates a file in ``folder``, so that the other processes know that they are not profiled.
+    A script may fork processes that train. mamf profiles the first process of this rank that ends a step. This process
+    creates a file in ``folder``, by which the other processes know that mamf does not profile them.
     """
 
     def __init__(
@@ -178,8 +185,8 @@ class StepProfiler:
     def _is_unprofiled_process(self) -> bool:
         return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
-    def _claim_steps(self) -> bool:
-        """Return whether to profile this process. Only the first process of this rank that calls this is profiled."""
+    def _claim_profiling(self) -> bool:
+        """Return whether to profile this process, which is true for the first process of this rank that calls this."""
         if self._profiled_process_id is None and get_rank() == self._rank:
             try:
                 self._claim_file.touch(exist_ok=False)
@@ -187,17 +194,18 @@ class StepProfiler:
             except FileExistsError:
                 is_first = False
             except OSError:
-                # Without the folder, profile the process that created this object: only it can report a profile.
+                # If the folder is missing, profile the process that created this object, because only this process can
+                # report a profile.
                 is_first = os.getpid() == self._first_process_id
             self._profiled_process_id = os.getpid() if is_first else 0
         return self._profiled_process_id == os.getpid()
 
     def end_step(self) -> None:
-        """End a training step; within a backward pass, note that the step ends when the backward pass returns.
+        """End a training step. Within a backward pass, only note that the step ends when the backward pass returns.
 
-        Several optimizers that step in hooks of one backward pass therefore end one training step.
+        If several optimizers step in hooks of one backward pass, they therefore end only one training step.
         """
-        if not self._claim_steps():
+        if not self._claim_profiling():
             return
         self._has_delayed_step = is_in_backward()
         if self._has_delayed_step:
@@ -205,15 +213,15 @@ class StepProfiler:
         self._step_count += 1
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
-                self._switch_profiler_at_step()
-        # If the script catches SystemExit and continues, each later step raises it again.
+                self._start_or_stop_profiler()
+        # If the script catches SystemExit and continues, raise SystemExit at the end of each later step too.
         if self.stop and self.is_complete:
             raise SystemExit(0)
 
-    def end_step_of_first_optimizer(self, optimizer: object, *_: object) -> None:
-        """End a training step if ``optimizer``, which has just stepped, stepped before all other optimizers.
+    def end_step_if_first_optimizer(self, optimizer: object, *_: object) -> None:
+        """End a training step if ``optimizer``, which has just stepped, is the first optimizer that the script stepped.
 
-        If a script has several optimizers, as for a GAN, only the one that steps first ends training steps.
+        If a script has several optimizers, as for a GAN, only the first optimizer ends training steps.
         """
         optimizer_id = 0 if is_in_backward() else id(optimizer)
         self.optimizers.setdefault(optimizer_id, type(optimizer).__name__)
@@ -230,10 +238,10 @@ class StepProfiler:
     def _record_errors(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # torch raises errors, for example if another profiler is active.
+        except Exception as error:  # torch raises an error, for example, if another profiler is running.
             self.failure, self._is_running = describe_error(error), False
 
-    def _switch_profiler_at_step(self) -> None:
+    def _start_or_stop_profiler(self) -> None:
         if self._step_count == self._warmup:
             wait_for_device()
             self._unprofiled_start_seconds = time.perf_counter()
@@ -254,8 +262,8 @@ class StepProfiler:
             self.on_profiled()
 
     def stop_for_profiler_of_script(self) -> None:
-        """Stop profiling and keep the steps profiled so far, because the script starts a profiler, and torch can run
-        only one at a time.
+        """Stop profiling, and keep the steps profiled so far, when the script starts its own torch.profiler. torch can
+        run only one profiler at a time.
         """
         is_starting = self._profiler is not None and not self._is_running
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
@@ -276,9 +284,9 @@ class StepProfiler:
                 self.finish()
 
     def keep_steps_and_exit(self, *_: object) -> None:
-        """Keep the steps profiled so far, then end this process by SIGTERM, which it has received.
+        """Handle SIGTERM: keep the steps profiled so far, then let the signal end this process.
 
-        Within a backward pass, wait for the end of the pass, because torch.profiler cannot be stopped within it.
+        Within a backward pass, wait for the end of the pass, because torch.profiler cannot be stopped before.
         """
         self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
         if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again.
@@ -301,7 +309,7 @@ class StepProfiler:
         mark_end_of_step()
 
     def finish(self) -> None:
-        """Wait until the device has finished its queue, then stop the profiler. Later calls have no effect."""
+        """Wait until the device has finished all queued work, then stop the profiler. Later calls have no effect."""
         if not self._is_running or self._is_unprofiled_process:
             return
         self._is_running = False
@@ -323,7 +331,9 @@ class StepProfiler:
         return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
 
     def explain_missing_profile(self, function: str | None) -> str:
-        """Return one line that says why no step was profiled. ``function``: the function that ends steps, if given."""
+        """Return one line that says why no step was profiled. ``function``: the function that ends steps; None if the
+        optimizer ends them.
+        """
         if self.failure:
             return self.failure
         steps = self._warmup + 2 * self._steps
@@ -347,14 +357,14 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
     A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
     optimizer of the script has stepped. Raises UsageError for an unknown function.
     """
-    run_decorated, process = None, os.getpid()
+    run_decorated, mamf_process_id = None, os.getpid()
     with program.prepare_interpreter(), _install_hooks_on_steps(profiler, function):
-        if function and function.startswith(_MAIN_PREFIX):
+        if function and function.startswith(_MAIN_MODULE_PREFIX):
             run_decorated = program.make_decorated_run(
-                function.removeprefix(_MAIN_PREFIX), functools.partial(_wrap_with_hooks, after=profiler.end_step)
+                function.removeprefix(_MAIN_MODULE_PREFIX), functools.partial(_wrap_with_hooks, after=profiler.end_step)
             )
         code = program.run(run_decorated)
-    if os.getpid() != process:  # The script forked this process, and only its parent reports a profile.
+    if os.getpid() != mamf_process_id:  # The script forked this process. Only the parent process reports a profile.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)
@@ -377,12 +387,13 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
         )
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            # Register the watches before the hook that ends the step, because torch calls hooks in this order.
+            # Register the hooks of watches before the hook that ends the step. torch calls hooks in order of
+            # registration, and watches must observe the optimizer before the step ends.
             if not isinstance(watch, ModuleRanges):
                 stack.callback(register_optimizer_step_post_hook(watch.record_optimizer_step).remove)
         if function is None:
-            stack.callback(register_optimizer_step_post_hook(profiler.end_step_of_first_optimizer).remove)
-        elif not function.startswith(_MAIN_PREFIX):
+            stack.callback(register_optimizer_step_post_hook(profiler.end_step_if_first_optimizer).remove)
+        elif not function.startswith(_MAIN_MODULE_PREFIX):
             owner, name = _find_owner_and_name(function)
             _replace_with_wrapper(stack, owner, name, after=profiler.end_step)
         yield
@@ -391,7 +402,7 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
 def _replace_with_wrapper(
     stack: ExitStack, owner: Any, name: str, before: Callable[[], object] = bool, after: Callable[[], object] = bool
 ) -> None:
-    """Replace ``owner.name`` by a wrapper that calls ``before`` and ``after`` too, until ``stack`` is closed."""
+    """Until ``stack`` is closed, replace ``owner.name`` with a wrapper that also calls ``before`` and ``after``."""
     original = getattr(owner, name)
     setattr(owner, name, _wrap_with_hooks(original, before, after))
     stack.callback(setattr, owner, name, original)
@@ -401,9 +412,9 @@ def _wrap_with_hooks(original: Any, before: Callable[[], object] = bool, after: 
     @functools.wraps(original)
     def call_with_hooks(*arguments: Any, **keywords: Any) -> Any:
         before()
-        returned = original(*arguments, **keywords)
+        result = original(*arguments, **keywords)
         after()
-        return returned
+        return result
 
     return call_with_hooks
 
@@ -452,7 +463,7 @@ def list_device_kernels(launch: Callable[[], object]) -> list[str]:
 def make_torch_profiler(**options: Any) -> Any:
     """Make a torch.profiler that records the host and all kinds of devices that torch can profile here."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO_LOG_LEVEL)
-    # Set acc_events only because some releases of torch warn without it. It makes no difference for a single cycle.
+    # Set acc_events only because some releases of torch warn without it. It has no effect on a single profiling cycle.
     return torch.profiler.profile(activities=torch.profiler.supported_activities(), acc_events=True, **options)
 
 
@@ -462,7 +473,7 @@ def mark_end_of_step() -> None:
 
 
 def wait_for_device() -> None:
-    """Wait until the accelerator has finished its queue; return at once if torch has no accelerator."""
+    """Wait until the accelerator has finished all queued work. Return at once if torch has no accelerator."""
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator.
     if accelerator.is_available():
         accelerator.synchronize()

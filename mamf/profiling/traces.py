@@ -1,4 +1,4 @@
-"""Read which kernels and operations ran when, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3."""
+"""Read when kernels and operations ran, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from mamf.errors import UsageError
 EventKind = Literal["kernel", "copy", "operation", "runtime", "annotation"]
 #: Kinds of events that run on the device. Events of all other kinds run on the host.
 DEVICE_EVENT_KINDS = ("kernel", "copy")
-#: Prefix of the annotations of Gloo, which communicates on the host, in separate threads. The time of such an
-#: annotation includes waiting for other ranks.
+#: Prefix of the annotations of Gloo, a library that communicates in threads of the host. Their time includes waiting
+#: for other ranks.
 _HOST_COMMUNICATION_PREFIX = "gloo:"
-#: Disjoint intervals in order of time, as (begin, end) in seconds.
+#: Disjoint intervals in order of time, as (start, end) in seconds.
 Intervals = list[tuple[float, float]]
 #: Name of the annotation that ``mamf profile`` puts in a trace at the end of each training step.
 STEP_MARK = "mamf: step"
-#: Prefixes of the annotations that torch puts around a step of its profiler's schedule and a step of an optimizer.
+#: Prefixes of the annotations that torch adds to a trace around each step of its profiler, and around each step of an
+#: optimizer.
 _PROFILER_STEP_PREFIX, _OPTIMIZER_STEP_PREFIX = "ProfilerStep#", "Optimizer.step#"
-#: Category of annotations on the device's clock.
+#: Category of the annotations whose times are those of the device, not of the host.
 _DEVICE_ANNOTATION_CATEGORY = "gpu_user_annotation"
-#: Part of the names of the runtime calls that launch a graph.
+#: Text in the names of all runtime calls that launch a graph, such as cudaGraphLaunch.
 _GRAPH_LAUNCH_NAME = "GraphLaunch"
 _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
     "kernel": "kernel",
@@ -40,19 +41,18 @@ _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
     "user_annotation": "annotation",
 }
 _BACKWARD_NODE_PREFIX = "autograd::engine::evaluate_function"
-# Tolerance for the order of two times: the trace rounds times to nanoseconds, so a call may seem to end after its
-# caller.
+# Tolerance for comparing two times. The trace rounds times to nanoseconds, so a call may seem to end after its caller.
 _ROUNDING_SECONDS = 2e-9
-_MICROSECOND, _NANOSECOND = 1e-6, 1e-9
-#: Size of the largest trace to read, in bytes after decompression. The Python objects that json makes from a trace take
-#: about ten times as much memory as its text.
+_SECONDS_PER_MICROSECOND, _SECONDS_PER_NANOSECOND = 1e-6, 1e-9
+#: Maximum size of a trace after decompression. The Python objects that json makes from a trace need about ten times as
+#: much memory.
 _MAX_TRACE_BYTES = 1 << 30
-# Largest accepted ratio of the size of a trace to the size of its gzip file, and the size in bytes of the gzip files
-# from which the ratio is limited. Real ratios are 10 to 30. Without a limit, a small forged file could fill the memory.
+# Maximum ratio of the size of a trace to the size of its gzip file. Real ratios are 10 to 30; without a limit, a small
+# forged file could fill the memory. A gzip file smaller than the second number of bytes counts as one of this size.
 _MAX_GZIP_RATIO, _MIN_LIMITED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
-#: Names of the columns of a table that are read: the kernel's name, its begin in ns, and its duration (nsys) or its end
-#: (rocprofv3) in ns.
+#: Names of three columns in the tables of nsys and of rocprofv3: the kernel's name, its start in ns, and its duration
+#: (nsys) or end (rocprofv3) in ns.
 _TABLE_COLUMNS = (("Name", "Start (ns)", "Duration (ns)"), ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))
 
 
@@ -61,10 +61,10 @@ class Event:
     """An event in a trace: a kernel or copy on the device, or an operation, runtime call or annotation on the host.
 
     - ``start``, ``end``: times in seconds since the beginning of the trace.
-    - ``caller``: the event that called or launched this event; None if there is no such event or it is unknown.
-    - ``forward_operation``: for a node of autograd, the operation in the forward pass that it differentiates.
-    - ``argument_shapes``, ``argument_dtypes``: shape and dtype of each argument of an operation, in order. A dtype has
-      the name that torch prints. Both are empty if the trace lacks them.
+    - ``caller``: the event that called or launched this event; None if no event called it, or if the caller is unknown.
+    - ``forward_operation``: for an event of the backward pass, the forward pass's operation that it differentiates.
+    - ``argument_shapes``, ``argument_dtypes``: shape and dtype of each argument of an operation, in order; empty if the
+      trace lacks them. A dtype has the name that torch.profiler records.
     - ``argument_values``: the text of each argument that is not a tensor, and an empty text for each tensor.
     """
 
@@ -92,7 +92,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class BusyInterval:
-    """An interval, in seconds, in which an event was running its own work, not the work of an event that it called."""
+    """An interval, in seconds, in which an event ran itself, and no event that it called was running."""
 
     event: Event
     start: float
@@ -104,7 +104,7 @@ class Trace:
     """The trace of the profiled training steps. Raises ValueError if its duration is not above 0.
 
     - ``events``: all events that overlap with the steps.
-    - ``start``, ``end``: the begin of the first step and the end of the last step, in seconds.
+    - ``start``, ``end``: start of the first step and end of the last step, in seconds.
     - ``steps``: the number of steps; None if the trace does not mark them.
     - ``device``: the device's name; empty if unknown.
     - ``notes``: remarks for the readers of the report.
@@ -119,11 +119,11 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.end > self.start:
-            raise ValueError("all events of the trace have the same time: record at least one complete step")
+            raise ValueError("the trace has a duration of 0: record at least one complete step")
 
     @property
-    def is_of_device(self) -> bool:
-        """Whether a device ran kernels or copies. If not, profiles show operations on the CPU."""
+    def has_device_events(self) -> bool:
+        """Whether a device ran kernels or copies. If none did, profiles show operations on the CPU."""
         return any(event.is_on_device for event in self.events)
 
 
@@ -148,12 +148,13 @@ def find_gaps(covered: Intervals, start: float, end: float) -> Intervals:
 
 
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
-    """Return the intervals within the training steps in which the device worked, or the CPU if no device was used.
+    """Return the intervals within the training steps in which the device worked. If no device was used, return those in
+    which the CPU worked.
 
-    On a device these are the intervals of its kernels and copies. On a CPU they are the intervals of operations,
-    without the time of the operations that each operation calls. Communication of Gloo on the host is always included.
+    A device works while a kernel or copy runs. A CPU works while an operation runs; the time of an operation excludes
+    the operations that it calls. Communication of Gloo, which runs on the host, is always included.
     """
-    if trace.is_of_device:
+    if trace.has_device_events:
         intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
     else:
         intervals = list(_yield_self_intervals([event for event in trace.events if event.kind == "operation"]))
@@ -167,19 +168,19 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
 
 
 def _yield_self_intervals(operations: Sequence[Event]) -> Iterable[BusyInterval]:
-    called: dict[Event | None, list[tuple[float, float]]] = defaultdict(list)
+    called_intervals_by_caller: dict[Event | None, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
         caller = next((each for each in list(event.yield_callers())[1:] if each.kind == "operation"), None)
-        called[caller].append((event.start, event.end))
+        called_intervals_by_caller[caller].append((event.start, event.end))
     for event in operations:
-        for start, end in find_gaps(merge_intervals(called[event]), event.start, event.end):
+        for start, end in find_gaps(merge_intervals(called_intervals_by_caller[event]), event.start, event.end):
             yield BusyInterval(event, start, end)
 
 
 def read_trace(path: Path) -> Trace:
     """Read a Chrome trace of torch.profiler (.json, .json.gz), or a table of kernels from nsys or rocprofv3 (.csv).
 
-    A table does not mark training steps, so they are unknown. Raises UsageError for any other file.
+    A table does not mark training steps, so the steps of the result are None. Raises UsageError for any other file.
     """
     content = _read_and_unpack_file(path)
     is_table = path.suffix == ".csv" and not content.startswith(b"{")
@@ -193,17 +194,17 @@ def read_trace(path: Path) -> Trace:
 def _read_and_unpack_file(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is a gzip file.
 
-    Raises UsageError if the file cannot be read, or if its content is larger than _MAX_TRACE_BYTES or than that of any
-    real gzip file of this size.
+    Raises UsageError if the file cannot be read, or if its content is larger than _MAX_TRACE_BYTES, or larger than the
+    content of any real gzip file of the same size.
     """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
+            file_status = os.fstat(file.fileno())
+            if not stat.S_ISREG(file_status.st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            packed_limit = _MAX_GZIP_RATIO * max(state.st_size, _MIN_LIMITED_GZIP_BYTES)
-            max_bytes = min(_MAX_TRACE_BYTES, packed_limit) if is_packed else _MAX_TRACE_BYTES
+            max_unpacked_bytes = _MAX_GZIP_RATIO * max(file_status.st_size, _MIN_LIMITED_GZIP_BYTES)
+            max_bytes = min(_MAX_TRACE_BYTES, max_unpacked_bytes) if is_packed else _MAX_TRACE_BYTES
             data = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
@@ -216,118 +217,135 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
     timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
     raw = [each for each in timed if each.get("cat") in _KIND_BY_CATEGORY]
     if not raw:
-        raise ValueError("no events")
+        raise ValueError("the trace has no events")
     origin = min(each["ts"] for each in raw)
-    host, launches = _make_host_events(
+    host, launches_by_link = _make_host_events(
         [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
     )
     device = [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
-    replays = {key for key, event in launches.items() if _GRAPH_LAUNCH_NAME in event.name}
-    events = [*host, *(_make_device_event(each, origin, launches, replays) for each in device)]
+    graph_launch_links = {link for link, event in launches_by_link.items() if _GRAPH_LAUNCH_NAME in event.name}
+    events = [*host, *(_make_device_event(each, origin, launches_by_link, graph_launch_links) for each in device)]
     annotations = [
         (str(each.get("name")), *_convert_to_seconds(each, origin))
         for each in timed
         if each.get("cat") == _DEVICE_ANNOTATION_CATEGORY
     ]
-    start, end, count, ends = _find_step_bounds(events, annotations)
+    start, end, step_count, ending_optimizer = _find_step_bounds(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
-    used = min((str(each.get("args", {}).get("device")) for each in device), default="")
-    replayed = sum(("correlation", each.get("args", {}).get("correlation")) in replays for each in device)
-    note = f"{replayed} of {len(device)} kernels and copies were replayed from graphs, so only their names are known"
+    used_device_id = min((str(each.get("args", {}).get("device")) for each in device), default="")
+    replayed_count = sum(
+        ("correlation", each.get("args", {}).get("correlation")) in graph_launch_links for each in device
+    )
+    note = (
+        f"{replayed_count} of {len(device)} kernels and copies were replayed from graphs, so only their names are known"
+    )
     return Trace(
         tuple(event for event in events if event.end > start and event.start < end),
         start,
         end,
-        count,
-        names.get(used, ""),
-        (*((note,) if replayed else ()), *((f"a step ends with {ends}",) if ends else ())),
+        step_count,
+        names.get(used_device_id, ""),
+        (
+            *((note,) if replayed_count else ()),
+            *((f"a step ends with {ending_optimizer}",) if ending_optimizer else ()),
+        ),
     )
 
 
 def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Make the events on the host. Return all of them, and those that launch work on the device, by link.
+    """Make the events on the host. Return all events, and by link, the events that launched work on the device.
 
-    A link is a pair of a field's name and a number that a launch and its kernel or copy have in common. If the interval
-    of an event is within the interval of another event of the same thread, the outer event called the inner one.
+    A link is a pair of a field's name and a number that a launch has in common with the kernel or copy that it
+    launched. If the interval of an event is within the interval of another event of the same thread, the outer event
+    called the inner event.
     """
     events: list[Event] = []
-    launches: dict[tuple[str, Any], Event] = {}
+    launches_by_link: dict[tuple[str, Any], Event] = {}
     open_calls: dict[Any, list[Event]] = defaultdict(list)
-    forward_operation: dict[int, Event] = {}
+    forward_operations_by_number: dict[int, Event] = {}
     for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
         raw_arguments = each.get("args", {})
         start, end = _convert_to_seconds(each, origin)
         stack = open_calls[each["pid"], each["tid"]]
         while stack and stack[-1].end < end - _ROUNDING_SECONDS:
             stack.pop()
-        sequence, is_backward = raw_arguments.get("Sequence number"), each["name"].startswith(_BACKWARD_NODE_PREFIX)
+        sequence_number, is_backward = (
+            raw_arguments.get("Sequence number"),
+            each["name"].startswith(_BACKWARD_NODE_PREFIX),
+        )
         event = Event(
             name=each["name"],
             kind=_KIND_BY_CATEGORY[each["cat"]],
             start=start,
             end=end,
             caller=stack[-1] if stack else None,
-            forward_operation=forward_operation.get(sequence) if is_backward else None,
+            forward_operation=forward_operations_by_number.get(sequence_number) if is_backward else None,
             argument_shapes=raw_arguments.get("Input Dims", ()),
             argument_dtypes=raw_arguments.get("Input type", ()),
             argument_values=raw_arguments.get("Concrete Inputs", ()),
         )
         stack.append(event)
-        if sequence is not None and not is_backward:
-            # Several events of the forward pass may have this number. The last of them created the autograd node.
-            forward_operation[sequence] = event
+        if sequence_number is not None and not is_backward:
+            # If several events of the forward pass have the same number, the last of them created the autograd node.
+            forward_operations_by_number[sequence_number] = event
         events.append(event)
         field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
         if field and field in raw_arguments:
-            launches[field, raw_arguments[field]] = event
-    return events, launches
+            launches_by_link[field, raw_arguments[field]] = event
+    return events, launches_by_link
 
 
 def _make_device_event(
-    raw: _RawEvent, origin: float, launches: Mapping[tuple[str, Any], Event], replays: Container[tuple[str, Any]]
+    raw: _RawEvent,
+    origin: float,
+    launches_by_link: Mapping[tuple[str, Any], Event],
+    graph_launch_links: Container[tuple[str, Any]],
 ) -> Event:
     """Make the event of a kernel or copy on the device. Its caller is the event that launched it.
 
-    ``launches``: the events on the host by link. ``replays``: the links of graph launches. Work that a graph replays
-    has no caller, because the trace does not say which operation it belongs to.
+    ``launches_by_link``, a result of ``_make_host_events``: the events that launched work, by link.
+    ``graph_launch_links``: the links of those that launched a graph. A kernel or copy in a graph has no caller, because
+    the trace does not say which operation it belongs to.
     """
     raw_arguments = raw.get("args", {})
-    keys = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]
-    caller = None if keys[0] in replays else launches.get(keys[0]) or launches.get(keys[1])
+    links = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]
+    caller = (
+        None if links[0] in graph_launch_links else launches_by_link.get(links[0]) or launches_by_link.get(links[1])
+    )
     return Event(str(raw["name"]), _KIND_BY_CATEGORY[raw["cat"]], *_convert_to_seconds(raw, origin), caller=caller)
 
 
 def _convert_to_seconds(raw: _RawEvent, origin: float) -> tuple[float, float]:
-    start = (raw["ts"] - origin) * _MICROSECOND
-    return start, start + max(raw["dur"], 0) * _MICROSECOND
+    start = (raw["ts"] - origin) * _SECONDS_PER_MICROSECOND
+    return start, start + max(raw["dur"], 0) * _SECONDS_PER_MICROSECOND
 
 
 def _find_step_bounds(
     events: Sequence[Event], device_annotations: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Return begin, end and number of the complete training steps, and the name of the optimizer whose step ends them.
+    """Return start, end and number of the complete training steps, and the name of the optimizer whose step ends them.
 
-    The name is empty if mamf's marks or the steps of torch.profiler's schedule end the steps. If nothing marks steps,
-    return begin and end of the whole trace, None and "".
+    The name is empty if mamf or torch.profiler has marked the steps. If nothing marks steps, return start and end of
+    the whole trace, None and "".
 
-    ``device_annotations``: name, begin and end of each annotation on the device's clock, from its first kernel to its
-    last. The device runs an annotation's kernels later than the host runs the annotation.
+    ``device_annotations``: name, start and end of each annotation on the device, from its first kernel to its last. The
+    device runs an annotation's kernels later than the host runs the annotation.
     """
-    marks = sorted(event.end for event in events if event.name == STEP_MARK)
-    if len(marks) > 1:
-        return marks[0], marks[-1], len(marks) - 1, ""
-    on_host = [(event.name, event.start, event.end) for event in events]
-    for ranges in (device_annotations, on_host):
+    step_ends = sorted(event.end for event in events if event.name == STEP_MARK)
+    if len(step_ends) > 1:
+        return step_ends[0], step_ends[-1], len(step_ends) - 1, ""
+    host_ranges = [(event.name, event.start, event.end) for event in events]
+    for ranges in (device_annotations, host_ranges):
         if steps := [each for each in ranges if each[0].startswith(_PROFILER_STEP_PREFIX)]:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
-    # Leave out optimizers that step in hooks of the backward pass: they step several times per training step.
+    # Ignore optimizers that step in hooks of the backward pass, because they step several times per training step.
     optimizers = [
         event.name
         for event in events
         if event.name.startswith(_OPTIMIZER_STEP_PREFIX)
         and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_callers())
     ]
-    for ranges in (device_annotations, on_host):
+    for ranges in (device_annotations, host_ranges):
         ends = sorted(end for name, _, end in ranges if name in optimizers[:1])
         if len(ends) > 1:
             return ends[0], ends[-1], len(ends) - 1, optimizers[0]
@@ -344,11 +362,13 @@ def _parse_kernel_table(text: str) -> Trace:
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
                 events = tuple(_parse_kernel_row(row, *columns) for row in rows)
                 return Trace(events, *_find_start_and_end(events))
-    raise ValueError("no header")
+    raise ValueError("the table has no header with the columns of nsys or rocprofv3")
 
 
 def _parse_kernel_row(row: Mapping[str, str], name: str, start_column: str, end_column: str) -> Event:
-    start, end = (float(row[column].replace(",", "")) * _NANOSECOND for column in (start_column, end_column))
+    start, end = (
+        float(row[column].replace(",", "")) * _SECONDS_PER_NANOSECOND for column in (start_column, end_column)
+    )
     return Event(row[name], "kernel", start, start + end if end_column == "Duration (ns)" else end)
 
 

@@ -1,7 +1,8 @@
 """Observe the profiled steps of a training script: peak memory, dtypes, and which module launched a kernel.
 
-A watch observes the steps between its ``start`` and its ``finish``; later calls of ``finish`` have no effect. Its
-``remark`` says in one line why it could not observe something. An error of a watch never ends the script.
+Each class here is a watch. A watch observes the steps between the calls of ``start`` and ``finish``; later calls of
+``finish`` have no effect. If a watch cannot observe something, its ``remark`` says why in one line. An error of a watch
+never ends the script.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module
 _PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
 #: Maximum number of events that torch keeps in its history of allocations.
 _MAX_HISTORY_ENTRIES = 1_000_000
-#: Maximum number of modules in the table that says which modules allocated the peak memory.
+#: Maximum number of modules in the table of the modules that allocated the peak memory.
 _MAX_MODULE_ROWS = 10
 
 
 class MemoryWatch:
     """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    It counts the bytes of an optimizer's tensors right after the optimizer's step, when all of them exist. If a
-    ModuleRanges calls ``record_module_span`` for each module, ``rows`` say which modules allocated most of the peak.
+    Right after an optimizer's step, when all tensors of the optimizer exist, it counts their bytes. If ModuleRanges
+    calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of the peak memory.
 
-    ``snapshot``: the file to write the history of allocations to, for https://pytorch.org/memory_viz.
+    ``snapshot``: path of the history of allocations to write, which https://pytorch.org/memory_viz displays.
     """
 
     def __init__(self, snapshot: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
         self._snapshot = snapshot
-        #: One entry per forward pass of a module: begin and end in ns since the epoch, and the module's name.
+        #: For each forward pass of a module: start and end in ns since the epoch, and the module's name.
         self.module_spans: list[tuple[int, int, str]] = []
-        self._bytes: dict[int, Counter[tuple[str, str]]] = {}
+        self._bytes_by_optimizer: dict[int, Counter[tuple[str, str]]] = {}
         self._is_running = False
 
     @contextmanager
@@ -71,13 +72,13 @@ class MemoryWatch:
 
     def record_optimizer_step(self, optimizer: Any, *_: object) -> None:
         if self._is_running:
-            self._bytes[id(optimizer)] = count_optimizer_bytes(optimizer)
+            self._bytes_by_optimizer[id(optimizer)] = count_optimizer_bytes(optimizer)
 
     def finish(self) -> None:
         if not self._is_running:
             return
         self._is_running = False
-        self.rows = tuple(_make_memory_rows(sum(self._bytes.values(), Counter())))
+        self.rows = tuple(_make_memory_rows(sum(self._bytes_by_optimizer.values(), Counter())))
         if not self.remark:
             with self._record_error_in_remark():
                 torch.cuda.memory._dump_snapshot(str(self._snapshot))
@@ -94,35 +95,34 @@ class MemoryWatch:
 
 
 def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
-    """Count the bytes of an optimizer's parameters, of its gradients and of its state, on each device.
+    """Return the bytes of an optimizer's parameters, gradients and state, by device and kind.
 
-    Each tensor counts once. A sharded tensor counts with the part that is on this rank.
+    Each tensor counts once. Only the part of a sharded tensor that is on this rank counts.
     """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    by_kind = {
+    tensors_by_kind = {
         _PARAMETERS: parameters,
         _GRADIENTS: [each.grad for each in parameters if each.grad is not None],
         _OPTIMIZER_STATE: [
             each for state in optimizer.state.values() for each in state.values() if hasattr(each, "numel")
         ],
     }
-    total: Counter[tuple[str, str]] = Counter()
-    for kind, tensors in by_kind.items():
+    bytes_by_device_and_kind: Counter[tuple[str, str]] = Counter()
+    for kind, tensors in tensors_by_kind.items():
         for each in {id(each): each for each in tensors}.values():
             tensor = each.to_local() if hasattr(each, "to_local") else each
-            total[str(tensor.device), kind] += tensor.numel() * tensor.element_size()
-    return total
+            bytes_by_device_and_kind[str(tensor.device), kind] += tensor.numel() * tensor.element_size()
+    return bytes_by_device_and_kind
 
 
-def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
+def _make_memory_rows(bytes_by_device_and_kind: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     """Yield rows for parameters, gradients, optimizer state, the rest of the peak memory, and the peak.
 
-    The rows are those of the current CUDA device. Without one, they are those of the CPU, and the peak is None.
-    ``count``: bytes by device and kind.
+    The rows are for the current CUDA device. Without a CUDA device, they are for the CPU, and the peak is None.
     """
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
-    known = {kind: count[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE)}
+    known = {kind: bytes_by_device_and_kind[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE)}
     yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
     yield MemoryRow("the rest", max(0, peak - sum(known.values())) if peak else None)
     yield MemoryRow(PEAK_MEMORY, peak or None)
@@ -131,31 +131,31 @@ def _make_memory_rows(count: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
 def make_memory_rows_by_module(
     history: Sequence[Mapping[str, Any]], module_spans: Iterable[tuple[int, int, str]]
 ) -> list[MemoryRow]:
-    """Return how much of the peak memory each module allocated in its forward pass, the largest amount first.
+    """Return rows that say how much of the peak memory each module allocated in its forward pass, largest first.
 
-    ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: begin and end of forward
-    passes in ns on the same clock as the history, and the module's name.
+    ``history``: torch's record of allocations on a device, with times in us. ``module_spans``: start and end of each
+    forward pass in ns, on the same clock as ``history``, and the module's name.
     """
-    total, peak, place = 0, 0, 0
+    allocated_bytes, peak_bytes, peak_end = 0, 0, 0
     for index, entry in enumerate(history):
-        total += {"alloc": 1, "free_requested": -1}.get(entry["action"], 0) * entry["size"]
-        if total > peak:
-            peak, place = total, index + 1
-    live: dict[int, Mapping[str, Any]] = {}
-    for entry in history[:place]:
+        allocated_bytes += {"alloc": 1, "free_requested": -1}.get(entry["action"], 0) * entry["size"]
+        if allocated_bytes > peak_bytes:
+            peak_bytes, peak_end = allocated_bytes, index + 1
+    live_allocations: dict[int, Mapping[str, Any]] = {}
+    for entry in history[:peak_end]:
         if entry["action"] == "alloc":
-            live[entry["addr"]] = entry
+            live_allocations[entry["addr"]] = entry
         elif entry["action"] == "free_requested":
-            live.pop(entry["addr"], None)
-    nbytes: Counter[str] = Counter()
-    within, waiting = list[tuple[int, int, str]](), deque(sorted(module_spans))
-    for entry in sorted(live.values(), key=itemgetter("time_us")):
+            live_allocations.pop(entry["addr"], None)
+    bytes_by_module: Counter[str] = Counter()
+    open_spans, later_spans = list[tuple[int, int, str]](), deque(sorted(module_spans))
+    for entry in sorted(live_allocations.values(), key=itemgetter("time_us")):
         now = entry["time_us"] * 1000
-        while waiting and waiting[0][0] <= now:
-            within.append(waiting.popleft())
-        within = [each for each in within if each[1] >= now]
-        nbytes[f"in {fold_module_name(within[-1][2])}" if within else "in no module"] += entry["size"]
-    return [MemoryRow(name, size) for name, size in nbytes.most_common(_MAX_MODULE_ROWS)]
+        while later_spans and later_spans[0][0] <= now:
+            open_spans.append(later_spans.popleft())
+        open_spans = [each for each in open_spans if each[1] >= now]
+        bytes_by_module[f"in {fold_module_name(open_spans[-1][2])}" if open_spans else "in no module"] += entry["size"]
+    return [MemoryRow(name, size) for name, size in bytes_by_module.most_common(_MAX_MODULE_ROWS)]
 
 
 class DtypeWatch:
@@ -183,7 +183,7 @@ class DtypeWatch:
                         )
                     ).remove
                 )
-        # The first argument of cross_entropy is the logits, and that of backward is the loss.
+        # The first argument of cross_entropy is the logits, and the first argument of backward is the loss.
         for owner, name, row_name in (
             (torch.nn.functional, "cross_entropy", "logits"),
             (torch.autograd, "backward", "loss"),
@@ -206,11 +206,11 @@ class DtypeWatch:
 
     def _count_dtype_of_first_argument(self, original: Callable[..., Any], row_name: str) -> Callable[..., Any]:
         @functools.wraps(original)
-        def count_and_call(first: Any, *others: Any, **named: Any) -> Any:
+        def count_dtype_and_call(first: Any, *others: Any, **named: Any) -> Any:
             self._count_dtypes_of_tensors(row_name, first)
             return original(first, *others, **named)
 
-        return count_and_call
+        return count_dtype_and_call
 
     def _count_dtypes_of_tensors(self, row_name: str, value: Any) -> None:
         if hasattr(value, "dtype"):
@@ -224,7 +224,7 @@ class ModuleRanges:
     """A watch that puts a range, a named interval that profilers show, around the forward pass of each module.
 
     ``open_backend``: returns the backend, or another object with ``open_profiler_window`` and ``open_profiler_range``.
-    ``start`` calls it, and ``__init__`` does not, because the script may choose its device in between.
+    Only ``start`` calls this function, because the script may choose its device after ``__init__``.
     """
 
     def __init__(self, open_backend: Callable[[], Any]) -> None:
@@ -232,8 +232,8 @@ class ModuleRanges:
         self._open_backend = open_backend
         self._backend: Any = None
         self._cleanup = ExitStack()
-        #: The modules whose ranges are open, with these ranges, by thread. Modules with activation checkpointing run
-        #: their forward pass again in the thread of the backward pass, while ranges may be open in the main thread.
+        #: Pairs of a module and its open range, by thread id. With activation checkpointing, a module runs its forward
+        #: pass again in the thread of the backward pass, while ranges may be open in the main thread.
         self._open_ranges: dict[int, list[tuple[Any, AbstractContextManager[object]]]] = defaultdict(list)
         #: Name of each module: its path from the outermost module that the script called, and its type.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
@@ -264,7 +264,7 @@ class ModuleRanges:
             self._cleanup.close()
 
     def _open_range(self, module: Any, *_: object) -> None:
-        if torch.compiler.is_compiling():  # Do not let torch.compile put the range into the module's code.
+        if torch.compiler.is_compiling():  # torch.compile would make the range a part of the module's code.
             return
         with self._end_ranges_on_error():
             module_range = self._backend.open_profiler_range(self._get_module_name(module))
@@ -291,16 +291,16 @@ def make_range_provider(
         f"{MODULE_PREFIX}{name}"
     ),
 ) -> SimpleNamespace:
-    """Make an object that ModuleRanges uses in place of a backend.
+    """Make an object that ModuleRanges can use instead of a backend.
 
-    ``make_range``: makes the context manager of a range from the range's name. The default puts ranges into the trace
-    of torch.profiler.
+    ``make_range``: returns a context manager for a range with the given name. By default, it adds the range to the
+    trace of torch.profiler.
     """
     return SimpleNamespace(open_profiler_window=nullcontext, open_profiler_range=make_range)
 
 
-# Modules that torch.compile compiled are left out, and each other module gets separate hooks. A hook on a compiled
-# module, or a global hook on all modules, would make torch compile them again within the profiled steps.
+# Leave out modules that torch.compile compiled, because a hook on a compiled module would make torch compile it again
+# within the profiled steps. For the same reason, mamf does not use a global hook on all modules.
 def _list_eager_modules() -> list[Any]:
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     compiled = [each for each in modules if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)]

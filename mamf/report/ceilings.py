@@ -16,7 +16,7 @@ from mamf.ceilings.ceiling import (
     CHOOSE_PHASE,
     Ceiling,
     compute_median_rate,
-    explain_no_ceiling,
+    explain_missing_ceiling,
     group_rounds,
     has_faster_visit,
 )
@@ -185,7 +185,7 @@ def make_find_document(
 ) -> Document:
     """Return the report of a find. CSV has a row for each ceiling; JSON also has all measurements."""
     hidden = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
-    reason = explain_no_ceiling(rows)
+    reason = explain_missing_ceiling(rows)
     blocks: list[Block] = [
         Lines([describe_machine(header)]),
         make_ceiling_table(list(ceilings.values()), header),

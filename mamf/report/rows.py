@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
+from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_card_drift
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import compute_device_speeds
@@ -91,7 +91,7 @@ def make_row_columns(
         Column(
             "state",
             "state %",
-            lambda row: compute_drift(row, shares.measured_ceilings),
+            lambda row: compute_card_drift(row, shares.measured_ceilings),
             lambda drift: f"{100 * drift:+.1f}",
             5,
         ),

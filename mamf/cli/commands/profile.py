@@ -29,7 +29,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
-    from mamf.profiling.profile import FindCeiling, Profile
+    from mamf.profiling.profile import CeilingLookup, Profile
     from mamf.profiling.running import Program
 
 EXAMPLES = """examples:
@@ -184,7 +184,7 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
     _write_and_print_profile(
-        options, options.source.name, make_profile(trace, _make_ceiling_lookup(options, trace.is_of_device))
+        options, options.source.name, make_profile(trace, _make_ceiling_lookup(options, trace.has_device_events))
     )
     return 0
 
@@ -223,7 +223,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
             raise NothingProfiledError(profiler.explain_missing_profile(options.calls), exit_code)
         with running.keep_current_device(), contextlib.redirect_stdout(original_stdout):
             profile = make_profile(
-                trace, _make_ceiling_lookup(options, trace.is_of_device), profiler.unprofiled_step_seconds
+                trace, _make_ceiling_lookup(options, trace.has_device_events), profiler.unprofiled_step_seconds
             )
             profile = replace(
                 profile,
@@ -265,7 +265,7 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
         get_report_stream().flush()
 
 
-def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> FindCeiling:
+def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> CeilingLookup:
     """Return a function that takes the name of a dtype and returns its sustained ceiling, the highest matmul rate of
     the device under sustained load, or None if the ceiling is unknown. Reports divide rates by it to show MAMFU.
 

@@ -1,4 +1,4 @@
-"""Multiply matrices with each algorithm that cuBLASLt's heuristic proposes, also in dtypes that torch does not offer.
+"""Multiply matrices with each algorithm that cuBLASLt's heuristic proposes, also in dtypes that torch.mm lacks.
 
 ``torch.mm`` runs only the heuristic's first proposal, which is not the fastest for some shapes, and ``torch._int_mm``
 gives cuBLASLt no workspace. Here each proposal is a separate kernel, and mamf measures which one is fastest.

@@ -43,8 +43,7 @@ from mamf.plugins.discovery import (
 )
 
 # This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
-# among compute units. Two thirds of these matmuls have a K at which cuBLAS 13.1.0 omits the last 8 terms on an H100 or
-# H200.
+# among compute units. Two thirds of these matmuls have a K at which cuBLAS 13.1.0 omits the last 8 terms on Hopper.
 # Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)

@@ -75,7 +75,8 @@ class Quack(TorchMatmul):
         }
         if any(length % _ROW_ALIGNMENT_ELEMENTS for length in row_lengths):
             return (
-                f"{self.name} needs rows in memory whose length is a multiple of {_ROW_ALIGNMENT_ELEMENTS}, not {shape}"
+                f"{self.name} needs rows whose length is a multiple of {_ROW_ALIGNMENT_ELEMENTS} elements in memory, "
+                f"which {shape} in layout {problem.layout} does not have"
             )
         return None
 

@@ -55,7 +55,7 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
 
 
 class FunctionalScaledMm(ScaledFormatMatmul):
-    """The kernel torch.nn.functional.scaled_mm, which calls the vendor's library. A library supports some formats."""
+    """The kernel torch.nn.functional.scaled_mm, for those formats that the vendor's library supports."""
 
     name = "F.scaled_mm"
     function = "scaled_mm"

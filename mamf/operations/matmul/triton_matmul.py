@@ -212,7 +212,7 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return the configuration, the number of busy compute units if some are idle, and how it sums 8-bit floats.
+        """Return the configuration, how many compute units are busy if some are idle, and how 8-bit floats are summed.
 
         Hopper's tensor cores keep sums of 8-bit floats in 14 bits, so a precise kernel regularly adds these sums to
         float32 numbers.

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
-from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
+from mamf.calibration import look_up_repeatability
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_combined_rate_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
@@ -101,7 +101,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     known = first.repeatability
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
-    scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds])
+    scatter = compute_combined_rate_error([replace(row, repeatability=exact) for row in rounds])
     celsius = compute_known_median(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
     return Figure(

@@ -19,7 +19,7 @@ from made_rates import contributed
 from refusals import assert_refused
 
 import mamf
-from mamf.ceilings.ceiling import MIN_ROUNDS, Ceiling, confirm_ceiling
+from mamf.ceilings.ceiling import MIN_CONFIRMING_ROUNDS, Ceiling, confirm_ceiling
 from mamf.engine.runner import RunSetup
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.strategy import FindStrategy
@@ -58,7 +58,7 @@ def rows_of(shape, figures, **fields):
     return [row_of(shape, tflops, number, **fields) for number, tflops in enumerate(figures, 1)]
 
 
-@pytest.mark.parametrize("rounds", range(MIN_ROUNDS))
+@pytest.mark.parametrize("rounds", range(MIN_CONFIRMING_ROUNDS))
 def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
     assert confirm_ceiling(rows_of(A, [700.0] * rounds), "card") is None
 
@@ -257,7 +257,7 @@ def test_rounds_are_interleaved_and_none_repeats_a_candidate(both, regime):
     numbers = [row.round for row in rows]
     assert numbers == sorted(numbers)
     assert max(Counter((row.round, row.shape, row.kernel) for row in rows).values()) == 1
-    orders = {tuple(row.shape for row in rows if row.round == number) for number in range(1, MIN_ROUNDS + 1)}
+    orders = {tuple(row.shape for row in rows if row.round == number) for number in range(1, MIN_CONFIRMING_ROUNDS + 1)}
     assert len({frozenset(order) for order in orders}) == 1
     assert regime == "sustained" or len(orders) > 1, "always in the same order: each follows the same heat"
 

@@ -113,10 +113,10 @@ THOROUGH_SCHEDULE = SearchSchedule(
     refine_end_share=0.30,
     choose_end_share=0.36,
     burst_end_share=0.40,
-    burst_round_counts=RoundCounts(choosing=6, confirming=15),
+    burst_round_counts=RoundCounts(choosing_rounds=6, confirming_rounds=15),
     candidate_count=8,
     algorithm_shape_count=3,
-    sustained_round_counts=RoundCounts(choosing=1, confirming=6),
+    sustained_round_counts=RoundCounts(choosing_rounds=1, confirming_rounds=6),
     visit_end_share=0.44,
     choose_visits_end_share=0.51,
 )
@@ -125,12 +125,12 @@ QUICK_SCHEDULE = SearchSchedule(
     refine_end_share=0.20,
     choose_end_share=0.235,
     burst_end_share=0.275,
-    burst_round_counts=RoundCounts(choosing=3, confirming=12),
+    burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
     candidate_count=5,
     algorithm_shape_count=1,
     # In sustained, the candidates that were fastest in burst differ by less than 0.2 %. So do not choose among them,
     # but spend the time on longer measurements that confirm.
-    sustained_round_counts=RoundCounts(choosing=0, confirming=6),
+    sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
 )
 
 

@@ -42,7 +42,7 @@ class SharesStrategy(RowsStrategy):
         on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(setup, ceilings, records=records)
-        self.found, self.search_plans = ceilings, search_plans
+        self.found_ceilings, self.search_plans = ceilings, search_plans
         self.choose_references, self.on_failure = choose_references, on_failure
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
@@ -53,7 +53,7 @@ class SharesStrategy(RowsStrategy):
         if budget is not None:
             left = budget - (self.backend.now() - begun)
             self.plan = replace(self.plan, budget_seconds=max(left, _MIN_BUDGET_SECONDS))
-        self.records, self.references = (), self.choose_references(self.found)
+        self.records, self.reference_kernels = (), self.choose_references(self.found_ceilings)
         yield from super().yield_results()
 
     def _find_ceilings(self, search: Plan) -> Iterator[Measurement | LogRecord]:
@@ -84,4 +84,4 @@ class SharesStrategy(RowsStrategy):
             yield LogRecord("ceiling", record)
             # Read the record, so that the rate is rounded as in the log.
             ceiling = read_ceiling_record(record, {"device": asdict(backend.info)})
-            self.found[make_ceiling_key(ceiling)] = ceiling
+            self.found_ceilings[make_ceiling_key(ceiling)] = ceiling

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
+from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_CONFIRMING_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator
 from mamf.engine.search.grid import (
@@ -38,7 +38,7 @@ from mamf.engine.search.rounds import (
     find_best_per_size_pair,
     list_default_candidates,
 )
-from mamf.engine.search.search import FIRST_SHAPE_COUNT, Search, draw_short_shapes
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_short_shapes
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
 from mamf.measurement import Measurement, group_pairs
@@ -121,7 +121,9 @@ class FindStrategy(PlanStrategy):
         regime = self._start_regime(Burst(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
-        search = Search(shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first=first)
+        search = ShapeSearch(
+            shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first_shapes=first
+        )
         self.runner.report_phase("burst: measuring shapes of a coarse grid")
         seconds = schedule.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
@@ -155,7 +157,7 @@ class FindStrategy(PlanStrategy):
             share = schedule.scout_end_share + (schedule.refine_end_share - schedule.scout_end_share) * number / len(
                 steps
             )
-            max_measured = len(search.measured) + self.options.refinements // len(steps)
+            max_measured = len(search.measured_tflops) + self.options.refinements // len(steps)
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
@@ -181,25 +183,31 @@ class FindStrategy(PlanStrategy):
         return [*measured, *confirming]
 
     def _run_search(
-        self, search: Search, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
+        self, search: ShapeSearch, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
     ) -> StepGenerator:
-        while len(search.measured) < max_measured and self.runner.has_next_step(
-            regime, phase, end_time, is_required=len(search.measured) < MIN_ROUNDS
+        while len(search.measured_tflops) < max_measured and self.runner.has_next_step(
+            regime, phase, end_time, is_required=len(search.measured_tflops) < MIN_CONFIRMING_ROUNDS
         ):
-            proposed = search.propose()
+            proposed = search.propose_candidate()
             if proposed is None:
                 return
             shape, kernel = proposed
             row = yield Step(
-                self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, phase, len(search.measured)
+                self._kernels_by_name[kernel],
+                self.plan.problem,
+                shape,
+                regime,
+                rule,
+                phase,
+                len(search.measured_tflops),
             )
             if row is None:
                 return
-            search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
+            search.record_measurement((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted_rows.append(row)
 
     def _add_best_kernels(
-        self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
+        self, search: ShapeSearch, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> StepGenerator:
         """Compare kernels on the fastest shapes so far. Each kernel joins the search with the algorithms that were
         fastest on these shapes, or with the single fastest one if its algorithms must be compiled. A quick search
@@ -228,8 +236,8 @@ class FindStrategy(PlanStrategy):
                 if name not in search.kernels:
                     search.add_kernel(name)
         for row in tried:
-            if row.kernel in search.kernels and (row.shape, row.kernel) not in search.measured:
-                search.record((row.shape, row.kernel), row.best_rate)
+            if row.kernel in search.kernels and (row.shape, row.kernel) not in search.measured_tflops:
+                search.record_measurement((row.shape, row.kernel), row.best_rate)
 
     def _choose_best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
         """Return the kernel of the fastest row of ``tried``, in a list. Return an empty list if that kernel is not
@@ -309,10 +317,10 @@ class FindStrategy(PlanStrategy):
         # Rank candidates by their rounds in burst, not by single rows: the fastest of noisy rows is only the luckiest.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_burst_winner_count]
-        if rounds.choosing:
+        if rounds.choosing_rounds:
             finalists = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
-                rounds = rounds._replace(choosing=0)  # The short visits have already chosen.
+                rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
         else:
             self._start_regime(regime, [shape for shape, _ in finalists])
         yield from self._confirmation.run_rounds(
@@ -368,7 +376,10 @@ class FindStrategy(PlanStrategy):
                     yield other, kernel
 
 
-_ROUND_COUNTS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
+_ROUND_COUNTS = {
+    BURST: RoundCounts(choosing_rounds=4, confirming_rounds=7),
+    SUSTAINED: RoundCounts(choosing_rounds=1, confirming_rounds=3),
+}
 _CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
 #: The share of the budget for measuring every row once; the share after which all regimes except the last must end,
 #: because sustained takes seconds to warm the device up; and the share of a problem's time for rounds that choose.

@@ -40,7 +40,8 @@ class RowsStrategy(PlanStrategy):
 
     - ``ceilings``: the highest rates of the device, of which rows are shares; may be empty. The matmul of a row's
       ceiling is measured before and after the row.
-    - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing is not measured again.
+    - ``reference_kernels``: the kernels of the ceilings, by name. A ceiling whose kernel is missing is not measured
+      again.
     - ``records``: records that the log gets before the rows.
 
     If several devices share a run, each device finds its own ceilings, and all devices first measure common shapes, so
@@ -54,13 +55,13 @@ class RowsStrategy(PlanStrategy):
         self,
         setup: RunSetup,
         ceilings: Ceilings | None = None,
-        references: Mapping[str, AnyKernel] | None = None,
+        reference_kernels: Mapping[str, AnyKernel] | None = None,
         records: Iterable[LogRecord] = (),
         replayed_rows: Iterable[Measurement] = (),
     ) -> None:
         super().__init__(setup, replayed_rows)
         self.ceilings = {} if ceilings is None else ceilings
-        self.references, self.records = references or {}, records
+        self.reference_kernels, self.records = reference_kernels or {}, records
         self.kernels: dict[str, AnyKernel] = dict(setup.kernels)
         self.options: SweepOptions = self.plan.options if self.plan.kind == SWEEP else SweepOptions()
         #: The FLOP or bytes per second of the latest rows, by kernel name and problem.
@@ -152,7 +153,7 @@ class RowsStrategy(PlanStrategy):
         for as long as a row.
         """
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
-        if ceiling is None or (kernel := self.references.get(ceiling.kernel)) is None:
+        if ceiling is None or (kernel := self.reference_kernels.get(ceiling.kernel)) is None:
             return None
         rule = self.make_rule(regime)
         if common is None:

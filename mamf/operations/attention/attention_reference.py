@@ -67,7 +67,7 @@ class ReferenceDistance:
 
     @property
     def max_gradient_error(self) -> float:
-        """The largest error of a gradient; 0 if there are none."""
+        """The largest relative error of a gradient; 0 if there are no gradients."""
         return get_max_error(error for name, error in self.relative_errors.items() if name != "o")
 
 
@@ -379,7 +379,7 @@ def _count_attended_axes(sparsity: float) -> int:
 
 def compute_attended_share(sparsity: float, key_count: int) -> float:
     """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
-    makes with this ``sparsity`` and ``length`` keys.
+    makes with this ``sparsity`` and ``key_count`` keys.
 
     The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
@@ -392,7 +392,7 @@ def compute_attended_share(sparsity: float, key_count: int) -> float:
     )
 
 
-def verify_special_attention(
+def verify_nan_and_infinity(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], launch: Callable[[], torch.Tensor]
 ) -> Verdict:
     """Verify a launch with an infinity in V and a NaN in Q.

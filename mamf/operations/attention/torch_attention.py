@@ -33,7 +33,7 @@ from mamf.operations.attention.attention_reference import (
     compute_key_sum_error,
     judge_distance,
     make_block_structured_inputs,
-    verify_special_attention,
+    verify_nan_and_infinity,
 )
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
@@ -216,7 +216,7 @@ class PreparedAttention:
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
         verify_special_values = partial(
-            verify_special_attention,
+            verify_nan_and_infinity,
             self._shape,
             self._view_as_bhsd(self._operands),
             lambda: self._view_as_bhsd(self._name_results(launch()))["o"],

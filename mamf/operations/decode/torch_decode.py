@@ -1,7 +1,7 @@
 """Prepare and verify decode kernels on torch tensors: make operands, tables of the cache and graphs, and check outputs.
 
-A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
-torch_kernels.py is the shortest example.
+A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind_operands``.
+``SdpaKvcache`` in torch_kernels.py is the shortest example.
 
 mamf compares outputs with the reference of the operation attention, one sequence at a time. It compares the whole
 output before and after timing, and the output of a random sequence between timed series of launches. The reference runs
@@ -70,7 +70,7 @@ class ReadyKernel:
 
 
 class TorchDecode(DecodeKernel):
-    """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
+    """A decode kernel on torch tensors. Derived classes implement ``bind_operands`` and declare what they support.
 
     - ``supports_contiguous_cache``, ``supports_pages``: whether it supports a contiguous cache, and a paged cache.
     - ``page_size_multiple``: the number of tokens of which the page size must be a multiple.

@@ -252,7 +252,7 @@ class PreparedModel:
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
             poison_outputs=self.poison_outputs,
-            list_changed_operands=self.changed_operands,
+            list_changed_operands=self.list_changed_operands,
             extra_bytes_per_set=self._extra_bytes_per_set,
         )
 
@@ -283,7 +283,7 @@ class PreparedModel:
         for moment in self._get_moments():
             moment.zero_()
 
-    def changed_operands(self) -> Sequence[str]:
+    def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
         If no operand has changed, the reference results are right, so store them for other kernels.

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import look_up_repeatability
+from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_combined_rate_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement

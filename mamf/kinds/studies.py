@@ -210,9 +210,9 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     interval = partial(format_interval, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
-        Column("problem", "problem", _make_problem_title, importance=2, is_left_aligned=True),
+        Column("problem", "problem", _make_problem_title, drop_priority=2, is_left_aligned=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), is_left_aligned=True),
-        Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, is_left_aligned=True),
+        Column("kernel", "kernel", lambda each: each.claim.step[3], drop_priority=1, is_left_aligned=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_four_digits(it * factor)),
         *make_interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column(

@@ -105,13 +105,13 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
                 f"FLOP/byte of {level}",
                 functools.partial(compute_balance_point, roofs=roofs, level=level),
                 format_four_digits,
-                importance=1,
+                drop_priority=1,
             )
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, is_left_aligned=True),
-        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, is_left_aligned=True),
+        Column("at", "at", lambda roof: format_row_name(roof.ceiling), drop_priority=3, is_left_aligned=True),
+        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, drop_priority=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
         Lines([head]),
@@ -132,19 +132,19 @@ def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float
 POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("row", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
     Column("kernel", "kernel", lambda point: point.row.kernel, is_left_aligned=True),
-    Column("regime", "regime", lambda point: point.row.regime, importance=3, is_left_aligned=True),
-    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, is_left_aligned=True),
-    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, importance=2),
-    Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
+    Column("regime", "regime", lambda point: point.row.regime, drop_priority=3, is_left_aligned=True),
+    Column("dtype", "dtype", lambda point: point.row.problem.dtype, drop_priority=3, is_left_aligned=True),
+    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, drop_priority=2),
+    Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), drop_priority=1),
     Column("rate", "", lambda point: point.row.comparable_rate),
     Column("unit", "", lambda point: point.row.work.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
     Column(
-        "", "roof", lambda point: point.roof_rate and format_rate(point.roof_rate, point.row.work.unit), importance=2
+        "", "roof", lambda point: point.roof_rate and format_rate(point.roof_rate, point.row.work.unit), drop_priority=2
     ),
     Column("roof", "", lambda point: point.roof_rate),
     Column("share_of_roof", "% of roof", lambda point: point.roof_share, format_percent),
-    Column("bound_by", "bound by", lambda point: point.bound, importance=1, is_left_aligned=True),
+    Column("bound_by", "bound by", lambda point: point.bound, drop_priority=1, is_left_aligned=True),
 ]
 
 

@@ -94,23 +94,25 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).make_problem_record(each.problem), titled=False
+            ceilings,
+            lambda each: get_operation(each.problem.operation).make_problem_record(each.problem),
+            has_titles=False,
         ),
         make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
         Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
         Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
-        Column("shape", "shape", lambda each: str(each.shape), importance=1, is_left_aligned=True),
+        Column("shape", "shape", lambda each: str(each.shape), drop_priority=1, is_left_aligned=True),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), has_titles=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
         Column(
             "share_of_peak", "% peak", lambda each: divide_by_peak(each.rate, each.problem, header), format_percent, 2
         ),
-        Column("rounds", "rounds", lambda each: each.rounds, importance=6),
-        Column("ties", "tied", lambda each: len(each.tied), importance=6),
+        Column("rounds", "rounds", lambda each: each.rounds, drop_priority=6),
+        Column("ties", "tied", lambda each: len(each.tied), drop_priority=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         *make_clock_columns(lambda each: each.conditions, 3),
@@ -209,7 +211,7 @@ class ShareCalculator:
         roof_columns: list[Column[Measurement]] = [
             Column(make_rate_key("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
             Column("share_of_roof", "% of roof", share, format_percent, 1),
-            Column("bound_by", "bound by", bound, importance=3, is_left_aligned=True),
+            Column("bound_by", "bound by", bound, drop_priority=3, is_left_aligned=True),
         ]
         return [
             Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),

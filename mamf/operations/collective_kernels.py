@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
+from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailability, poison_tensor, view_as_words
 
 _SAMPLE_COUNT = 256
 # An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. Expected sums are
@@ -34,7 +34,7 @@ class TorchDistributed(CollectiveKernel):
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return check_torch_backend(backend)
+            return explain_torch_unavailability(backend)
         return Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
 
     def explain_unsupported_problem(self, backend: Backend, problem: CollectiveProblem) -> str | None:

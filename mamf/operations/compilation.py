@@ -45,7 +45,7 @@ def get_architecture_major_version(backend: Backend) -> int:
     return int(match[1]) if match else 0
 
 
-def check_triton_backend(backend: Backend, alternative: str) -> Unavailable | None:
+def explain_triton_unavailability(backend: Backend, alternative: str) -> Unavailable | None:
     """Return why Triton cannot run kernels on this backend, or None if it can.
 
     ``alternative``: the name of a kernel without Triton, for the advice to the user.

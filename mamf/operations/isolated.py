@@ -22,7 +22,7 @@ import torch
 from mamf.backend import Backend, OperandPool
 from mamf.errors import MamfError, UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel
-from mamf.operations.operand_sets import list_tensors, take_pool_buffers
+from mamf.operations.operand_sets import list_result_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
 # The checking process times launches in trials. These are the duration of a trial in seconds, the maximum number of
@@ -96,7 +96,7 @@ def serve_launches(
 
 
 def _send_results(channel: Channel, written_buffers: Mapping[str, torch.Tensor], result: object) -> None:
-    returned_tensors = list_tensors(result)
+    returned_tensors = list_result_tensors(result)
     channel.send(
         *(_copy_bytes(tensor) for tensor in (*written_buffers.values(), *returned_tensors)),
         written=list(written_buffers),

@@ -20,7 +20,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import check_triton_backend, get_architecture_major_version
+from mamf.operations.compilation import explain_triton_unavailability, get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
@@ -159,7 +159,7 @@ class TritonMatmul(TorchMatmul):
         self._compute_units = compute_units
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_triton_backend(backend, "torch.mm")
+        return explain_triton_unavailability(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         reason = super().unsupported_problem(backend, problem)
@@ -342,7 +342,7 @@ class Gluon(TorchMatmul):
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
-            return check_triton_backend(backend, "torch.mm")
+            return explain_triton_unavailability(backend, "torch.mm")
         return Unavailable(
             f"kernel gluon runs only on NVIDIA Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm"
         )

@@ -219,7 +219,7 @@ class PreparedDecode:
         expected = q[..., :1].expand(*q.shape[:-1], self._shape.head_dim_v)
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
-            return Verdict(math.inf, 0.0, reason="the launch returned no tensor with as many elements as the output")
+            return Verdict(math.inf, 0.0, reason=f"the launch did not return a tensor of {expected.numel()} elements")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
         sequence = secrets.choice(list(self._tables.yield_query_slices()))

@@ -23,7 +23,7 @@ from mamf.plans import BURST, CLASSIC
 MAX_IMPOSSIBLE_SHARE = 0.1
 # On a device without a known peak, samples that are this many times shorter than the median are suspect, because a
 # timer that misses a launch reports only microseconds.
-_SUSPECT_FACTOR = 10
+_MIN_SUSPECT_SPEEDUP = 10
 # The throttle reason that backends report for a device that is at its power limit.
 _POWER_LIMIT_REASON = "power cap"
 
@@ -95,14 +95,14 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     clock times launches and cannot miss one.
     """
     median_seconds = statistics.median(possible)
-    suspect_count = sum(sample * _SUSPECT_FACTOR < median_seconds for sample in possible)
+    suspect_count = sum(sample * _MIN_SUSPECT_SPEEDUP < median_seconds for sample in possible)
     if not info.is_accelerator or suspect_count <= (
         0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SHARE * len(possible)
     ):
         return None
     return (
-        f"{suspect_count} of {len(possible)} samples are more than {_SUSPECT_FACTOR} times shorter than the median, "
-        f"and without a known peak of {info.name} it is unclear which are correct"
+        f"{suspect_count} of {len(possible)} samples are more than {_MIN_SUSPECT_SPEEDUP} times shorter than the "
+        f"median, and without a known peak of {info.name} it is unclear which are correct"
     )
 
 

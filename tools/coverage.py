@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import AFTER_REST, look_up_repeatability
+from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_combined_rate_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -129,10 +129,10 @@ def _state(row: Measurement) -> tuple[str, str]:
     # Of sustained rows of products, only those of visits that start anew depend on the temperature.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
-    is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST, row.problem))
+    is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST_STATE, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
     operation += f" {row.problem.dtype}" if operation == "matmul" else ""
-    return AFTER_REST if is_anew else row.regime, operation
+    return AFTER_REST_STATE if is_anew else row.regime, operation
 
 
 def _kind(row: Measurement) -> str:
@@ -213,7 +213,7 @@ def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 def fitting_pairs(pairs: Sequence[Pair], state: tuple[str, str]) -> list[Pair]:
     """Rows in burst; ceilings for visits that start anew, for these are only made for ceilings."""
-    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST)]
+    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST_STATE)]
 
 
 def print_fit(pairs: Sequence[Pair]) -> None:

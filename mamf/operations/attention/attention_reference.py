@@ -26,8 +26,8 @@ from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN_KEY
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import (
+    compute_max_error,
     draw_integers,
-    get_max_error,
     use_float32_precision,
     use_one_torch_thread,
     verify_special_values,
@@ -68,7 +68,7 @@ class ReferenceDistance:
     @property
     def max_gradient_error(self) -> float:
         """The largest relative error of a gradient; 0 if there are no gradients."""
-        return get_max_error(error for name, error in self.relative_errors.items() if name != "o")
+        return compute_max_error(error for name, error in self.relative_errors.items() if name != "o")
 
 
 def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
@@ -120,7 +120,7 @@ def judge_distance(
     row_error = (
         distance.worst_row_error / (_EXACT_ROW_TOLERANCE if is_exact else _APPROXIMATE_ROW_TOLERANCE) * error_bound
     )
-    max_error = get_max_error(
+    max_error = compute_max_error(
         (
             distance.relative_errors["o"],
             distance.max_gradient_error / gradient_tolerance_factor,

@@ -40,12 +40,12 @@ from mamf.operations.operand_sets import (
     ChangeDetector,
     OperandSet,
     SignFlipper,
-    check_torch_backend,
     combine_operand_sets,
+    explain_torch_unavailability,
     explain_wrong_type,
     join_rows,
-    list_tensors,
-    split_into_sets,
+    list_result_tensors,
+    split_buffers_into_sets,
     take_pool_buffers,
     view_as,
 )
@@ -98,7 +98,7 @@ class TorchAttention(AttentionKernel):
     tolerance: ClassVar[float | None] = None
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend)
+        return explain_torch_unavailability(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Launch the forward pass of one shape, and return the output. All tensors have the kernel's layout."""
@@ -153,7 +153,7 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         forward_pass = self.bind_operands(backend, problem, shape)
-        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
+        buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
         attentions = [
             PreparedAttention(self, problem, shape, self.view_operands(problem, shape, buffers))
             for buffers in buffer_sets
@@ -317,7 +317,7 @@ class PreparedAttention:
         """Return the tensors of a launch's result by name: the output ``o`` and, for a backward pass, ``dq``, ``dk``
         and ``dv``.
         """
-        outputs = list_tensors(result)
+        outputs = list_result_tensors(result)
         if self.saved_output is not None:
             outputs = [self.saved_output, *outputs]
         names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)

@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthKernel, BandwidthProblem, BandwidthShape
-from mamf.operations.compilation import check_triton_backend
+from mamf.operations.compilation import explain_triton_unavailability
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
@@ -204,7 +204,7 @@ class TritonPasses(TorchBandwidthKernel):
     name = "triton"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_triton_backend(backend, "torch")
+        return explain_triton_unavailability(backend, "torch")
 
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from mamf.backend import LEADER_PID_VARIABLE, Advice
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
 
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
 _VGPU_MODE = 2  # This is NVML_GPU_VIRTUALIZATION_MODE_VGPU. A card that is passed through as a whole has another mode.
@@ -72,16 +72,16 @@ def count_other_processes(sensors: Any) -> int | None:
     pids, pids_of_run = {process.pid for process in processes}, _find_pids_of_run()
     if os.getpid() in pids:
         return len(pids - pids_of_run)
-    return max(0, len(pids) - (2 if LEADER_PID_VARIABLE in os.environ else 1))
+    return max(0, len(pids) - (2 if STARTING_PROCESS_PID_VARIABLE in os.environ else 1))
 
 
 def _find_pids_of_run() -> set[int]:
     """Return the pids of all processes of this run of mamf."""
     pids = {os.getpid()}
-    if leader_pid := os.environ.get(LEADER_PID_VARIABLE):
-        with contextlib.suppress(psutil.Error, ValueError):  # The leader has ended, or mamf did not set the variable.
-            pids.add(int(leader_pid))
-            pids |= {child.pid for child in psutil.Process(int(leader_pid)).children(recursive=True)}
+    if starting_process_pid := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
+        with contextlib.suppress(psutil.Error, ValueError):  # That process has ended, or mamf did not set its pid.
+            pids.add(int(starting_process_pid))
+            pids |= {child.pid for child in psutil.Process(int(starting_process_pid)).children(recursive=True)}
     return pids
 
 

@@ -26,7 +26,7 @@ SIMULATED_BACKEND = "simulated"
 MIB = 2**20
 #: Environment variable in which mamf gives each process that it starts the pid of the starting process. The starting
 #: process may have the device open without using it, so it is not counted as another user of the card.
-LEADER_PID_VARIABLE = "MAMF_LEADER_PID"
+STARTING_PROCESS_PID_VARIABLE = "MAMF_LEADER_PID"
 # The text in the name of a device after which the name lists the ways in which the card is shared.
 _SHARING_PREFIX = " (shared: "
 

@@ -86,7 +86,7 @@ class SustainedTraits:
 
 #: The state of repeatability.csv that is not a regime: a sustained measurement that follows a rest, after which the
 #: power controller restarts and settles again.
-AFTER_REST = "anew"
+AFTER_REST_STATE = "anew"
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def _read_repeatability_rows() -> dict[tuple[str, str, str], Repeatability]:
 
 def look_up_repeatability(backend: str, state: str, problem: Any = None) -> Repeatability:
     """Return how much repeated runs of a problem differ, from repeatability.csv. ``backend``: the name of a backend.
-    ``state``: a regime, or AFTER_REST. Raises KeyError for a state that repeatability.csv does not contain.
+    ``state``: a regime, or AFTER_REST_STATE. Raises KeyError for a state that repeatability.csv does not contain.
     """
     rows_by_key, operation = _read_repeatability_rows(), "" if problem is None else problem.operation
     operation_with_dtype = f"{operation} {getattr(problem, 'dtype', '')}"

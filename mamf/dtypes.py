@@ -125,7 +125,7 @@ DTYPES = {dtype.name: dtype for dtype in _DTYPE_TABLE}
 #: The names of all dtypes that operands can have.
 OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8"))
 #: The names of the dtypes whose operands are quantized and have scales.
-SCALED_FORMATS = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
+SCALED_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
 
 #: The other names that users may write for dtypes, each with the full name of the dtype (or with ``fp8``, which the
 #: backend resolves).

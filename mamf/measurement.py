@@ -75,31 +75,31 @@ def find_timer_calibration(backend: str) -> TimerCalibration | None:
     return next((TimerCalibration(*(float(row[column]) * 1e-6 for column in columns)) for row in rows), None)
 
 
-def is_plausible_overhead(backend: str, overhead: float) -> bool:
-    """Return whether ``overhead`` seconds per launch are plausible for a backend's device timer."""
+def is_plausible_overhead(backend: str, overhead_seconds: float) -> bool:
+    """Return whether ``overhead_seconds`` per launch are plausible for a backend's device timer."""
     timer = find_timer_calibration(backend)
     low, high = (
         (timer.min_overhead_seconds, timer.max_overhead_seconds) if timer else (0.0, MAX_PLAUSIBLE_OVERHEAD_SECONDS)
     )
-    return low <= overhead <= high
+    return low <= overhead_seconds <= high
 
 
-def choose_timer_overhead(backend: str, estimate: float | None) -> TimerOverhead:
-    """Return the timer overhead to subtract from each launch: the backend's ``estimate`` in seconds if it is plausible,
+def choose_timer_overhead(backend: str, estimated_seconds: float | None) -> TimerOverhead:
+    """Return the timer overhead to subtract from each launch: the backend's ``estimated_seconds`` if it is plausible,
     else the typical overhead of the backend's timer, or 0 if that is unknown. The overhead is rounded to the
     nanosecond, like logged samples.
     """
     timer = find_timer_calibration(backend)
     # If no profiler has measured the timer, a small negative estimate is noise, and the timer has no overhead.
-    if estimate is None or (timer is None and -MAX_OVERHEAD_SHIFT_SECONDS < estimate < 0):
+    if estimated_seconds is None or (timer is None and -MAX_OVERHEAD_SHIFT_SECONDS < estimated_seconds < 0):
         return TimerOverhead(0.0)
-    if is_plausible_overhead(backend, estimate):
-        return TimerOverhead(round(estimate, 9))
-    used = round(timer.typical_overhead_seconds, 9) if timer else 0.0
+    if is_plausible_overhead(backend, estimated_seconds):
+        return TimerOverhead(round(estimated_seconds, 9))
+    assumed_seconds = round(timer.typical_overhead_seconds, 9) if timer else 0.0
     return TimerOverhead(
-        used,
-        f"mamf assumed a timer overhead of {used * 1e6:.1f} us, because the estimate of {estimate * 1e6:.1f} us is "
-        "implausible",
+        assumed_seconds,
+        f"mamf assumed a timer overhead of {assumed_seconds * 1e6:.1f} us, because the estimate of "
+        f"{estimated_seconds * 1e6:.1f} us is implausible",
     )
 
 

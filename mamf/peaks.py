@@ -24,7 +24,7 @@ from mamf.measurement import DATASHEET_TIER, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
 #: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
-CONTRIBUTED_FILE = "contributed.csv"
+CONTRIBUTED_FILE_NAME = "contributed.csv"
 
 # Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock: boards run faster than their
 # datasheet (an RTX 4090 reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
@@ -38,7 +38,7 @@ READ_CLOCK_HEADROOM, FALLING_CLOCK_HEADROOM = 1.02, 1.10
 # Use the float32 peak as the bound of float64 if no float64 peak is listed, because no device is faster in float64.
 _BOUNDING_DTYPES = {"fp64": "fp32"}
 # The FLOP per cycle of a compute unit are a multiple of 16. Rounding in a datasheet may shift them by up to 0.5 %.
-_FLOP_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
+_FLOP_PER_CYCLE_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
 # No CPU core exceeds these FLOP per cycle and this clock. Two 512-bit FMA units do 32 FLOP per cycle in float64 and 64
 # in float32. Matrix units (Intel's AMX, with 1024 multiply-adds, and Apple's) do up to 256 in float32 and 2048 in
 # narrower dtypes.
@@ -114,7 +114,7 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     if peak is None or not peak.clock_hz or not compute_units:
         return None
     raw = peak.flops / peak.clock_hz / compute_units
-    whole = _FLOP_MULTIPLE * round(raw / _FLOP_MULTIPLE)
+    whole = _FLOP_PER_CYCLE_MULTIPLE * round(raw / _FLOP_PER_CYCLE_MULTIPLE)
     return float(whole) if abs(whole / raw - 1) <= _MAX_ROUNDING_ERROR else raw
 
 
@@ -352,7 +352,7 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
             lowest_rate=float(row["lowest"]),
             **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
         )
-        for row in read_packaged_csv_rows(CONTRIBUTED_FILE)
+        for row in read_packaged_csv_rows(CONTRIBUTED_FILE_NAME)
     )
 
 

@@ -73,7 +73,7 @@ COMMON_REGIMES = (BURST, SUSTAINED)
 #: The largest value of GuardOptions.rounds.
 MAX_GUARD_ROUNDS = 100
 
-#: Types of fields whose values the plan's operation writes to a log and reads from it.
+#: Types of fields of a plan. The operation of the plan converts their values to log records and back.
 Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
 Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
 
@@ -158,7 +158,7 @@ class Claim:
                 f"the claim of rate {self.rate:g} with the interval {self.interval.low:g} to {self.interval.high:g} is "
                 "invalid: all three numbers must be above 0, and the interval must begin with its lower end"
             )
-        # Only a crafted log has more degrees of freedom, with which computing would take long.
+        # Reject more degrees of freedom: only a crafted log has them, and computing with them would take long.
         require_whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
 
 

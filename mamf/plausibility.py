@@ -23,34 +23,34 @@ from mamf.plans import BURST, CLASSIC
 MAX_IMPOSSIBLE_SHARE = 0.1
 # On a device without a known peak, samples that are this many times shorter than the median are suspect, because a
 # timer that misses a launch reports only microseconds.
-_SUSPECT_FACTOR = 10
+_MIN_SUSPECT_SPEEDUP = 10
 # The throttle reason that backends report for a device that is at its power limit.
 _POWER_LIMIT_REASON = "power cap"
 
 
 def split_impossible_samples(
-    seconds: Sequence[float], amount: float, limit: float | None, accuracy: float = 0.0
+    samples: Sequence[float], amount: float, max_rate: float | None, timer_error_seconds: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Split samples (``seconds`` per launch) into possible and impossible ones. A sample is impossible if it is not
-    above 0, or if it is shorter, by more than the timer's error ``accuracy`` (seconds), than a launch that does
-    ``amount`` FLOP or bytes at ``limit`` FLOP or bytes per second.
+    """Split samples (seconds per launch) into possible and impossible ones. A sample is impossible if it is not
+    above 0, or if it is shorter, by more than the timer's error ``timer_error_seconds``, than a launch that does
+    ``amount`` FLOP or bytes at ``max_rate`` FLOP or bytes per second.
 
     Samples that are possible but much shorter than the median are kept, because on a busy machine the short samples are
     the correct ones.
     """
-    floor = amount / limit - accuracy if limit else 0.0
-    possible = [sample for sample in seconds if sample > 0 and sample >= floor]
-    impossible = [sample for sample in seconds if not (sample > 0 and sample >= floor)]
+    min_seconds = amount / max_rate - timer_error_seconds if max_rate else 0.0
+    possible = [sample for sample in samples if sample > 0 and sample >= min_seconds]
+    impossible = [sample for sample in samples if not (sample > 0 and sample >= min_seconds)]
     return possible, impossible
 
 
-def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None) -> str | None:
+def explain_implausible_row(row: Measurement, info: DeviceInfo, max_rate: float | None) -> str | None:
     """Explain why a row is implausible. Return None if it is plausible. The row's status does not affect the result.
 
-    ``limit``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
+    ``max_rate``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
     """
     all_samples = (*row.samples, *row.implausible_samples)
-    possible, impossible = split_impossible_samples(all_samples, row.amount, limit, row.timer_accuracy)
+    possible, impossible = split_impossible_samples(all_samples, row.amount, max_rate, row.timer_accuracy)
     if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(all_samples):
         rate = row.amount / max(min(impossible), 1e-12) / TERA
         return (
@@ -59,7 +59,7 @@ def explain_implausible(row: Measurement, info: DeviceInfo, limit: float | None)
         )
     if not possible:
         return "the measurement has no samples"
-    return _explain_beyond_clock(row, info) if limit else _explain_suspect_samples(row, info, possible)
+    return _explain_beyond_clock(row, info) if max_rate else _explain_suspect_samples(row, info, possible)
 
 
 def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
@@ -95,14 +95,14 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     clock times launches and cannot miss one.
     """
     median_seconds = statistics.median(possible)
-    suspect_count = sum(sample * _SUSPECT_FACTOR < median_seconds for sample in possible)
+    suspect_count = sum(sample * _MIN_SUSPECT_SPEEDUP < median_seconds for sample in possible)
     if not info.is_accelerator or suspect_count <= (
         0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SHARE * len(possible)
     ):
         return None
     return (
-        f"{suspect_count} of {len(possible)} samples are more than {_SUSPECT_FACTOR} times shorter than the median, "
-        f"and without a known peak of {info.name} it is unclear which are correct"
+        f"{suspect_count} of {len(possible)} samples are more than {_MIN_SUSPECT_SPEEDUP} times shorter than the "
+        f"median, and without a known peak of {info.name} it is unclear which are correct"
     )
 
 

@@ -131,7 +131,7 @@ class SampleSummary:
     interval: Interval
 
 
-def summarize(samples: Sequence[float], figure: str = "median") -> SampleSummary:
+def summarize_samples(samples: Sequence[float], figure: str = "median") -> SampleSummary:
     """Compute the statistics of samples in seconds. ``figure``: whether the interval is that of the ``mean`` or the
     ``median``. Raises ValueError if there are no samples.
     """

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from rates import logs_below
 
-from mamf.calibration import AFTER_REST, look_up_repeatability
-from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_figure_error
+from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, compute_combined_rate_error
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
-from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize
+from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize_samples
 
 _MIN_ROWS, _MIN_ROUNDS = 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
@@ -93,7 +93,7 @@ def as_today(row: Measurement, log: RunLog) -> Measurement:
     """A row with today's figure and calibration."""
     known = look_up_repeatability(log.header["device"]["backend"], _state(row)[0], row.problem)
     by = "mean" if row.regime == SUSTAINED else "median"
-    return replace(row, best_by=by, summary=summarize(row.samples, by), repeatability=known)
+    return replace(row, best_by=by, summary=summarize_samples(row.samples, by), repeatability=known)
 
 
 def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Measurement]) -> Figure:
@@ -101,7 +101,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     known = first.repeatability
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
-    scatter = compute_figure_error([replace(row, repeatability=exact) for row in rounds])
+    scatter = compute_combined_rate_error([replace(row, repeatability=exact) for row in rounds])
     celsius = compute_known_median(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
     return Figure(
@@ -129,10 +129,10 @@ def _state(row: Measurement) -> tuple[str, str]:
     # Of sustained rows of products, only those of visits that start anew depend on the temperature.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
-    is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST, row.problem))
+    is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST_STATE, row.problem))
     operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
     operation += f" {row.problem.dtype}" if operation == "matmul" else ""
-    return AFTER_REST if is_anew else row.regime, operation
+    return AFTER_REST_STATE if is_anew else row.regime, operation
 
 
 def _kind(row: Measurement) -> str:
@@ -213,7 +213,7 @@ def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 def fitting_pairs(pairs: Sequence[Pair], state: tuple[str, str]) -> list[Pair]:
     """Rows in burst; ceilings for visits that start anew, for these are only made for ceilings."""
-    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST)]
+    return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST_STATE)]
 
 
 def print_fit(pairs: Sequence[Pair]) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import mamf
-from mamf.ceilings.ceiling import compute_known_share, compute_mamfu
+from mamf.ceilings.ceiling import compute_mamfu, compute_share_of_known_ceiling
 from mamf.cli import main as mamf_command
 from mamf.cli import run_command
 from mamf.errors import MamfError
@@ -125,7 +125,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     """MAMFU by the ceiling in the log, else by the one that the log names."""
     share = compute_mamfu(row, log.all_ceilings)
-    return compute_known_share(row, log.known_ceilings) if share is None else share
+    return compute_share_of_known_ceiling(row, log.known_ceilings) if share is None else share
 
 
 def share_kept(row: Measurement, log: RunLog) -> float:

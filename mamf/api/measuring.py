@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_no_ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, explain_missing_ceiling
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.engine.traits import replace_assumed_traits
@@ -189,7 +189,7 @@ def search(
     )
     kernels = list(zip(plan.kernels, opened_kernels, strict=True))
     return CeilingSearch(
-        Run(plan, opened_backend, kernels, path=None if log is None else Path(log)), requested_regimes[-1]
+        Run(plan, opened_backend, kernels, log_path=None if log is None else Path(log)), requested_regimes[-1]
     )
 
 
@@ -208,7 +208,7 @@ class CeilingSearch:
     def __init__(self, run: Run, regime: str) -> None:
         self._run, self.regime = run, regime
         #: The rows that remain to be measured. mamf writes each row to the log before it returns the row.
-        self.rows = run.measurements()
+        self.rows = run.yield_measurements()
 
     def __iter__(self) -> Generator[Measurement, None, None]:
         """Yield each row as soon as it is measured."""
@@ -224,7 +224,7 @@ class CeilingSearch:
         """The ceiling of the requested regime. Raises DeviceError until it is confirmed."""
         ceilings = self.ceilings
         if self.regime not in ceilings:
-            if reason := explain_no_ceiling(self._run.rows):
+            if reason := explain_missing_ceiling(self._run.rows):
                 raise DeviceError(f"no {self.regime} ceiling can be found: {reason}")
             budget = self._run.plan.budget_seconds
             raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
@@ -297,7 +297,7 @@ def measure_kernels(
         budget_seconds=budget_seconds,
         options=sweep_options,
     )
-    run = Run(plan, opened_backend, opened_kernels, path=None if log is None else Path(log))
+    run = Run(plan, opened_backend, opened_kernels, log_path=None if log is None else Path(log))
     if ceilings or ceiling_kernel:
         ceilings_by_key = dict(ceilings or {})
         warn = functools.partial(warnings.warn, category=MamfWarning)
@@ -306,8 +306,11 @@ def measure_kernels(
             convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
             warn,
         )
-        run.strategy, run.known = lambda setup: RowsStrategy(setup, ceilings_by_key, references), ceilings_by_key
-    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.measurements())
+        run.make_run_strategy, run.known_ceilings = (
+            lambda setup: RowsStrategy(setup, ceilings_by_key, references),
+            ceilings_by_key,
+        )
+    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.yield_measurements())
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:

@@ -48,14 +48,14 @@ from mamf.statistics import (
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
 #: The highest share of a ceiling that a row can reach because the card has changed since the ceiling was measured. A
 #: higher share means that the ceiling is wrong.
-MAX_CEILING_SHARE = 1.1
+MAX_SHARE_OF_CEILING = 1.1
 #: Reports mention the drift of a card if its speed has changed by more than this share.
-DRIFT_TOLERANCE = 0.01
+MAX_DRIFT_SHARE = 0.01
 #: A candidate of a search for the ceiling: a shape and the name of a kernel.
 Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
 # A candidate counts as confirmed only after this many rounds have measured it.
-MIN_ROUNDS = 3
+MIN_CONFIRMING_ROUNDS = 3
 # A visit that is faster than the ceiling by this factor cannot be explained by drift, because the speed of a card that
 # warms up changes by less than 2 %.
 _CLEARLY_FASTER_FACTOR = 1.1
@@ -135,18 +135,18 @@ class Ceiling(NotebookTable, Rate):
 
 def confirm_ceilings(
     rows: Iterable[Measurement],
-    wanted: Iterable[tuple[Problem, str, str | None]],
+    requested: Iterable[tuple[Problem, str, str | None]],
     device: str,
     uuid_hash: str | None = None,
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``wanted``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
+    ``requested``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
     interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster (``has_faster_visit``).
     """
     rows = list(rows)
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
-    for problem, regime, default in wanted:
+    for problem, regime, default in requested:
         same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         ceiling = confirm_ceiling(same, device, uuid_hash, default)
         if ceiling is not None:
@@ -168,15 +168,16 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     return max(own, default=0.0) > _CLEARLY_FASTER_FACTOR * max(ceiling.interval.high, ceiling.rate)
 
 
-def explain_no_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return status and reason of the first row if all rows failed, so that a run cannot have a ceiling; else None."""
+def explain_missing_ceiling(rows: Sequence[Measurement]) -> str | None:
+    """Return the status and reason of the first row if all rows failed, so that there is no ceiling; otherwise None."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
 def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """Return the ceiling that the confirming rounds give, or None if fewer than MIN_ROUNDS of them measured the winner.
+    """Return the ceiling that the confirming rounds give, or None if fewer than MIN_CONFIRMING_ROUNDS of them measured
+    the winner.
 
     ``rows``: the rows of one problem and regime; only rows of the phases ``choose`` and ``confirm`` count. Every round
     measures each remaining candidate once, so that comparing two candidates within a round cancels the drift of the
@@ -189,7 +190,7 @@ def confirm_ceiling(
     # which is therefore biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
-    if winner is None or len(fresh.get(winner, ())) < MIN_ROUNDS:
+    if winner is None or len(fresh.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
         return None
     own = fresh[winner]
     shape, kernel = winner
@@ -197,7 +198,7 @@ def confirm_ceiling(
     gain = None
     compared = group_rounds(choosing) or fresh
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
-        gain = stdlib_statistics.median(compute_ratios(compared[winner], compared[shape, default_kernel])) - 1
+        gain = stdlib_statistics.median(compute_rate_ratios(compared[winner], compared[shape, default_kernel])) - 1
     row = next(iter(own.values()))
     return Ceiling(
         device=device,
@@ -209,14 +210,18 @@ def confirm_ceiling(
         rate=rate,
         interval=interval,
         rounds=len(own),
-        tied=tuple(other for other in _find_finalists(fresh) if other != winner and is_tied(own, fresh[other])),
+        tied=tuple(
+            other for other in _find_remaining_candidates(fresh) if other != winner and is_tied(own, fresh[other])
+        ),
         conditions=summarize_conditions(own.values()),
         gain_over_default=gain,
         repeatability=find_median_repeatability(list(own.values())),
     )
 
 
-def _find_finalists(rounds_by_candidate: Mapping[Candidate, Mapping[int, Measurement]]) -> list[Candidate]:
+def _find_remaining_candidates(
+    rounds_by_candidate: Mapping[Candidate, Mapping[int, Measurement]],
+) -> list[Candidate]:
     """Return the candidates that all rounds measured, by shape and kernel. The last round may be incomplete, so a
     candidate that only the last round did not measure is included.
     """
@@ -229,7 +234,7 @@ def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
     dropped come last.
     """
     found = group_rounds(rows)
-    kept = set(_find_finalists(found))
+    kept = set(_find_remaining_candidates(found))
     return sorted(found, key=lambda each: (each in kept, compute_median_rate(found[each].values())), reverse=True)
 
 
@@ -250,13 +255,13 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
-def compute_figure_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
+def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
     """Compute the error of the rate that ``combine_rounds`` returns, relative to the mean rate of all possible runs."""
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
-    """Return the calibration that the rounds were recorded with, or without one the current calibration of their
+    """Return the calibration that the rounds were recorded with; if they have none, the current calibration of their
     regime.
     """
     return find_median_repeatability(rounds) or look_up_repeatability("", rounds[0].regime, rounds[0].problem)
@@ -292,7 +297,7 @@ def compute_median_rate(rows: Iterable[Measurement]) -> float:
     return stdlib_statistics.median(row.best_rate for row in rows)
 
 
-def compute_ratios(winner: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
+def compute_rate_ratios(winner: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
     """Return the rate of one candidate divided by the rate of another, for each round that measured both candidates."""
     return [winner[number].best_rate / other[number].best_rate for number in winner if number in other]
 
@@ -303,7 +308,7 @@ def is_tied(winner: Mapping[int, Measurement], other: Mapping[int, Measurement])
 
     A candidate that is faster than the winner in these rounds is tied as well, because earlier rounds chose the winner.
     """
-    compared = compute_ratios(winner, other)
+    compared = compute_rate_ratios(winner, other)
     return bool(compared) and compute_median_interval(compared).low <= 1.0
 
 
@@ -368,21 +373,21 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     return math.hypot(row.accuracy, compute_relative_timing_error(row.timer_accuracy, ceiling.seconds))
 
 
-def has_drifted(row: Measurement, ceilings: Ceilings) -> bool:
+def has_card_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     """Return whether the speed of the card around a row differs from its speed when the ceiling was measured.
 
     The speed is that of a reference matmul, which is the matmul of the ceiling. The difference must exceed
-    DRIFT_TOLERANCE plus the accuracy of the timer for the duration of that matmul.
+    MAX_DRIFT_SHARE plus the accuracy of the timer for the duration of that matmul.
     """
-    drift, ceiling = compute_drift(row, ceilings), find_row_ceiling(row, ceilings)
+    drift, ceiling = compute_card_drift(row, ceilings), find_row_ceiling(row, ceilings)
     return (
         drift is not None
         and ceiling is not None
-        and abs(drift) > DRIFT_TOLERANCE + compute_relative_timing_error(row.timer_accuracy, ceiling.seconds)
+        and abs(drift) > MAX_DRIFT_SHARE + compute_relative_timing_error(row.timer_accuracy, ceiling.seconds)
     )
 
 
-def compute_drift(row: Measurement, ceilings: Ceilings) -> float | None:
+def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     """Return the drift of the card around a row: the rate of the reference matmul before and after the row, divided by
     the ceiling, minus 1.
 
@@ -410,7 +415,7 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
         )
 
 
-def compute_known_share(row: Measurement, known_ceilings: RatesByDtypeAndRegime) -> float | None:
+def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtypeAndRegime) -> float | None:
     """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the known ceiling for
     its dtype and regime.
 

@@ -1,5 +1,5 @@
-"""Compute roofs: the highest rate that the ceilings of a device allow for the work of a row, and the share of it that
-the row reaches.
+"""Compute roofs. A roof is the highest rate that the ceilings of a device allow for the work of a row. Also compute the
+share of its roof that a row reaches.
 
 This is the roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009).
 All ceilings are confirmed rates of one device in one regime: compute ceilings by dtype of matmul, bandwidth ceilings by
@@ -18,14 +18,15 @@ from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, B
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
 
-COMPUTE, BANDWIDTH = "compute", "bandwidth"
-#: The memory levels that bytes come from: the last-level cache if all arrays fit in it, or memory if one pass over the
-#: arrays moves many times the size of the cache.
-CACHE, MEMORY = "cache", "memory"
-#: READ: the access pattern whose bandwidth limits work that only reads. READ_BANDWIDTH: the key of its ceiling, in
-#: mappings where matmul ceilings have their dtype as key.
-READ, READ_BANDWIDTH = "read", "read bandwidth"
-MEMORY_LEVELS = (CACHE, MEMORY)
+#: What limits a row: the compute ceiling or the bandwidth ceiling.
+COMPUTE_BOUND, BANDWIDTH_BOUND = "compute", "bandwidth"
+#: The memory levels that bytes come from: the last-level cache if all arrays fit in the cache, or memory if one pass
+#: over the arrays moves many times the size of the cache.
+CACHE_LEVEL, MEMORY_LEVEL = "cache", "memory"
+#: The access pattern whose bandwidth limits work that only reads, and the key of its ceiling in mappings in which the
+#: key of a matmul ceiling is a dtype.
+READ_PATTERN, READ_BANDWIDTH_KEY = "read", "read bandwidth"
+MEMORY_LEVELS = (CACHE_LEVEL, MEMORY_LEVEL)
 #: A row that reaches at least this share of its roof is near its limit, so that little can be gained.
 NEAR_LIMIT_SHARE = 0.8
 
@@ -35,45 +36,45 @@ class Roofs:
     """All known ceilings of one device.
 
     - ``device``, ``uuid_hash``: the name of the device and a hash of its UUID, if it has one.
-    - ``compute``: matmul ceilings by dtype and regime.
-    - ``bandwidth``: bandwidth ceilings by memory level and regime.
+    - ``compute_ceilings``: matmul ceilings by dtype and regime.
+    - ``bandwidth_ceilings``: bandwidth ceilings by memory level and regime.
     """
 
     device: str
     uuid_hash: str | None
-    compute: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
-    bandwidth: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
+    compute_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
+    bandwidth_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
 
     @property
     def regimes(self) -> list[str]:
-        return list(dict.fromkeys(regime for _, regime in (*self.compute, *self.bandwidth)))
+        return list(dict.fromkeys(regime for _, regime in (*self.compute_ceilings, *self.bandwidth_ceilings)))
 
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
         """Return a copy with only the ceilings of these regimes. Raises UsageError if no ceiling is left."""
         kept = tuple(regimes)
-        compute = {key: each for key, each in self.compute.items() if key[1] in kept}
-        bandwidth = {key: each for key, each in self.bandwidth.items() if key[1] in kept}
+        compute = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept}
+        bandwidth = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept}
         if not compute and not bandwidth:
             raise UsageError(
                 f"no ceiling is known in the regime {' or '.join(kept)}: choose from the regimes with a ceiling, "
                 f"{', '.join(self.regimes)}"
             )
-        return replace(self, compute=compute, bandwidth=bandwidth)
+        return replace(self, compute_ceilings=compute, bandwidth_ceilings=bandwidth)
 
     def find_roof_and_bound(self, row: Measurement) -> tuple[float, str] | None:
-        """Return the roof of a row, in the unit of its rate, and what limits the row: ``compute`` or ``bandwidth``.
+        """Return the roof of a row, in the unit of its rate, and what limits the row: COMPUTE_BOUND or BANDWIDTH_BOUND.
 
-        Work without matmul is limited by bandwidth only. Returns None if a ceiling that may limit the row is unknown.
-        Also returns None for work that reads nothing, such as a fill, because it can exceed the bandwidth ceiling,
-        which was measured with reads.
+        Only bandwidth limits work without matmul. Returns None if a ceiling that may limit the row is unknown. Also
+        returns None for work that reads nothing, such as a fill: it can exceed the bandwidth ceiling, because the
+        ceiling was measured with reads.
         """
-        work, memory = row.work, self.bandwidth.get((MEMORY, row.regime))
-        compute = find_row_ceiling(row, self.compute) if work.has_products else None
+        work, memory = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
+        compute = find_row_ceiling(row, self.compute_ceilings) if work.has_products else None
         if memory is None or (compute is None if work.has_products else not reads_operands(row.problem)):
             return None
         seconds = {
-            COMPUTE: 0.0 if compute is None else work.flop / compute.rate / TERA,
-            BANDWIDTH: work.nbytes / memory.rate / TERA,
+            COMPUTE_BOUND: 0.0 if compute is None else work.flop / compute.rate / TERA,
+            BANDWIDTH_BOUND: work.nbytes / memory.rate / TERA,
         }
         bound = max(seconds, key=seconds.__getitem__)
         return work.amount / seconds[bound] / TERA, bound
@@ -85,7 +86,7 @@ class RoofPoint:
 
     - ``tflops``: 1e12 FLOP/s; None if the work has no FLOP.
     - ``intensity``: FLOP per byte; None if the work has no FLOP or no bytes.
-    - ``roof``: the highest possible rate in the unit of the row's rate; None if it is unknown.
+    - ``roof_rate``: the highest possible rate in the unit of the row's rate; None if it is unknown.
     - ``bound``: what limits the work, ``compute`` or ``bandwidth``; None if the roof is unknown.
     - ``layer``: the name of a group of rows, such as a layer of a model.
     """
@@ -94,14 +95,14 @@ class RoofPoint:
     row: Measurement
     tflops: float | None
     intensity: float | None
-    roof: float | None
+    roof_rate: float | None
     bound: str | None
     layer: str = ""
 
     @property
-    def share(self) -> float | None:
+    def roof_share(self) -> float | None:
         """The measured rate divided by the roof; if compute limits the work, this share is MAMFU."""
-        return None if self.roof is None else self.row.comparable_rate / self.roof
+        return None if self.roof_rate is None else self.row.comparable_rate / self.roof_rate
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
@@ -117,7 +118,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
         row=row,
         tflops=work.flop / seconds / TERA if work.flop else None,
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,
-        roof=roof,
+        roof_rate=roof,
         bound=bound,
         layer=layer,
     )
@@ -129,32 +130,32 @@ def reads_operands(problem: object) -> bool:
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
-    """Return the key of a ceiling: (dtype, regime) for a matmul, (READ_BANDWIDTH, regime) for a bandwidth ceiling."""
-    return READ_BANDWIDTH if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
+    """Return the key of a ceiling: (dtype, regime) for a matmul ceiling, else (READ_BANDWIDTH_KEY, regime)."""
+    return READ_BANDWIDTH_KEY if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
 def get_ceiling_name(search: Plan) -> str:
-    """Return the name of the ceiling that a search finds: its dtype if it is a matmul ceiling, else READ_BANDWIDTH."""
-    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH
+    """Return the name of the ceiling that a search finds: the dtype of a matmul ceiling, else READ_BANDWIDTH_KEY."""
+    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH_KEY
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
-    """Return the memory level that serves the bytes of the arrays, CACHE or MEMORY; None if both levels contribute.
+    """Return the memory level that serves the bytes of the arrays, CACHE_LEVEL or MEMORY_LEVEL; None if both do.
 
-    CACHE needs ``problem.warm`` above 1 (passes over the arrays per launch): only passes after the first find the
-    arrays in the cache.
+    The result is CACHE_LEVEL only if a launch makes several passes over the arrays (``problem.warm`` above 1), because
+    the first pass does not find the arrays in the cache.
     """
     if problem.is_served_by_memory(shape, cache_bytes):
-        return MEMORY
+        return MEMORY_LEVEL
     fits = cache_bytes is not None and len(problem.array_names) * shape.nbytes <= cache_bytes
-    return CACHE if fits and problem.warm > 1 else None
+    return CACHE_LEVEL if fits and problem.warm > 1 else None
 
 
 def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
-    """Build roofs from ceilings: the highest one for each dtype or memory level and regime.
+    """Build roofs from ceilings: take the highest ceiling for each regime and each dtype or memory level.
 
-    Leaves out bandwidth patterns that read nothing, because work that computes also reads, and only writing is faster
-    than reading. Leaves out matmuls of zeros or patterns, because they draw less power and run faster than matmuls of
+    Leave out bandwidth patterns that read nothing: writing without reading is faster than reading, but work that
+    computes also reads. Leave out matmuls of zeros or patterns: they draw less power and run faster than matmuls of
     normally distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of
     several devices unless ``anyway``.
     """

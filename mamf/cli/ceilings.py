@@ -12,7 +12,14 @@ from dataclasses import replace
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
-from mamf.ceilings.roof import MEMORY, READ, READ_BANDWIDTH, find_memory_level, get_ceiling_name, make_ceiling_key
+from mamf.ceilings.roof import (
+    MEMORY_LEVEL,
+    READ_BANDWIDTH_KEY,
+    READ_PATTERN,
+    find_memory_level,
+    get_ceiling_name,
+    make_ceiling_key,
+)
 from mamf.cli.resuming import make_contradiction_error
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import choose_working_kernels
@@ -40,18 +47,18 @@ _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """List the ceilings that the rows of a plan need for their shares, as pairs of dtype (or READ_BANDWIDTH) and
+    """List the ceilings that the rows of a plan need for their shares, as pairs of dtype (or READ_BANDWIDTH_KEY) and
     regime.
     """
     names = [problem.dtype for problem in plan.problems]
-    names += [READ_BANDWIDTH] if get_operation(plan.operation).has_memory_shares else []
+    names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).has_memory_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
 
 
 def read_given_ceilings(
     options: argparse.Namespace, needed_ceilings: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
-    """Read the ceilings in the logs of ``--ceiling``, and return them by dtype (or READ_BANDWIDTH) and regime.
+    """Read the ceilings in the logs of ``--ceiling``, and return them by dtype (or READ_BANDWIDTH_KEY) and regime.
 
     Raises UsageError if a log has no ceiling or if one of ``needed_ceilings`` is missing, and IncomparableError if a
     ceiling is from another card than ``backend``.
@@ -78,7 +85,7 @@ def read_given_ceilings(
 
 
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
-    """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH and regime.
+    """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH_KEY and regime.
 
     This bandwidth is the confirmed ceiling of the regime. Without a confirmed ceiling, it is the highest rate of a row
     that reads memory. ``cache_bytes``: the size of the device's cache; rows whose arrays fit in it do not count.
@@ -104,8 +111,8 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
     bandwidths_by_key: dict[tuple[str, str], Ceiling] = {}
     for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.own_ceilings.values()):
         problem = ceiling.problem
-        is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ
-        if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY:
+        is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ_PATTERN
+        if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY_LEVEL:
             bandwidths_by_key[make_ceiling_key(ceiling)] = ceiling
     return bandwidths_by_key
 
@@ -164,7 +171,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
         try:
             searches.append(_plan_bandwidth_search(backend, regimes))
         except UnavailableError as error:
-            warn(f"cannot measure the {READ_BANDWIDTH}, so rows show no share of it (MBU): {error}")
+            warn(f"cannot measure the {READ_BANDWIDTH_KEY}, so rows show no share of it (MBU): {error}")
     return replace(plan, searches=tuple(searches))
 
 
@@ -174,7 +181,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
     """
     operation = Bandwidth()
-    problem = operation.make_problem(backend, {"pattern": READ})
+    problem = operation.make_problem(backend, {"pattern": READ_PATTERN})
     shapes = [
         shape
         for shape in operation.choose_default_shapes(backend)

@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import LEADER_PID_VARIABLE
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE
 from mamf.cli.progress import PhaseLines, add_phase_listener
 from mamf.cli.reading import read_roofs
 from mamf.cli.resuming import get_resume_command
@@ -351,7 +351,7 @@ def watch_children(
         on_event(event)
         phases.show_phases(watch.phases)
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", LEADER_PID_VARIABLE: str(os.getpid())}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", STARTING_PROCESS_PID_VARIABLE: str(os.getpid())}
     with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
             watch, children.processes, children.wait_for_event, lambda: release_waiting(children), forward_event

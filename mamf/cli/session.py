@@ -134,16 +134,16 @@ class Session:
             self.backend,
             self.kernels,
             list(self.resumed_log.lasting_rows) if self.resumed_log else [],
-            strategy=self.make_strategy,
-            path=options.output or default_path,
+            make_run_strategy=self.make_strategy,
+            log_path=options.output or default_path,
             is_numbered=not options.output,  # number the name, because another run may start in the same second
-            resumed=resumed,
+            resumed_log=resumed,
             command=quote_command_line(),
             notes=options.notes,
             advice=advice,
             shield_from_signals=interruption.shield_from_signals,
             check_signals=interruption.raise_if_interrupted,
-            on_lost=partial(exit_after_device_loss, self.backend),
+            on_device_lost=partial(exit_after_device_loss, self.backend),
         )
         # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
         interruption.raise_if_interrupted()
@@ -225,7 +225,7 @@ class Session:
 
     def count_remaining_measurements(self) -> int | None:
         """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""
-        return None if self.kind in (FIND, VERIFY) else self.measured_run.kind.count_left(self.measured_run)
+        return None if self.kind in (FIND, VERIFY) else self.measured_run.kind.count_remaining_steps(self.measured_run)
 
     def is_run_complete(self) -> bool:
         """Return whether the resumed log has all rows, so that nothing remains to be measured."""
@@ -260,7 +260,7 @@ class Session:
         exit_code, run = self._measure_rows(), self.measured_run
         with self.interruption.shield_from_signals():
             try:
-                log = read_run_log(run.writer.path) if run.is_written else run.build_log()
+                log = read_run_log(run.writer.path) if run.is_summary_written else run.build_log()
             except RunLogError as error:
                 warn(str(error))
                 exit_code, log = error.exit_code, run.build_log()
@@ -282,7 +282,7 @@ class Session:
 
         run = self.measured_run
         run.report_phase = lambda text: progress.show_phase(text)
-        rows = run.measurements()
+        rows = run.yield_measurements()
         if self.options.new_log_reason:
             print_line(f"{self.options.output} {self.options.new_log_reason}: starting a new run", sys.stderr)
         report_run_to_watcher(
@@ -301,7 +301,7 @@ class Session:
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
         except MamfError as error:
-            if not run.is_written:
+            if not run.is_summary_written:
                 warn(str(error))
             return error.exit_code
         return 0 if any(row.ok and run.is_result(row) for row in run.rows) else FAILURE_EXIT_CODE

@@ -156,7 +156,7 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
         log = build_run_log(path, whole)
     except RunLogError as error:
         return Review(path, (*findings, _make_unreadable_finding(path, error)))
-    if log.counter_records or not get_kind(log.plan).is_collected:
+    if log.counter_records or not get_kind(log.plan).is_accepted_in_results:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
     evidence = Evidence(whole, log)

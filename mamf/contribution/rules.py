@@ -35,7 +35,7 @@ from mamf.peaks import (
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
-from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
+from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
 
 TIERS = ("complete", "interrupted", "legacy")
 # Only rows of approximate kernels have these details. Such a kernel skips work, or multiplies in another dtype.
@@ -396,7 +396,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
             yield Finding("implausible", message, line)
-        elif reason := explain_implausible(row, info, limit):
+        elif reason := explain_implausible_row(row, info, limit):
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
 

@@ -18,8 +18,8 @@ from mamf.kernel import AnyKernel, Verdict
 from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
-from mamf.plausibility import compute_cycles_used, explain_implausible, split_impossible_samples
-from mamf.statistics import compute_figure, compute_known_median, find_two_levels, summarize
+from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
+from mamf.statistics import compute_figure, compute_known_median, find_two_levels, summarize_samples
 
 #: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
 ShouldMeasureClock = Callable[[float], bool]
@@ -191,7 +191,7 @@ class _RowMeasurement:
             alternation = [f"the rate alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.make_row(
             "ok",
-            summary=summarize(possible, self.regime.best_by) if possible else None,
+            summary=summarize_samples(possible, self.regime.best_by) if possible else None,
             error=verdict.error,
             details=verdict.details,
             peak_memory_bytes=peak_bytes,
@@ -210,7 +210,7 @@ class _RowMeasurement:
             used = compute_cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
-        if reason := explain_implausible(row, info, self.max_possible_rate):
+        if reason := explain_implausible_row(row, info, self.max_possible_rate):
             return replace(row, status="implausible", reason=reason, summary=None)
         return replace(row, repeatability=self.regime.find_repeatability(self.problem))
 

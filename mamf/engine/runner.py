@@ -2,8 +2,8 @@
 
 A strategy decides what a run measures next. Its generator yields a step (one kernel, problem, shape and regime) and
 receives the row that answers the step, or None if the run's time budget has ended. The runner keeps to the budget,
-allocates the operands, and handles failures before the first measurement. If it continues an interrupted run, it first
-answers steps with the rows of that run.
+allocates the operands, and handles failures before the first measurement. In a run that continues an interrupted one,
+the runner first answers steps with the rows of the interrupted run, without measuring them again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class CrashRecord:
     set_pending_row: Callable[[Measurement | None], None] = lambda row: None
 
     def explain_why_not_to_launch(self, failed_row: Measurement) -> str:
-        """Return why the kernel of ``failed_row`` must not be launched on its shape: the kernel crashed there, or it
-        crashed the process too often on other shapes. Return an empty string if it may be launched.
+        """Return why the kernel of ``failed_row`` must not be launched on the row's shape: the kernel crashed the
+        process on this shape, or too often on other shapes. Return an empty string if the kernel may be launched.
         """
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
         same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
@@ -76,7 +76,8 @@ def get_crash_record(backend: Backend) -> CrashRecord:
 class Step(NamedTuple):
     """One measurement that a strategy asks the runner to make.
 
-    - ``stopping_rule``: when to stop taking samples. It has no deadline; the runner adds the end of the run's budget.
+    - ``stopping_rule``: when to stop taking samples. The rule has no deadline; the runner adds one, the end of the
+      run's budget.
     - ``phase``, ``round``, ``is_reference``: fields of the row (see Measurement).
     - ``is_reported``: True if the runner yields the row to the log; False if the strategy adds something to the row and
       then yields the row itself.
@@ -102,8 +103,8 @@ StepGenerator = Generator[Step | Measurement, Measurement | None, None]
 class Runner:
     """One run on an opened device, which measures the steps of a strategy.
 
-    - ``budget_seconds``: the time limit of the run. It cuts any measurement short except the first row that is not a
-      reference (a row that only serves for comparison).
+    - ``budget_seconds``: the time limit of the run. It cuts every measurement short except the first one that is not of
+      a reference (a row that only serves for comparison).
     - ``interrupted_rows``: the rows of an interrupted run, in order. They answer the first steps, so that these steps
       are not measured again.
     - ``report_phase``: called before each phase with a description of the phase.
@@ -161,8 +162,8 @@ class Runner:
         return bool(self._unused_rows)
 
     def is_budget_over(self) -> bool:
-        """Return whether the run's budget has ended. It never ends before the first step, so that a run measures
-        something even if its preparation takes longer than its budget.
+        """Return whether the run's budget has ended. The budget never ends before the first step, so that a run
+        measures something even if its preparation takes longer than the budget.
         """
         return self.deadline is not None and self._has_tried_step and self.now() >= self.deadline
 
@@ -175,9 +176,9 @@ class Runner:
         is_required: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Return whether a phase of a search has another step. While rows of an interrupted run remain, the next of
-        these rows decides: if it is of another phase, the interrupted run ended this phase here. Later the time
-        decides.
+        """Return whether a phase of a search has another step. Once no rows of an interrupted run remain, the time
+        decides. Until then, the next of these rows decides: if it belongs to another phase, the interrupted run ended
+        this phase here.
 
         - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
         - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
@@ -196,7 +197,9 @@ class Runner:
         return not self.skipped_count and (is_required or self.now() < end_time)
 
     def prepare_regime(self, regime: Regime) -> Regime:
-        """Let a regime prepare itself before its first shape, and return it. Raise DeviceError if the device fails."""
+        """Let a regime prepare the device before the first shape, and return the regime. Raise DeviceError if the
+        device fails.
+        """
         try:
             regime.prepare_device()
         except get_catchable_plugin_errors() as error:
@@ -229,7 +232,7 @@ class Runner:
         self.backend.release_cached_memory()
 
     def get_operand_pool(self, problem: Problem) -> OperandPool:
-        """Return the pool of operand buffers for a problem. Problems with equal operation, data and seed share one."""
+        """Return the operand buffers for a problem. Problems with equal operation, data and seed share a pool."""
         key = (problem.operation, problem.data, problem.seed)
         if key not in self._pools:
             self._pools[key] = self.backend.make_operand_pool(problem.data, problem.seed)
@@ -241,7 +244,7 @@ class Runner:
             pool.release_buffers()
         self._pools.clear()
 
-    # -- answering ---------------------------------------------------------------------------------------------------
+    # -- measuring steps ---------------------------------------------------------------------------------------------
 
     def _measure_step(self, step: Step) -> Measurement | None:
         """Measure a step and return its row, or None if the run's budget ended first. Raise DeviceLostError if the
@@ -254,8 +257,9 @@ class Runner:
         kernel, problem = step.kernel, step.problem
         require_positive_work(problem, step.shape)
         limit = compute_max_possible_rate(kernel, self.backend.info, problem, step.shape)
-        # The first row has no deadline. Otherwise a run with a very short budget would never complete that row, however
-        # often it is resumed. A measurement of fixed length has no deadline either, because a part of it is useless.
+        # The first row has no deadline. Otherwise a run with a very short budget would never complete the row, however
+        # often the run is resumed. A measurement of fixed length has no deadline either, because a part of it is
+        # useless.
         deadline = self.deadline if self._has_measured_row and not step.regime.fixed_visit_seconds else None
         rule = replace(step.stopping_rule, deadline=deadline)
         failed, crashes = make_failed_row(step), get_crash_record(self.backend)
@@ -287,14 +291,15 @@ class Runner:
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
-    def _require_answering_device(self, lost: Measurement) -> None:
-        """Raise DeviceLostError if the device no longer answers. ``lost``: the row that the log then gets."""
+    def _require_answering_device(self, failed_row: Measurement) -> None:
+        """Raise DeviceLostError if the device no longer answers. ``failed_row``: the row that the log then gets."""
         try:
             self.backend.synchronize()
             self.backend.wait_for_mark(self.backend.record_mark())
         except get_catchable_plugin_errors() as error:
             raise DeviceLostError(
-                f"{lost.kernel} at {lost.shape} {lost.reason}; --resume continues in a new process", lost
+                f"{failed_row.kernel} at {failed_row.shape} {failed_row.reason}; --resume continues in a new process",
+                failed_row,
             ) from error
 
 
@@ -303,7 +308,8 @@ class RunSetup:
     """A plan of a run, the opened device that measures it, and the rows so far.
 
     - ``kernels``: the plan's kernels, in the order of the plan, each with the name by which it was requested.
-    - ``rows``: all rows so far, including those of an interrupted run. The driver adds each row that a strategy yields.
+    - ``rows``: all rows so far, including those of an interrupted run. Whoever iterates over a strategy must add each
+      row that the strategy yields.
     - ``report_phase``: called before each phase with a description of the phase.
     """
 
@@ -320,8 +326,8 @@ class RunSetup:
 
     @property
     def remaining_steps(self) -> list[StepKey]:
-        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. They
-        contain the names by which the user requested the kernels.
+        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. A step has
+        the name by which the user requested its kernel.
         """
         return self.plan.list_steps(self.answered_rows)
 
@@ -332,7 +338,7 @@ class RunSetup:
         found = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
-                library = row.kernel.partition("[")[0]  # Drop the algorithm that the row's kernel may name in brackets.
+                library = row.kernel.partition("[")[0]  # Drop the name of an algorithm, which may follow in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
                 found[row.step._replace(kernel=name)] = row
         return found
@@ -350,7 +356,9 @@ class Strategy(Protocol):
 
     @property
     def skipped_count(self) -> int:
-        """The number of steps that were skipped because the budget ended. It is final once ``yield_results`` ends."""
+        """The number of steps that were skipped because the budget ended. The number is final once ``yield_results``
+        ends.
+        """
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
         """Measure the run's steps, and yield the rows and other records of its log. Closing the returned iterator

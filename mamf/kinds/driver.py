@@ -42,33 +42,33 @@ class ResumedLog(NamedTuple):
 
 @dataclass
 class Run(RunSetup):
-    """One run of a plan on an open device. Its method ``measurements`` measures the plan and writes the log.
+    """One run of a plan on an open device. Its method ``yield_measurements`` measures the plan and writes the log.
 
-    - ``strategy``: a function that makes the strategy, which chooses what to measure next; None: the run uses the
-      strategy of its kind.
-    - ``path``: the path of the new log; None: the run writes no log.
-    - ``is_numbered``: True if a number is added to the file name when the file exists already.
-    - ``resumed``: the log that the run continues, instead of starting a new one.
-    - ``known``: ceilings that the run need not confirm and that its report compares rows with.
+    - ``make_run_strategy``: makes the strategy, which chooses what to measure next; None: the run uses the strategy of
+      its kind.
+    - ``log_path``: the path of the new log; None: the run writes no log.
+    - ``is_numbered``: True to add a number to the name of the log if a file of that name exists already.
+    - ``resumed_log``: the log that the run continues, instead of starting a new one.
+    - ``known_ceilings``: ceilings that the run need not confirm and that its report compares rows with.
     - ``command``, ``notes``: texts that are written to the header of the log.
     - ``advice``: advice to the user from opening the device.
     - ``shield_from_signals``: makes a context inside which no signal, such as Ctrl-C, raises an exception; the default
       lets a signal end the run at any line of code, as Python does.
     - ``check_signals``: raises KeyboardInterrupt if a signal has arrived since the run started.
-    - ``on_lost``: a function that is called with the failed row if its launch made the device unusable.
+    - ``on_device_lost``: called with the row of a failed launch if the launch made the device unusable.
     """
 
-    strategy: Callable[[RunSetup], Strategy] | None = None
-    path: Path | None = None
+    make_run_strategy: Callable[[RunSetup], Strategy] | None = None
+    log_path: Path | None = None
     is_numbered: bool = False
-    resumed: ResumedLog | None = None
-    known: AnyCeilings = field(default_factory=dict)
+    resumed_log: ResumedLog | None = None
+    known_ceilings: AnyCeilings = field(default_factory=dict)
     command: str = "from Python"
     notes: str = ""
     advice: Sequence[Advice] = ()
     shield_from_signals: Callable[[], AbstractContextManager[None]] = nullcontext
     check_signals: Callable[[], object] = lambda: None
-    on_lost: Callable[[Measurement], None] = lambda row: None
+    on_device_lost: Callable[[Measurement], None] = lambda row: None
 
     def __post_init__(self) -> None:
         self.kind = get_kind(self.plan)
@@ -76,10 +76,10 @@ class Run(RunSetup):
         self.findings: list[Advice] = []
         #: Reasons of failures that did not end the run.
         self.failures: list[str] = []
-        self.header: dict[str, Any] = self.resumed.log.header if self.resumed else {}
+        self.header: dict[str, Any] = self.resumed_log.log.header if self.resumed_log else {}
         self.summary: dict[str, Any] = {}
         #: True once the summary, which is the last record of the log, has been written.
-        self.is_written = False
+        self.is_summary_written = False
         self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
@@ -88,14 +88,14 @@ class Run(RunSetup):
         """
         return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 
-    def measurements(self) -> Generator[Measurement, None, None]:
+    def yield_measurements(self) -> Generator[Measurement, None, None]:
         """Measure the plan, and yield each row after it is written to the log.
 
         Creates the log at once, before the first row is requested, and writes its summary when the iterator ends or is
         closed. Raises UsageError if the log cannot be created.
         """
-        strategy = (self.strategy or self.kind.make_strategy)(self)
-        if self.path is None and self.resumed is None:
+        strategy = (self.make_run_strategy or self.kind.make_strategy)(self)
+        if self.log_path is None and self.resumed_log is None:
             return self._measure_without_log(strategy)
         driven = self._measure_with_log(strategy)
         next(driven)  # Open the log now, so that closing the iterator before the first row also closes the log.
@@ -131,20 +131,20 @@ class Run(RunSetup):
             except Exception as error:
                 reason = get_first_message_line(error)
                 if isinstance(error, DeviceLostError):
-                    self.on_lost(error.row)
+                    self.on_device_lost(error.row)
                     self._write_record(error.row)
                 raise
             finally:
                 with self.shield_from_signals():
                     with suppress(Exception):  # If the device failed, its clock may fail too.
                         seconds = self.backend.now() - begun
-                    self._finish_log(RunEnd(status, reason, seconds, self.kind.count_left(self)), is_idle)
+                    self._finish_log(RunEnd(status, reason, seconds, self.kind.count_remaining_steps(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
         self.findings = [*run_machine_checks(self.backend), *self.advice]
-        if self.resumed is not None:
-            self.resumed.writer.write_resume(
-                self.resumed.log,
+        if self.resumed_log is not None:
+            self.resumed_log.writer.write_resume(
+                self.resumed_log.log,
                 {
                     "tool": describe_mamf_version(),
                     "command": self.command,
@@ -152,10 +152,10 @@ class Run(RunSetup):
                     "notes": self.notes,
                 },
             )
-            return self.resumed.writer
-        assert self.path is not None, "a run without a path has no log to open"
+            return self.resumed_log.writer
+        assert self.log_path is not None, "a run without a path has no log to open"
         self.header = self.build_header()
-        return RunLogWriter.create(self.path, self.header, self.is_numbered)
+        return RunLogWriter.create(self.log_path, self.header, self.is_numbered)
 
     def build_header(self) -> dict[str, Any]:
         findings = [format_advice(finding).strip() for finding in self.findings]
@@ -178,21 +178,21 @@ class Run(RunSetup):
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
-        self.summary = self.kind.make_summary(self.plan, self.rows, ceilings or self.known, end)
+        self.summary = self.kind.make_summary(self.plan, self.rows, ceilings or self.known_ceilings, end)
         if is_idle:
             self.summary |= check_device_after_run(self.backend, self.rows)
         for ceiling in ceilings.values():
             self._write_record(LogRecord("ceiling", make_ceiling_record(ceiling)))
         self._write_record(LogRecord("summary", {**self.summary, "time": get_utc_time()}))
         self.writer.append_line()
-        self.is_written = True
+        self.is_summary_written = True
 
     def build_log(self) -> RunLog:
         """Return the log as an object that equals what reading its file would return."""
         log = RunLog(
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
         )
-        if before := self.resumed and self.resumed.log:
+        if before := self.resumed_log and self.resumed_log.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
         for each in self._other_records:

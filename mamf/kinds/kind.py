@@ -1,7 +1,7 @@
 """Define the interface of a kind of run: how it is measured, and how its logs are reported, drawn and summarized.
 
-The module also has the kinds that measure the kernels of one operation: rows of given shapes (``Sweep``), and a search
-for confirmed ceilings (``Find``).
+The module also has the kinds that measure the kernels of one operation: rows of given shapes (``SweepKind``), and a
+search for confirmed ceilings (``FindKind``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mamf.ceilings.ceiling import Ceiling, Ceilings, compute_mamfu, explain_no_ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, compute_mamfu, explain_missing_ceiling
 from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.logs.recording import RunEnd
@@ -37,31 +37,31 @@ AnyCeilings = Mapping[Any, Ceiling]
 class ReportOptions:
     """The options that the user gives to the report of a log.
 
-    - ``top``: the maximum number of rows per table; None: no limit.
+    - ``max_rows``: the maximum number of rows per table; None: no limit.
     - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
-    - ``baseline``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
+    - ``baseline_kernel``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
     """
 
-    top: int | None = None
+    max_rows: int | None = None
     roofs: Roofs | None = None
-    baseline: str | None = None
+    baseline_kernel: str | None = None
 
 
-class Kind:
+class RunKind:
     """A kind of run, such as a sweep: how mamf measures it, and how it reports, draws and summarizes its logs.
 
     By default its logs have rows of several kernels of one operation, which reports rank together.
 
     - ``name``: the name of the kind in plans and logs.
-    - ``noun``: what such a run is called in a sentence, with an article.
+    - ``noun_phrase``: what such a run is called in a sentence, with an article.
     - ``has_ceilings``: True if such a run confirms ceilings.
-    - ``is_collected``: True if results/ accepts logs of such a run.
+    - ``is_accepted_in_results``: True if results/ accepts logs of such a run.
     """
 
     name: ClassVar[str]
-    noun: ClassVar[str]
+    noun_phrase: ClassVar[str]
     has_ceilings: ClassVar[bool] = False
-    is_collected: ClassVar[bool] = True
+    is_accepted_in_results: ClassVar[bool] = True
 
     def format_command(self, plan: Plan) -> str:
         """Return the mamf command, without options, that starts a run with this plan."""
@@ -75,7 +75,7 @@ class Kind:
 
         return RowsStrategy(setup)
 
-    def count_left(self, setup: RunSetup) -> int:
+    def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
         confirmed yet.
         """
@@ -93,8 +93,8 @@ class Kind:
             log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
         own = log.own_ceilings if self.has_ceilings else None
-        rows, end, baseline = log.measurements, log.summary, report_options.baseline
-        return make_kernels_document(rows, shares, end, top=report_options.top, confirmed=own, baseline=baseline)
+        rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
+        return make_kernels_document(rows, shares, end, top=report_options.max_rows, confirmed=own, baseline=baseline)
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         """Make the chart of a log. ``regime``: the regime to draw; None: the kind of the run chooses. ``directions``:
@@ -115,11 +115,11 @@ class Kind:
         return make_kernels_summary_record(rows, end, dict(ceilings) if self.has_ceilings else {})
 
 
-class Sweep(Kind):
+class SweepKind(RunKind):
     """A kind of run that measures every kernel of one operation on given shapes."""
 
     name = SWEEP
-    noun = "a sweep"
+    noun_phrase = "a sweep"
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
@@ -158,31 +158,31 @@ class Sweep(Kind):
         )
 
 
-class Find(Kind):
+class FindKind(RunKind):
     """A kind of run that confirms ceilings, either with a search on a grid of shapes or from the best of
     given shapes.
     """
 
     name = FIND
     has_ceilings = True
-    noun = "a find"
+    noun_phrase = "a find"
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
 
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
-    def count_left(self, setup: RunSetup) -> int:
+    def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
         plan, found = setup.plan, setup.confirmed_ceilings
-        if explain_no_ceiling(setup.rows):
+        if explain_missing_ceiling(setup.rows):
             return 0
         failed = {step for step, row in setup.answered_rows.items() if not row.ok}
         hopeful = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
         return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
 
     def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        return bool(skipped_count if explain_no_ceiling(setup.rows) else self.count_left(setup))
+        return bool(skipped_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
 
     def format_command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"

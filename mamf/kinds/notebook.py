@@ -62,7 +62,7 @@ def _(found: Comparison) -> str:
 @render_html.register
 def _(log: RunLog) -> str:
     document, shown, room = (
-        get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_ROWS_OF_TABLE)),
+        get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_ROWS_OF_TABLE)),
         list[Block](),
         _MAX_ROWS_OF_LOG,
     )

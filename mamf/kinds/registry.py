@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mamf.errors import UsageError, require_known_names
-from mamf.kinds.kind import Find, Kind, Sweep
+from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
 from mamf.plans import SWEEP, Plan
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 #: The known kinds of runs by name. ``get_kind`` adds the kinds of studies.py when a plan first needs one, because
 #: importing their reports takes long.
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (Sweep(), Find())}
+RUN_KINDS: dict[str, RunKind] = {kind.name: kind for kind in (SweepKind(), FindKind())}
 
 
-def get_kind(plan: Plan) -> Kind:
+def get_kind(plan: Plan) -> RunKind:
     """Return the kind of run that a plan belongs to.
 
     Returns the kind of a sweep if this version of mamf does not know the kind, because its log has rows that can be
     shown.
     """
-    if plan.kind not in KINDS:
-        from mamf.kinds.studies import STUDIES
+    if plan.kind not in RUN_KINDS:
+        from mamf.kinds.studies import STUDY_KINDS
 
-        KINDS.update({kind.name: kind for kind in STUDIES})
-    return KINDS.get(plan.kind, KINDS[SWEEP])
+        RUN_KINDS.update({kind.name: kind for kind in STUDY_KINDS})
+    return RUN_KINDS.get(plan.kind, RUN_KINDS[SWEEP])
 
 
 def make_run_title(plan: Plan) -> str:
     """Return the title of a run for reports and messages, such as ``a sweep of matmul``."""
-    noun = get_kind(plan).noun
-    return noun if noun.split()[-1] == plan.operation else f"{noun} of {plan.operation}"
+    noun_phrase = get_kind(plan).noun_phrase
+    return noun_phrase if noun_phrase.split()[-1] == plan.operation else f"{noun_phrase} of {plan.operation}"
 
 
 def make_log_chart(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
-from mamf.kinds.kind import AnyCeilings, Find, Kind, ReportOptions
+from mamf.kinds.kind import AnyCeilings, FindKind, ReportOptions, RunKind
 from mamf.logs.compare import Difference, build_log_roofs
 from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup, Strategy
 
 
-class Explain(Kind):
+class ExplainKind(RunKind):
     """A kind of run that measures one matmul with several kinds of data, to show why it is slower than the datasheet
     says.
     """
 
     name = EXPLAIN
-    noun = "an explanation"
+    noun_phrase = "an explanation"
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         rows = log.measurements
@@ -76,21 +76,21 @@ class Explain(Kind):
         )
 
 
-class Guard(Kind):
+class GuardKind(RunKind):
     """A kind of run that compares kernels with an earlier log, the baseline, or measures the baseline."""
 
     name = GUARD
-    noun = "a guard"
+    noun_phrase = "a guard"
 
     def format_command(self, plan: Plan) -> str:
         return f"{GUARD} FILE.toml"
 
 
-class Overlap(Kind):
+class OverlapKind(RunKind):
     """A kind of run that measures a matmul at the same time as other work, and how much each of them slows down."""
 
     name = OVERLAP
-    noun = "an overlap"
+    noun_phrase = "an overlap"
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import DEFAULT_ROW_SECONDS, OverlapStrategy, list_overlap_pairs
@@ -103,40 +103,40 @@ class Overlap(Kind):
         )
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
-        return make_overlap_document(log.measurements, log.header, log.summary, report_options.top)
+        return make_overlap_document(log.measurements, log.header, log.summary, report_options.max_rows)
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         return make_overlap_chart(log.measurements, log.header)
 
 
-class Roofline(Find):
+class RooflineKind(FindKind):
     """A kind of run of old logs, with compute and bandwidth ceilings in one log. Today ``mamf roofline`` writes one log
     per find.
     """
 
     name = ROOFLINE
-    noun = "a roofline"
+    noun_phrase = "a roofline"
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
-        return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), report_options.top)
+        return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), report_options.max_rows)
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         return make_roofline_chart(build_log_roofs([log]), [], log.header)
 
 
-class Verify(Kind):
+class VerifyKind(RunKind):
     """A kind of run that draws random problems and checks the whole output of each."""
 
     name = VERIFY
-    noun = "a verification"
-    is_collected = False  # A verification has no rates.
+    noun_phrase = "a verification"
+    is_accepted_in_results = False  # A verification has no rates.
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import VerifyStrategy
 
         return VerifyStrategy(setup)
 
-    def count_left(self, setup: RunSetup) -> int:
+    def count_remaining_steps(self, setup: RunSetup) -> int:
         return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
@@ -151,21 +151,21 @@ class Verify(Kind):
         return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_verified_totals(rows)}
 
 
-class Reproduce(Kind):
+class ReproduceKind(RunKind):
     """A kind of run that measures claims (rates from another log or text) again on this device, and compares the two
     setups.
     """
 
     name = REPRODUCE
-    noun = "a reproduction"
-    is_collected = False  # Claims chose what was measured, so the rows are not a fair sample.
+    noun_phrase = "a reproduction"
+    is_accepted_in_results = False  # Claims chose what was measured, so the rows are not a fair sample.
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy
 
         return ReproduceStrategy(setup)
 
-    def count_left(self, setup: RunSetup) -> int:
+    def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return the number of claims that are not measured yet."""
         return sum(each.measured_here is None for each in judge_claims(setup.plan.options, setup.rows))
 
@@ -210,9 +210,9 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     interval = partial(format_interval, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
-        Column("problem", "problem", _make_problem_title, importance=2, is_left_aligned=True),
+        Column("problem", "problem", _make_problem_title, drop_priority=2, is_left_aligned=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), is_left_aligned=True),
-        Column("kernel", "kernel", lambda each: each.claim.step[3], importance=1, is_left_aligned=True),
+        Column("kernel", "kernel", lambda each: each.claim.step[3], drop_priority=1, is_left_aligned=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_four_digits(it * factor)),
         *make_interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column(
@@ -274,4 +274,4 @@ def _format_verdict_line(judged: JudgedClaim, differences: Sequence[Difference])
     )
 
 
-STUDIES = (Roofline(), Explain(), Guard(), Reproduce(), Overlap(), Verify())
+STUDY_KINDS = (RooflineKind(), ExplainKind(), GuardKind(), ReproduceKind(), OverlapKind(), VerifyKind())

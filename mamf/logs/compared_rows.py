@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import (
     CONFIRM_PHASE,
-    MIN_ROUNDS,
+    MIN_CONFIRMING_ROUNDS,
     Ceiling,
     choose_repeatability,
     combine_rounds,
-    compute_figure_error,
+    compute_combined_rate_error,
     confirm_ceiling,
 )
 from mamf.errors import UsageError
@@ -378,7 +378,7 @@ def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement])
     """
     return replace(
         entry,
-        error=compute_decision_error(compute_figure_error(visits), visits[0].regime, len(visits)),
+        error=compute_decision_error(compute_combined_rate_error(visits), visits[0].regime, len(visits)),
         seconds=visits[0].seconds,
         celsius=compute_known_median(row.conditions.celsius for row in visits),
         per_degree=choose_repeatability(visits).per_degree,
@@ -443,7 +443,7 @@ def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[Compare
     repeated measurements counts as one sample.
     """
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
-        if len(visits) >= MIN_ROUNDS:
+        if len(visits) >= MIN_CONFIRMING_ROUNDS:
             rate, interval = combine_rounds(visits)
             row = replace(_make_compared_row(visits[0]), tflops=rate, interval=interval)
             yield _add_error_and_conditions(row, visits)

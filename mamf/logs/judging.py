@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct, field
 
-from mamf.ceilings.ceiling import CONFIRM_PHASE, MIN_ROUNDS, summarize_conditions
+from mamf.ceilings.ceiling import CONFIRM_PHASE, MIN_CONFIRMING_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
 from mamf.logs.compare import (
     MIN_COVERAGE,
@@ -114,7 +114,7 @@ def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance:
     seen = RowPair(before.fields, before, now)
     if not any(row.phase == CONFIRM_PHASE for row in visits):
         return seen.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(seen, tolerance)
-    return seen.b.rounds < MIN_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
+    return seen.b.rounds < MIN_CONFIRMING_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,13 @@ def judge_pair(pair: RowPair, tolerance: float) -> Outcome:
     """Return the outcome of a row: ``regression`` if the row is slower than its baseline with 95 % confidence and by
     more than the tolerance.
 
-    A slower row is ``undecided`` until it has been repeated MIN_ROUNDS times.
+    A slower row is ``undecided`` until it has been repeated MIN_CONFIRMING_ROUNDS times.
     """
     if is_interval_too_wide(pair, tolerance):
         return "undecided"
     if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
         return "ok"
-    return "regression" if pair.b.rounds >= MIN_ROUNDS else "undecided"
+    return "regression" if pair.b.rounds >= MIN_CONFIRMING_ROUNDS else "undecided"
 
 
 def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:

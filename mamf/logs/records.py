@@ -22,7 +22,7 @@ from mamf.errors import require_known_names
 from mamf.measurement import MAX_PLAUSIBLE_OVERHEAD_SECONDS, Conditions, Measurement, MeasurementStatus, Rate
 from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, REGIME_NAMES
-from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize
+from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize_samples
 
 _RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
 RecordT = TypeVar("RecordT")
@@ -307,7 +307,7 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
         best_by=read.best_by,
         status=read.status,
         reason=read.reason,
-        summary=summarize(samples, read.best_by) if read.status == "ok" else None,
+        summary=summarize_samples(samples, read.best_by) if read.status == "ok" else None,
         samples=samples,
         implausible_samples=tuple(read.implausible_samples_seconds),
         launches=read.launches,

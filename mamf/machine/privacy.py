@@ -47,9 +47,9 @@ _PRIVATE_NAME_ENDINGS = (
 # The start of a command-line option: its dashes and the part of its name before one of the endings above.
 _OPTION_START = r"(?<![\w-])--?[\w.-]{0,60}?"
 # The value of an option or variable: a quoted text, or text up to the next blank or comma.
-_VALUE = r"(?![-<])(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"<>]+)+"
-# A condition for a value that is not a number, and so not a count.
-_UNLESS_COUNT = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
+_OPTION_VALUE = r"(?![-<])(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"<>]+)+"
+# A lookahead that fails at a number, because a number is a count and not a secret.
+_NO_COUNT_LOOKAHEAD = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 
 def _make_secret_pattern(prefix: str, separator: str) -> str:
@@ -57,8 +57,8 @@ def _make_secret_pattern(prefix: str, separator: str) -> str:
     match if the value of a countable name, such as "token", is a number.
     """
     return (
-        rf"({prefix}(?:(?:{_COUNTABLE_NAME_ENDINGS}){separator}{_UNLESS_COUNT}|(?!{_COUNTABLE_NAME_ENDINGS})(?:{_SECRET_NAME_ENDINGS}){separator}))"
-        rf"{_VALUE}"
+        rf"({prefix}(?:(?:{_COUNTABLE_NAME_ENDINGS}){separator}{_NO_COUNT_LOOKAHEAD}|(?!{_COUNTABLE_NAME_ENDINGS})(?:{_SECRET_NAME_ENDINGS}){separator}))"
+        rf"{_OPTION_VALUE}"
     )
 
 
@@ -107,7 +107,7 @@ _SECRET_RULES = _compile_rules(
     # Options and variables with their values: --wandb-key X, HF_TOKEN=X, "password": "X".
     (_make_secret_pattern(_OPTION_START, r"['\"]?(?:\s*=\s*|\s+)"), r"\1<secret>"),
     (
-        rf"({_OPTION_START}(?:pass|pw)(?:\s*=\s*|\s+)){_VALUE}|\b((?-i:[A-Z_]*_PASS)=){_VALUE}",
+        rf"({_OPTION_START}(?:pass|pw)(?:\s*=\s*|\s+)){_OPTION_VALUE}|\b((?-i:[A-Z_]*_PASS)=){_OPTION_VALUE}",
         r"\1\2<secret>",
     ),
     (_make_secret_pattern(r"(?<![\w$])[\w.+-]{0,60}?", r"['\"]?\s?(?:=|:(?!//))\s?"), r"\1<secret>"),
@@ -121,8 +121,8 @@ _SECRET_RULES = _compile_rules(
 _ADDRESS_RULES = _compile_rules(
     (rf"\b[a-z][a-z0-9+.]{{1,20}}://(?!{_PUBLIC_SITES})(?!<)\S+", "<address>"),
     (rf"\b[\w.+-]{{1,64}}@(?!\d){_HOST_LABEL}(?:\.{_HOST_LABEL}){{0,8}}(?::[\w~./-]+)?", "<user>@<host>"),
-    (rf"({_OPTION_START}(?<![a-z0-9])(?:{_PRIVATE_NAME_ENDINGS})(?:=|\s+)){_VALUE}", r"\1<private>"),
-    (rf"\b((?:[a-z]+_)*(?:{_PRIVATE_NAME_ENDINGS})=){_VALUE}", r"\1<private>"),
+    (rf"({_OPTION_START}(?<![a-z0-9])(?:{_PRIVATE_NAME_ENDINGS})(?:=|\s+)){_OPTION_VALUE}", r"\1<private>"),
+    (rf"\b((?:[a-z]+_)*(?:{_PRIVATE_NAME_ENDINGS})=){_OPTION_VALUE}", r"\1<private>"),
     (rf"(?<![/\w.-])(?:{_HOST_LABEL}\.){{1,8}}(?:{_PRIVATE_DOMAINS})\b(?![./(\w:-])", "<host>"),
     (rf"(?<![/\w.-])(?:{_HOST_LABEL}\.){{1,8}}(?:{_PRIVATE_DOMAINS})(?=[:/])", "<host>"),
     (rf"(?<![/\w.-])(?:{_HOST_LABEL}\.){{2,8}}(?:{_PUBLIC_DOMAINS})\b(?![.(\w-])", "<host>"),
@@ -152,11 +152,12 @@ _PATH_ROOT = r"(?:file://[\w.-]*|~(?:[A-Za-z_][\w.-]*)?|(?:\.[/\\])?\.\.|[A-Za-z
 _PATH_PART = r"(?:\\ |[^\s/\\'\"`<>|:;,()\[\]{}])+"
 # A word in a folder name with blanks that are not escaped.
 _FOLDER_WORD = r"(?:\\ |\.(?!\w)|[^\s/\\.'\"`<>|:;,()\[\]{}])+"
-# A condition for the next word in a folder name with blanks: it is not an option or a new path, and not a word such as
-# "and", with which the sentence around the path goes on.
-_UNLESS_NEW_PHRASE = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
+# A lookahead for the next word in a folder name with blanks. It fails at an option, at a new path, and at a word such
+# as "and", with which the sentence around the path continues.
+_NO_NEW_PHRASE_LOOKAHEAD = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
 _PATH_PATTERN = re.compile(
-    rf"(?<![\w/\\.~>+-]){_PATH_ROOT}(?:(?:{_FOLDER_WORD} {_UNLESS_NEW_PHRASE}){{0,3}}{_PATH_PART}[/\\]+)*{_PATH_PART}",
+    rf"(?<![\w/\\.~>+-]){_PATH_ROOT}"
+    rf"(?:(?:{_FOLDER_WORD} {_NO_NEW_PHRASE_LOOKAHEAD}){{0,3}}{_PATH_PART}[/\\]+)*{_PATH_PART}",
     re.IGNORECASE,
 )
 _QUOTED_PATH_PATTERN = re.compile(

@@ -96,9 +96,9 @@ class DeviceRun:
                 self.backend,
                 kernels,
                 report_phase=self.on_progress,
-                path=make_log_path(self.folder, self.backend.index, part),
+                log_path=make_log_path(self.folder, self.backend.index, part),
             )
-            with closing(run.measurements()) as rows:  # closing the generator completes the log after an interrupt
+            with closing(run.yield_measurements()) as rows:  # Closing the generator completes the log after Ctrl-C.
                 for row in rows:
                     self.on_progress(f"{part} {row.phase or row.shape}")
         except UnavailableError as error:

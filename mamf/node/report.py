@@ -84,14 +84,16 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
         *(Column(name, "", attrgetter(name)) for name in ("node", "index", "name", "uuid_hash")),
         Column("address", "", lambda device: device.bus_address),
         *(column for name in FIGURE_UNITS for column in make_figure_columns(name)),
-        Column("place", "place", lambda device: places.get(device.label), importance=2),
+        Column("place", "place", lambda device: places.get(device.label), drop_priority=2),
         *make_sensor_columns(lambda device: device.conditions),
-        Column("temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole_number, importance=6),
+        Column(
+            "temperature_celsius", "C", lambda device: device.conditions.celsius, format_whole_number, drop_priority=6
+        ),
         Column(
             "throttled",
             "throttled",
             lambda device: ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttle_shares.items()),
-            importance=3,
+            drop_priority=3,
             is_left_aligned=True,
         ),
         Column("failures", "", lambda device: "; ".join(device.failures)),
@@ -108,14 +110,14 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
             f"{name} {unit}",
             lambda device: device.figures[name] * factor if name in device.figures else None,
             format_four_digits,
-            importance=0 if name == SUSTAINED else 1,
+            drop_priority=0 if name == SUSTAINED else 1,
         ),
         Column(
             f"{name}_half_width_percent",
             f"{name} +-%" if name in (BURST, SUSTAINED) else "",
             lambda device: 100 * device.relative_half_widths[name] if name in device.relative_half_widths else None,
             "{:.2f}".format,
-            importance=5,
+            drop_priority=5,
         ),
     ]
 

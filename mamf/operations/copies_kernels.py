@@ -8,7 +8,7 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
-from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, poison_tensor, view_as_words
+from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailability, poison_tensor, view_as_words
 
 
 class TorchCopies(CopyKernel):
@@ -21,7 +21,7 @@ class TorchCopies(CopyKernel):
     is_default = True
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend)
+        return explain_torch_unavailability(backend)
 
     def prepare(
         self,

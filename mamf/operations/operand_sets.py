@@ -68,7 +68,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if self.function and not any(hasattr(module, self.function) for module in (torch, torch.nn.functional)):
             return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
-        return check_torch_backend(backend)
+        return explain_torch_unavailability(backend)
 
     @abstractmethod
     def make_operand_set(
@@ -98,7 +98,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
-            kernel.make_operand_set(backend, problem, shape, flat) for flat in split_into_sets(tensors, sets)
+            kernel.make_operand_set(backend, problem, shape, flat) for flat in split_buffers_into_sets(tensors, sets)
         ]
         prepared = combine_operand_sets(operand_sets, find_changed_operands)
         if not rewrite or not operand_sets[0].outputs:
@@ -115,7 +115,7 @@ def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[
     return {name: pool.take_buffer(name, *buffer) for name, buffer in buffers.items()}
 
 
-def split_into_sets(tensors_by_name: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
+def split_buffers_into_sets(tensors_by_name: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
     """Split each buffer into ``sets`` equal parts, and return for each operand set its parts by buffer name."""
     parts = {name: tensor.chunk(sets) for name, tensor in tensors_by_name.items()}
     return [{name: parts[name][index] for name in tensors_by_name} for index in range(sets)]
@@ -141,7 +141,7 @@ def combine_operand_sets(
         for each, result in zip(sets, returned, strict=True):
             for tensor in each.outputs:
                 poison_tensor(tensor)
-            for tensor in list_tensors(result):
+            for tensor in list_result_tensors(result):
                 # Overwrite two new tensors too, because the allocator may reuse their memory for the next output.
                 for memory in (tensor, torch.empty_like(tensor), torch.empty_like(tensor)):
                     poison_tensor(memory)
@@ -165,7 +165,7 @@ def combine_operand_sets(
         extra_bytes_per_set=extra_bytes_per_set,
         queue_checksum=_combine_by_index([each.queue_checksum for each in sets]),
         remember_output=lambda index, result: remember_outputs(
-            lambda returned: list_tensors(returned) or sets[index].outputs, result
+            lambda returned: list_result_tensors(returned) or sets[index].outputs, result
         ),
         is_deterministic=all(each.is_deterministic for each in sets),
         locate_wrong_cells=_combine_by_index([each.locate_wrong_cells for each in sets]),
@@ -189,7 +189,7 @@ def _combine_by_index(checks: Sequence[Callable[[object], ResultT] | None]) -> C
 _CHECKSUM_COLUMNS = 4096
 
 
-def check_torch_backend(backend: Backend) -> Unavailable | None:
+def explain_torch_unavailability(backend: Backend) -> Unavailable | None:
     """Return why kernels on torch tensors cannot run on this backend, or None if they can."""
     if isinstance(backend, TorchBackend):
         return None
@@ -265,7 +265,7 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
     return "" if actual_type == expected_type else f"the launch returned a tensor of {actual_type}, not {expected_type}"
 
 
-def list_tensors(returned: object) -> list[torch.Tensor]:
+def list_result_tensors(returned: object) -> list[torch.Tensor]:
     """Return the tensors of a launch's result: the result itself, or those in a tuple."""
     results = returned if isinstance(returned, tuple) else (returned,)
     return [each.detach() for each in results if isinstance(each, torch.Tensor)]
@@ -284,7 +284,7 @@ def verify_special_values(
     return Verdict(math.inf, 0.0, details, reason=reason) if wrong_count else Verdict(0.0, 0.0, details)
 
 
-def get_max_error(errors: Iterable[float]) -> float:
+def compute_max_error(errors: Iterable[float]) -> float:
     """Return the largest error, 0 if there are no errors, or NaN if any error is NaN.
 
     Python's ``max`` would ignore a NaN that does not come first.
@@ -412,16 +412,16 @@ class SignFlipper:
             [index for index in range(_SIGN_PATTERN_COUNT) if index != self._last_index]
         )
         self._applied_indices ^= {index}
-        self._queue_flips(self._patterns[index])
+        self._queue_flips(self._sign_patterns[index])
 
     def restore_signs(self) -> None:
         """Queue flips that undo all changes, so that the operand has its original values."""
         for index in self._applied_indices:
-            self._queue_flips(self._patterns[index])
+            self._queue_flips(self._sign_patterns[index])
         self._applied_indices = set()
 
     @cached_property
-    def _patterns(self) -> torch.Tensor:
+    def _sign_patterns(self) -> torch.Tensor:
         """All patterns, drawn at random with at least one flip each, as a tensor (patterns, rows + K - 1).
 
         Its elements are factors 1 and -1, or for 8-bit floats and e2m1 values the bits of a byte to flip.

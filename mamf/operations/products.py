@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend
-from mamf.dtypes import DTYPES, SCALED_FORMATS
+from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.kernel import Verdict
 from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape, MatmulProblemT, MatmulShapeT
 from mamf.operations.operand_sets import (
@@ -264,7 +264,7 @@ def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
 class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     """A kernel that computes one or several matmuls of operands in scaled formats. Derived classes launch it."""
 
-    dtypes: ClassVar[tuple[str, ...]] = SCALED_FORMATS
+    dtypes: ClassVar[tuple[str, ...]] = SCALED_DTYPES
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
 
     def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:

@@ -38,8 +38,8 @@ from mamf.operations.quantization import QuantizedOperand
 #: The number of random vectors x that a test multiplies by.
 VECTORS_PER_TEST = 2
 # The number of elements that are multiplied at once on a device: 64 MiB in float32. If memory is insufficient, mamf
-# tries again with the second number.
-_CHUNK_ELEMENTS = (2**24, 2**16)
+# tries again with the second number, _RETRY_CHUNK_ELEMENTS.
+_CHUNK_ELEMENTS, _RETRY_CHUNK_ELEMENTS = 2**24, 2**16
 # The number of elements that are multiplied at once on a CPU, so that they fit in its cache.
 _HOST_CHUNK_ELEMENTS = 2**17
 # The probability that a test rejects a correct result is at most e^-20 = 2e-9 for each of the test's criteria.
@@ -83,10 +83,10 @@ def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], 
         with use_one_torch_thread():
             return _verify_entries_in_chunks(problem, parts, scale, _HOST_CHUNK_ELEMENTS)
     try:
-        return _verify_entries_in_chunks(problem, parts, scale, _CHUNK_ELEMENTS[0])
+        return _verify_entries_in_chunks(problem, parts, scale, _CHUNK_ELEMENTS)
     except torch.OutOfMemoryError:
         pass  # Retry outside of this handler, because its traceback keeps memory alive.
-    return _verify_entries_in_chunks(problem, parts, scale, _CHUNK_ELEMENTS[1])
+    return _verify_entries_in_chunks(problem, parts, scale, _RETRY_CHUNK_ELEMENTS)
 
 
 def _verify_entries_in_chunks(
@@ -210,7 +210,7 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
     if problem.has_int8_output:
         output = part.c.float()
         return (output != round_exact_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
-    sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _CHUNK_ELEMENTS[1]
+    sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _RETRY_CHUNK_ELEMENTS
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     expected_products = _multiply_by_vectors(
         part.left, _multiply_transpose_by_vectors(part.right, x, sum_dtype, chunk_elements), sum_dtype, chunk_elements

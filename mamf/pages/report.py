@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import MAX_CEILING_SHARE, Ceiling
+from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import ReportOptions
@@ -352,7 +352,7 @@ def _list_profile_facts(profile: Profile) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_CEILING_SHARE
+    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
     figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
     costs = [row for row in profile.classes if row.name in (IDLE_LABEL, COMMUNICATION)]
@@ -364,7 +364,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
     document = (
         make_counters_document(log)
         if log.counter_records
-        else get_kind(log.plan).make_document(log, ReportOptions(top=_MAX_TABLE_ROWS))
+        else get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     return LogContent(
@@ -460,7 +460,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
     """Return a row as a share of its ceiling, or None if it has no share or if the ceiling must be wrong."""
     share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
-    if share is None or share > MAX_CEILING_SHARE:
+    if share is None or share > MAX_SHARE_OF_CEILING:
         return None
     rest = [note for note in notes if note and note != shares.describe_mamfu(row)]
     label, rate = f"MAMFU of the best {row.operation}, {title}", format_rate(row.best_rate, row.work.unit)

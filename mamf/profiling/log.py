@@ -247,15 +247,15 @@ def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Colum
             format_milliseconds,
             3,
         ),
-        Column("", "calls" if row_kind == "class" else "", lambda row: row.calls / steps, importance=3),
+        Column("", "calls" if row_kind == "class" else "", lambda row: row.calls / steps, drop_priority=3),
         Column("calls", "", lambda row: row.calls),
         Column("visible_seconds", "", lambda row: row.visible),
         Column("hidden_seconds", "", lambda row: row.hidden),
         Column("flop", "", lambda row: row.total_flop),
         Column("dtypes", "", lambda row: " ".join(row.flop)),
         Column("multiplying_seconds", "", lambda row: row.multiplying),
-        make_rate_column("", "TFLOP", lambda row: row.total_flop / steps / 1e12 or None, rows, importance=4),
-        make_rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, importance=2),
+        make_rate_column("", "TFLOP", lambda row: row.total_flop / steps / 1e12 or None, rows, drop_priority=4),
+        make_rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, drop_priority=2),
         Column("mamfu", "MAMFU", lambda row: row.mamfu, _format_percent, 1),
     ]
 
@@ -271,8 +271,8 @@ def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
             is_left_aligned=True,
             min_characters=_MIN_NAME_LENGTH,
         ),
-        Column("class", "class", lambda row: row.class_name, importance=2, is_left_aligned=True),
-        Column("", "calls", lambda row: row.calls / steps, importance=3),
+        Column("class", "class", lambda row: row.class_name, drop_priority=2, is_left_aligned=True),
+        Column("", "calls", lambda row: row.calls / steps, drop_priority=3),
         Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),
         Column("count", "", attrgetter("calls")),
         Column("seconds", "", attrgetter("seconds")),
@@ -430,9 +430,9 @@ def _describe_stragglers(unexposed_seconds_by_rank: Mapping[int, float]) -> str:
 
 def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
     def make_seconds_column(
-        name: str, title: str, read: Callable[[Profile], float], importance: int = 0
+        name: str, title: str, read: Callable[[Profile], float], drop_priority: int = 0
     ) -> Column[Any]:
-        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), format_milliseconds, importance)
+        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), format_milliseconds, drop_priority)
 
     return [
         Column("rank", "rank", itemgetter(0)),

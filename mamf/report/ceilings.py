@@ -16,7 +16,7 @@ from mamf.ceilings.ceiling import (
     CHOOSE_PHASE,
     Ceiling,
     compute_median_rate,
-    explain_no_ceiling,
+    explain_missing_ceiling,
     group_rounds,
     has_faster_visit,
 )
@@ -54,7 +54,7 @@ from mamf.report.shares import (
     make_ceiling_title,
 )
 
-#: Smallest gain over the default kernel that reports print, as a share.
+#: Smallest gain over the default kernel that reports print, as a share of the rate of the default kernel.
 _MIN_SHOWN_GAIN_SHARE = 0.0005
 #: Maximum number of shapes that reports list as equally fast.
 _MAX_SHOWN_TIED_SHAPES = 5
@@ -108,8 +108,8 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
 
 
 def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
-    """Return lines that say which shapes and kernels are as fast as a ceiling within its accuracy, and how many rows
-    each phase of the search measured.
+    """Return a line with the shapes and kernels whose rates equal a ceiling within its accuracy, and a line with the
+    number of rows that each phase of the search measured.
     """
     tied, more = ceiling.tied[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied) - _MAX_SHOWN_TIED_SHAPES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
@@ -120,8 +120,8 @@ def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> l
 
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
-    """Return a line with the highest rate of the library's default kernel if another kernel reaches the ceiling, or
-    else an empty text. The first measurements of a search (phase ``scout``) run the default kernel.
+    """Return a line with the highest rate of the library's default kernel, or an empty text if the default kernel
+    itself reaches the ceiling. The first measurements of a search (phase ``scout``) run the default kernel.
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
@@ -137,8 +137,8 @@ def _describe_temperature(ceiling: Ceiling) -> str:
     if celsius is None or known is None or not known.is_cold(celsius):
         return "" if celsius is None else f"at {celsius:.0f} C"
     return (
-        f"the card was cold ({celsius:.0f} C): at the usual {known.usual_celsius:.0f} C it may be "
-        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, and the interval is wider by as much"
+        f"the card was cold ({celsius:.0f} C): at the usual {known.usual_celsius:.0f} C the card may be "
+        f"{100 * known.compute_cold_gain(celsius):.1f} % slower, so the interval is wider by this share"
     )
 
 
@@ -167,9 +167,8 @@ def describe_unconfirmed_regimes(
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         seen = [row for row in rows if row.regime == regime and row.ok]
-        dtype = (
-            "" if ceilings or not rows else f", {rows[0].problem.dtype}"
-        )  # with ceilings, the title of their table names the dtype
+        # If there are ceilings, the title of the table of ceilings names the dtype.
+        dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"
         if regime not in ceilings and seen:
             best = max(seen, key=lambda row: row.best_rate)
             rate = format_rate(best.best_rate, best.work.unit)
@@ -185,14 +184,14 @@ def make_find_document(
     summary: Mapping[str, Any] | None,
 ) -> Document:
     """Return the report of a find. CSV has a row for each ceiling; JSON also has all measurements."""
-    every = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
-    reason = explain_no_ceiling(rows)
+    hidden = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
+    reason = explain_missing_ceiling(rows)
     blocks: list[Block] = [
         Lines([describe_machine(header)]),
         make_ceiling_table(list(ceilings.values()), header),
         Lines([line for ceiling in ceilings.values() for line in describe_ceiling_accuracy(ceiling, rows, header)]),
         Details([line for ceiling in ceilings.values() for line in describe_ties_and_phases(ceiling, rows)]),
-        Table(every, rows, key="measurements"),
+        Table(hidden, rows, key="measurements"),
         Lines(describe_failures(rows)),
         Answer(
             [
@@ -206,8 +205,8 @@ def make_find_document(
 
 
 def make_find_by_device_document(log: RunLog) -> Document:
-    """Return the report of a log in which several devices made the same search: the ceilings of each device, and how
-    far the slowest device is below the fastest.
+    """Return the report of a find that ran on several devices: the ceilings of each device, and how far the slowest
+    device is below the fastest.
     """
     rows = [
         (part.header["device"], ceiling)
@@ -233,9 +232,9 @@ def make_find_by_device_document(log: RunLog) -> Document:
         Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole_number, 4),
     ]
     spreads = [
-        f"{title}: the slowest device is {1 - min(same) / max(same):.1%} below the fastest"
-        for title, same in group_pairs((make_ceiling_title(each), each.rate) for _, each in rows).items()
-        if len(same) > 1
+        f"{title}: the slowest device is {1 - min(rates) / max(rates):.1%} below the fastest"
+        for title, rates in group_pairs((make_ceiling_title(each), each.rate) for _, each in rows).items()
+        if len(rates) > 1
     ]
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),

@@ -84,16 +84,18 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
     _, factor = choose_rate_unit(pairs)
     return [
         *(
-            Column("", name, partial(_read_field, name), str, importance=1, is_left_aligned=True)
+            Column("", name, partial(_read_field, name), str, drop_priority=1, is_left_aligned=True)
             for name in find_varying_fields(pairs)
         ),
         Column("", "shape", format_shapes, is_left_aligned=True),
-        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_four_digits, importance=2),
-        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_four_digits, importance=2),
+        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_four_digits, drop_priority=2),
+        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_four_digits, drop_priority=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
-        Column("", "interval", lambda pair: pair.interval, format_ratio_interval, importance=3, is_left_aligned=True),
+        Column(
+            "", "interval", lambda pair: pair.interval, format_ratio_interval, drop_priority=3, is_left_aligned=True
+        ),
         Column("", "verdict", lambda pair: pair.verdict(tolerance), is_left_aligned=True),
-        *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], titled=False),
+        *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], has_titles=False),
     ]
 
 

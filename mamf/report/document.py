@@ -22,7 +22,7 @@ from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
 from mamf.text import convert_to_csv_cell, escape_invisible_characters, escape_markdown
 
-#: Text of a cell whose row has no value.
+#: Text of a table cell without a value.
 MISSING_VALUE = "-"
 #: Text that reports show in place of an interval that is wider than +-50 %.
 UNKNOWN_INTERVAL = "unknown"
@@ -38,15 +38,15 @@ def format_four_digits(value: float) -> str:
     return f"{value:#.4g}".rstrip(".") if value < 9999.5 else f"{value:.0f}"
 
 
-#: Prefixes of units, with the factor from a value in units of 1e12 to a value in this prefix.
+#: Prefixes of units, with the factor that converts a value from units of 1e12 to units with this prefix.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
-#: Smallest value that reports show with a prefix. Smaller values get the next smaller prefix.
+#: Smallest value that reports show in a unit. Smaller values are shown with the next smaller prefix.
 _MIN_PREFIXED_VALUE = 0.1
 
 
 def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
-    """Choose the unit prefix with which the largest of ``values`` reads well. Return the unit and the factor to
-    multiply the values with. ``unit``: the unit of ``values``, such as TFLOPS or TB/s.
+    """Choose a unit in which the largest of ``values`` is easy to read. Return this unit, and the factor that converts
+    the values to it. ``unit``: the unit of ``values``, such as TFLOPS or TB/s.
     """
     largest = max(values, default=0.0) or 1.0
     if not unit.startswith("T"):
@@ -58,20 +58,20 @@ def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
 
 
 def format_rate(rate: float, unit: str) -> str:
-    """Format a rate with its unit, scaled to read well: ``841.3 TFLOPS``, ``78.70 MB/s`` (from 0.0000787 TB/s)."""
+    """Format a rate in a unit that is easy to read: ``841.3 TFLOPS``, ``78.70 MB/s`` (from 0.0000787 TB/s)."""
     name, factor = choose_unit(unit, [rate])
     return f"{format_four_digits(rate * factor)} {name}"
 
 
 def describe_counted_work(works: Iterable[Work]) -> str:
-    """Say which FLOP and bytes the rates of ``works`` count, each convention once: ``counted: 2*M*N*K; A and B read, C
-    written, once each``.
+    """Return a line that says which FLOP and bytes the rates of ``works`` count, without repetitions: ``counted:
+    2*M*N*K; A and B read, C written, once each``.
     """
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
 
 def make_rate_key(name: str, unit: str) -> str:
-    """Return the key of a rate in CSV and JSON, ``name`` with the unit: ``rate_tflops``, ``rate_tb_per_s``."""
+    """Return the key of a rate in CSV and JSON, which is ``name`` with the unit: ``rate_tflops``, ``rate_tb_per_s``."""
     return f"{name}_{convert_to_snake_case(unit)}"
 
 
@@ -136,8 +136,8 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
 
 
 def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each distinct remark: the first row that it applies to, the number of further rows, and the
-    remark.
+    """Return a line for each distinct remark: the label of the first row with this remark, the number of other rows
+    with it, and the remark.
 
     ``remarks``: pairs of a remark and the label of its row.
     """
@@ -190,10 +190,10 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> s
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    left = summary.get("left")
-    continued = f"; {format_count(left, 'measurement')} left: continue with --resume" if left else ""
+    count_left = summary.get("left")
+    left = f"; {format_count(count_left, 'measurement')} left: continue with --resume" if count_left else ""
     measured = f"; {format_count(summary['measured'], 'measurement')}" if has_count else ""
-    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{continued}"
+    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -218,8 +218,7 @@ class Column(Generic[RowT]):
     - ``title``: the heading in tables for people; empty if only CSV and JSON have the column.
     - ``read_value``: returns the value of a row with full precision, or None.
     - ``format_value``: turns a value other than None into text for people.
-    - ``importance``: 0 for a column that is always shown; a narrow terminal drops the columns with the highest numbers
-      first.
+    - ``drop_priority``: a narrow terminal drops the columns with the highest priority first, and never those with 0.
     - ``is_left_aligned``: whether texts are aligned to the left.
     - ``min_characters``: the length to which a narrow terminal may cut long texts before it drops columns; 0 to never
       cut.
@@ -229,7 +228,7 @@ class Column(Generic[RowT]):
     title: str
     read_value: Callable[[RowT], object]
     format_value: Callable[[Any], str] = format_any_value
-    importance: int = 0
+    drop_priority: int = 0
     is_left_aligned: bool = False
     min_characters: int = 0
 
@@ -251,9 +250,9 @@ class Table(Generic[RowT]):
     - ``key``: the key in JSON. Tables with the same key become one list in JSON and one table in CSV.
     - ``shown_rows``: the rows for people, best first; None for all rows.
     - ``max_shown_rows``: the maximum number of rows for people; None for no maximum.
-    - ``get_remarks``: returns what a reader must know about a row besides its figures. Each remark appears once below
-      the table.
-    - ``get_label``: returns the name of a row for its remarks.
+    - ``get_remarks``: returns what a reader must know about a row besides its figures. The notes below the table
+      contain each remark once.
+    - ``get_label``: returns the name of a row, which the notes use.
     """
 
     columns: Sequence[Column[RowT]]
@@ -298,7 +297,7 @@ class Table(Generic[RowT]):
 
 @dataclass(frozen=True)
 class Lines:
-    """A block of text lines in a report, below ``heading`` if that is not empty."""
+    """A block of text lines in a report, below ``heading`` if the heading is not empty."""
 
     texts: Sequence[str]
     heading: str = ""
@@ -355,28 +354,29 @@ class Document:
 def make_columns_from_mappings(
     rows: Iterable[RowT],
     read: Callable[[RowT], Mapping[str, object]],
-    importance: int = 0,
+    drop_priority: int = 0,
     *,
-    titled: bool = True,
+    has_titles: bool = True,
 ) -> list[Column[RowT]]:
-    """Return a column for each key of the mappings that ``read`` returns for the rows, in order of appearance. Columns
-    that contain text are aligned to the left.
+    """Return a column for each key of the mappings that ``read`` returns for the rows, in order of appearance. Align
+    columns that contain text to the left.
 
-    ``titled``: whether people see the columns, under their keys. CSV and JSON have the keys in snake_case.
+    ``has_titles``: whether people see the columns, with the keys as titles. CSV and JSON contain all columns, with the
+    keys in snake_case.
     """
     rows = list(rows)
-    texts = {name for row in rows for name, value in read(row).items() if isinstance(value, str)}
+    text_names = {name for row in rows for name, value in read(row).items() if isinstance(value, str)}
 
-    def reader(name: str) -> Callable[[RowT], object]:
+    def make_reader(name: str) -> Callable[[RowT], object]:
         return lambda row: read(row).get(name)
 
     return [
         Column(
             convert_to_snake_case(name),
-            name if titled else "",
-            reader(name),
-            importance=importance,
-            is_left_aligned=name in texts,
+            name if has_titles else "",
+            make_reader(name),
+            drop_priority=drop_priority,
+            is_left_aligned=name in text_names,
         )
         for name in dict.fromkeys(name for row in rows for name in read(row))
     ]
@@ -388,20 +388,20 @@ def make_columns_from_mappings(
 def make_interval_columns(
     read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = format_interval
 ) -> list[Column[RowT]]:
-    """Return a column that shows an interval to people, and two with its lower and upper end for CSV and JSON.
+    """Return a column that shows an interval to people, and two columns with its lower and upper end for CSV and JSON.
 
-    ``name``: the key of an end with a placeholder for low and high, such as ``rate_{}_tflops``.
+    ``name``: the key of each end, with ``{}`` in place of "low" or "high": ``rate_{}_tflops``.
     """
     return [
-        Column("", "interval", read, format, importance=4, is_left_aligned=True),
+        Column("", "interval", read, format, drop_priority=4, is_left_aligned=True),
         Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
         Column(name.format("high"), "", lambda row: (it := read(row)) and it.high),
     ]
 
 
-def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: int) -> list[Column[RowT]]:
-    """Return columns for the share of the compute units' cycles that a row used, the measured clock, and the clock that
-    the driver requested. A narrow terminal drops the requested clock first.
+def make_clock_columns(read: Callable[[RowT], Conditions | None], drop_priority: int) -> list[Column[RowT]]:
+    """Return columns for the share of the compute units' cycles that a kernel used, the measured clock, and the clock
+    that the driver requested. A narrow terminal drops the requested clock first.
     """
 
     def read_megahertz(row: RowT, name: str) -> float | None:
@@ -411,15 +411,19 @@ def make_clock_columns(read: Callable[[RowT], Conditions | None], importance: in
     true_clock, clock = (partial(read_megahertz, name=name) for name in ("true_clock_hz", "clock_hz"))
     return [
         Column(
-            "cycles_used", "% cycles", lambda row: getattr(read(row), "cycles_used", None), format_percent, importance
+            "cycles_used",
+            "% cycles",
+            lambda row: getattr(read(row), "cycles_used", None),
+            format_percent,
+            drop_priority,
         ),
-        Column("true_clock_mhz", "MHz", true_clock, format_whole_number, importance),
-        Column("clock_mhz", "MHz requested", clock, format_whole_number, importance + 2),
+        Column("true_clock_mhz", "MHz", true_clock, format_whole_number, drop_priority),
+        Column("clock_mhz", "MHz requested", clock, format_whole_number, drop_priority + 2),
     ]
 
 
 def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
-    """Return columns for clock and power while the samples of a row were taken."""
+    """Return columns for the clock and the power of the device during the samples of a row."""
     return [
         *make_clock_columns(read, 5),
         Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, format_whole_number, 6),
@@ -427,17 +431,17 @@ def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Colum
 
 
 def make_rate_column(
-    name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], importance: int = 0
+    name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], drop_priority: int = 0
 ) -> Column[RowT]:
     """Return a column of rates. CSV and JSON show them in ``unit`` (TFLOPS or TB/s). Printed tables choose the prefix
     (GFLOPS, PFLOPS) by the largest rate of ``rows``.
     """
     title, factor = choose_unit(unit, [rate for row in rows if (rate := read(row))])
-    return Column(name, title, read, lambda rate: format_four_digits(rate * factor), importance)
+    return Column(name, title, read, lambda rate: format_four_digits(rate * factor), drop_priority)
 
 
 def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
-    """Return a table of texts that only people see. None becomes a dash."""
+    """Return a table of texts for people only, without data for CSV and JSON. None becomes a dash."""
     return Table(
         [Column("", title, itemgetter(place), is_left_aligned=True) for place, title in enumerate(titles)], rows
     )

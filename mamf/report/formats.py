@@ -25,24 +25,24 @@ from mamf.text import Markup, escape_invisible_characters, escape_markdown_line,
 
 
 def format_terminal(document: Document, width: int | None = None) -> str:
-    """Return a document as aligned text for a terminal. A line below the last table names the columns that do not fit
-    ``width``.
+    """Return a document as aligned text for a terminal. A line below the last table names the columns that are hidden
+    because they do not fit ``width``.
     """
     texts: list[str] = []
     hidden_titles: dict[str, None] = {}
-    last = 0
+    last_table = 0
     for block in document.visible_blocks:
         if isinstance(block, Table):
             text, dropped = _format_terminal_table(block, width)
             hidden_titles |= dict.fromkeys(dropped)
-            last = len(texts)
+            last_table = len(texts)
         elif width is not None and isinstance(block, Details):
             continue
         else:
             text = _format_lines([block.heading, *block.texts] if block.heading else block.texts, width)
         texts.append(text)
     if hidden_titles:
-        texts[last] += _format_lines([f"hidden columns (use --wide): {', '.join(hidden_titles)}"], width)
+        texts[last_table] += _format_lines([f"hidden columns (use --wide): {', '.join(hidden_titles)}"], width)
     return "\n".join(texts)
 
 
@@ -69,24 +69,24 @@ def _format_lines(texts: Iterable[str], width: int | None) -> str:
 
 
 def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Column[Any]:
-    """Return a column that cuts its texts to the room that the other columns leave, but not below
+    """Return a column whose texts are cut so that all columns fit ``width``, but not to fewer characters than
     ``column.min_characters``.
     """
-    others = sum(
+    other_columns_width = sum(
         _measure_column_width(each, table.visible_rows) + len(COLUMN_GAP)
         for each in table.visible_columns
         if each is not column
     )
-    room = max(column.min_characters, width - others)
-    return replace(column, format_value=lambda value: shorten_middle(column.format_value(value), room))
+    max_characters = max(column.min_characters, width - other_columns_width)
+    return replace(column, format_value=lambda value: shorten_middle(column.format_value(value), max_characters))
 
 
-def shorten_middle(text: str, room: int) -> str:
-    """Replace the middle of a text that is longer than ``room`` characters by two dots. Both ends stay, because long
+def shorten_middle(text: str, max_characters: int) -> str:
+    """Replace the middle of a text that is longer than ``max_characters`` by two dots. Both ends stay, because long
     kernel names often differ only there.
     """
-    tail = (room - 2) // 2
-    return text if len(text) <= room else f"{text[: room - 2 - tail]}..{text[-tail:]}"
+    tail = (max_characters - 2) // 2
+    return text if len(text) <= max_characters else f"{text[: max_characters - 2 - tail]}..{text[-tail:]}"
 
 
 def _measure_column_width(column: Column[Any], rows: Sequence[Any]) -> int:
@@ -94,16 +94,16 @@ def _measure_column_width(column: Column[Any], rows: Sequence[Any]) -> int:
 
 
 def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], width: int | None) -> list[Column[Any]]:
-    """Return the columns without the least important ones, so that a line fits ``width`` characters. Columns with
-    importance 0 are never dropped.
+    """Return as many columns as fit ``width`` characters. Drop columns with the highest ``drop_priority`` first, and
+    never drop columns with ``drop_priority`` 0.
     """
     kept = list(columns)
     widths = {id(each): len(COLUMN_GAP) + _measure_column_width(each, rows) for each in kept}
     while width is not None and sum(widths[id(each)] for each in kept) > width + len(COLUMN_GAP):
-        least = max(reversed(kept), key=lambda each: each.importance)
-        if not least.importance:
+        next_dropped = max(reversed(kept), key=lambda each: each.drop_priority)
+        if not next_dropped.drop_priority:
             break
-        kept.remove(least)
+        kept.remove(next_dropped)
     return kept
 
 
@@ -120,11 +120,8 @@ def format_json(document: Document, width: int | None = None) -> str:
 
 def format_html(document: Document, width: int | None = None) -> str:
     """Return a document as a self-contained HTML page in which every text is escaped."""
-    from mamf.report.page import (  # imported late, because every command that prints a report imports this module
-        Page,
-        Section,
-        render_page,
-    )
+    # Import this only here, because every command that prints a report imports the module mamf.report.formats.
+    from mamf.report.page import Page, Section, render_page
 
     return render_page(Page(document.title, sections=[Section("", document.visible_blocks)]))
 

@@ -248,7 +248,7 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     columns: list[Column[tuple[Any, _RowsByPhase]]] = [
         Column("kernel", "kernel", lambda each: each[0][0], is_left_aligned=True),
         Column("shape", "shape", lambda each: each[0][1], is_left_aligned=True),
-        Column("regime", "regime", lambda each: each[0][2], importance=3, is_left_aligned=True),
+        Column("regime", "regime", lambda each: each[0][2], drop_priority=3, is_left_aligned=True),
         *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_part_columns(*part)),
     ]
     yield Table(columns, measured, key="parts")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import MEMORY, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
@@ -87,9 +87,11 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     computing and memory limit a kernel equally.
     """
 
-    best_first = sorted(points, key=lambda point: -1.0 if point.share is None else point.share, reverse=True)
+    best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
-        NamedCeiling(name, each) for kind in (roofs.compute, roofs.bandwidth) for (name, _), each in kind.items()
+        NamedCeiling(name, each)
+        for kind in (roofs.compute_ceilings, roofs.bandwidth_ceilings)
+        for (name, _), each in kind.items()
     ]
     columns: list[Column[NamedCeiling]] = [
         Column("roof", "roof", lambda roof: roof.name, is_left_aligned=True),
@@ -103,13 +105,13 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
                 f"FLOP/byte of {level}",
                 functools.partial(compute_balance_point, roofs=roofs, level=level),
                 format_four_digits,
-                importance=1,
+                drop_priority=1,
             )
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: format_row_name(roof.ceiling), importance=3, is_left_aligned=True),
-        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, importance=2, is_left_aligned=True),
+        Column("at", "at", lambda roof: format_row_name(roof.ceiling), drop_priority=3, is_left_aligned=True),
+        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, drop_priority=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
         Lines([head]),
@@ -123,24 +125,26 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
 
 
 def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float | None:
-    bandwidth, ceiling = roofs.bandwidth.get((level, roof.ceiling.regime)), roof.ceiling
+    bandwidth, ceiling = roofs.bandwidth_ceilings.get((level, roof.ceiling.regime)), roof.ceiling
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
     Column("row", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
     Column("kernel", "kernel", lambda point: point.row.kernel, is_left_aligned=True),
-    Column("regime", "regime", lambda point: point.row.regime, importance=3, is_left_aligned=True),
-    Column("dtype", "dtype", lambda point: point.row.problem.dtype, importance=3, is_left_aligned=True),
-    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, importance=2),
-    Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), importance=1),
+    Column("regime", "regime", lambda point: point.row.regime, drop_priority=3, is_left_aligned=True),
+    Column("dtype", "dtype", lambda point: point.row.problem.dtype, drop_priority=3, is_left_aligned=True),
+    Column("intensity_flop_per_byte", "FLOP/byte", lambda point: point.intensity, format_four_digits, drop_priority=2),
+    Column("", "rate", lambda point: format_rate(point.row.comparable_rate, point.row.work.unit), drop_priority=1),
     Column("rate", "", lambda point: point.row.comparable_rate),
     Column("unit", "", lambda point: point.row.work.unit),
     Column("compute_rate_tflops", "", lambda point: point.tflops),
-    Column("", "roof", lambda point: point.roof and format_rate(point.roof, point.row.work.unit), importance=2),
-    Column("roof", "", lambda point: point.roof),
-    Column("share_of_roof", "% of roof", lambda point: point.share, format_percent),
-    Column("bound_by", "bound by", lambda point: point.bound, importance=1, is_left_aligned=True),
+    Column(
+        "", "roof", lambda point: point.roof_rate and format_rate(point.roof_rate, point.row.work.unit), drop_priority=2
+    ),
+    Column("roof", "", lambda point: point.roof_rate),
+    Column("share_of_roof", "% of roof", lambda point: point.roof_share, format_percent),
+    Column("bound_by", "bound by", lambda point: point.bound, drop_priority=1, is_left_aligned=True),
 ]
 
 
@@ -148,16 +152,17 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
     """Yield how many rows are near their roof and which row is nearest. Without rows, yield the FLOP per byte below
     which memory bounds each dtype. ``best_first``: the rows by share of roof, the highest first.
     """
-    known = [point for point in best_first if point.share is not None]
+    known = [point for point in best_first if point.roof_share is not None]
     if known:
-        near, most = sum((point.share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
+        near, most = sum((point.roof_share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
         yield (
             f"near the limit ({100 * NEAR_LIMIT_SHARE:.0f} % of the roof and more): "
             f"{near} of {format_count(len(known), 'row')}; "
-            f"nearest: {most.name} by {most.row.kernel}, {format_percent(most.share or 0.0)} % of the {most.bound} roof"
+            f"nearest: {most.name} by {most.row.kernel}, "
+            f"{format_percent(most.roof_share or 0.0)} % of the {most.bound} roof"
         )
-    for (dtype, regime), ceiling in () if best_first else roofs.compute.items():
-        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY)
+    for (dtype, regime), ceiling in () if best_first else roofs.compute_ceilings.items():
+        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_four_digits(balance)} FLOP/byte, "
@@ -177,15 +182,17 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
-    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute.values())
+    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
     # find_rate returns None if the device has only a ceiling with another output dtype.
-    ceilings = filter(None, (find_rate(roofs.compute, *key) for key in keys))
+    ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
     # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
         name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
     found: dict[str, Any] = {"name": roofs.device}
-    memory = roofs.bandwidth.get((MEMORY, SUSTAINED)) or roofs.bandwidth.get((MEMORY, BURST))
+    memory = roofs.bandwidth_ceilings.get((MEMORY_LEVEL, SUSTAINED)) or roofs.bandwidth_ceilings.get(
+        (MEMORY_LEVEL, BURST)
+    )
     if memory is not None:
         found["mem_bw_gbps"] = _round_rate(1e3 * memory.rate)
         regimes["mem_bw_gbps"] = memory.regime
@@ -279,14 +286,18 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
                 RooflineMarker(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series)
             )
     # FLOP per byte at which each flat ceiling meets each rising ceiling.
-    ridges = [flat.rate / rising.rate for flat in roofs.compute.values() for rising in roofs.bandwidth.values()]
+    ridges = [
+        flat.rate / rising.rate
+        for flat in roofs.compute_ceilings.values()
+        for rising in roofs.bandwidth_ceilings.values()
+    ]
     shown = [mark.position[0] for mark in marks if mark.position[0]] + ridges
     x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
     note = (
         "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
     )
     return RooflineChart(
-        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute)) or 'bandwidth alone'}",
+        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute_ceilings)) or 'bandwidth alone'}",
         describe_machine_briefly(header),
         tuple(_yield_roof_lines(roofs, x_limits)),
         tuple(marks),
@@ -299,8 +310,8 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
     earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
     for regime in roofs.regimes:
-        compute = {dtype: each.rate for (dtype, of), each in roofs.compute.items() if of == regime}
-        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth.items() if of == regime}
+        compute = {dtype: each.rate for (dtype, of), each in roofs.compute_ceilings.items() if of == regime}
+        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth_ceilings.items() if of == regime}
         for level, rate in bandwidth.items():
             is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
             earlier_rates.append(rate)

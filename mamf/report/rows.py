@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
-from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_drift
+from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_card_drift
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import compute_device_speeds
@@ -57,7 +57,7 @@ def make_row_columns(
         Column("operation", "", lambda row: row.operation),
         Column("regime", "", lambda row: row.regime),
         *make_columns_from_mappings(
-            rows, lambda row: get_operation(row.operation).make_problem_record(row.problem), titled=False
+            rows, lambda row: get_operation(row.operation).make_problem_record(row.problem), has_titles=False
         ),
         Column(
             "kernel",
@@ -68,10 +68,10 @@ def make_row_columns(
         ),
         Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_any_value, 1, True),
         *make_columns_from_mappings(
-            rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), titled=False
+            rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), has_titles=False
         ),
         *(
-            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), is_left_aligned=True, importance=3)]
+            [Column("layer", "layer", lambda row: layers.get(str(row.shape)), is_left_aligned=True, drop_priority=3)]
             if layers
             else ()
         ),
@@ -91,11 +91,11 @@ def make_row_columns(
         Column(
             "state",
             "state %",
-            lambda row: compute_drift(row, shares.measured_ceilings),
+            lambda row: compute_card_drift(row, shares.measured_ceilings),
             lambda drift: f"{100 * drift:+.1f}",
             5,
         ),
-        Column("launches", "launches", lambda row: row.launches, importance=7),
+        Column("launches", "launches", lambda row: row.launches, drop_priority=7),
         *make_clock_columns(lambda row: row.conditions, 3),
         Column("power_watts", "W", lambda row: row.conditions.watts, format_whole_number, 5),
         Column("temperature_celsius", "C", lambda row: row.conditions.celsius, format_whole_number, 6),
@@ -117,13 +117,13 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
     unit = rows[0].work.unit if rows else "TFLOPS"
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
 
-    def make_statistic_column(name: str, title: str, importance: int = 7) -> Column[Measurement]:
+    def make_statistic_column(name: str, title: str, drop_priority: int = 7) -> Column[Measurement]:
         return Column(
             make_rate_key(f"rate_{name}", unit),
             title,
             lambda row: row.rate(name) if row.summary else None,
             lambda rate: format_four_digits(rate * factor),
-            importance,
+            drop_priority,
         )
 
     has_other_statistic = any(row.best_by not in ("mean", "median") for row in rows)
@@ -322,7 +322,7 @@ def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]
     unit = rows[0].work.unit
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
     return [
-        Column("device", "device", lambda row: row.device, importance=1),
+        Column("device", "device", lambda row: row.device, drop_priority=1),
         Column("device_speed", "", lambda row: row.device_speed and round_to_six_digits(row.device_speed)),
         Column(
             make_rate_key("comparable_rate", unit),

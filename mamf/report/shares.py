@@ -11,17 +11,17 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import (
-    DRIFT_TOLERANCE,
-    MAX_CEILING_SHARE,
+    MAX_DRIFT_SHARE,
+    MAX_SHARE_OF_CEILING,
     Ceiling,
     Ceilings,
-    compute_known_share,
     compute_mamfu,
     compute_mamfu_error,
+    compute_share_of_known_ceiling,
     find_row_ceiling,
-    has_drifted,
+    has_card_drifted,
 )
-from mamf.ceilings.roof import MEMORY, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roof_point
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, RatesByDtypeAndRegime, find_rate
 from mamf.operations.unknown import get_operation, is_compute_roof
@@ -94,23 +94,25 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column("operation", "", lambda each: each.problem.operation),
         Column("regime", "", lambda each: each.regime),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).make_problem_record(each.problem), titled=False
+            ceilings,
+            lambda each: get_operation(each.problem.operation).make_problem_record(each.problem),
+            has_titles=False,
         ),
         make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
         Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
         Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
-        Column("shape", "shape", lambda each: str(each.shape), importance=1, is_left_aligned=True),
+        Column("shape", "shape", lambda each: str(each.shape), drop_priority=1, is_left_aligned=True),
         *make_columns_from_mappings(
-            ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), titled=False
+            ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), has_titles=False
         ),
         Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
         Column(
             "share_of_peak", "% peak", lambda each: divide_by_peak(each.rate, each.problem, header), format_percent, 2
         ),
-        Column("rounds", "rounds", lambda each: each.rounds, importance=6),
-        Column("ties", "tied", lambda each: len(each.tied), importance=6),
+        Column("rounds", "rounds", lambda each: each.rounds, drop_priority=6),
+        Column("ties", "tied", lambda each: len(each.tied), drop_priority=6),
         Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         *make_clock_columns(lambda each: each.conditions, 3),
@@ -140,7 +142,7 @@ def describe_clock(conditions: Conditions) -> str:
 
 #: Text in place of a share that is so far above 1 that the ceiling must be wrong.
 WRONG_CEILING_TEXT = (
-    f"the rate is above {100 * MAX_CEILING_SHARE:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
+    f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
 
 
@@ -167,7 +169,11 @@ class ShareCalculator:
         if not row.work.has_products:
             return None
         share = compute_mamfu(row, self.measured_ceilings)
-        return compute_known_share(row, self.known_ceilings) if share is None and row.work.unit == "TFLOPS" else share
+        return (
+            compute_share_of_known_ceiling(row, self.known_ceilings)
+            if share is None and row.work.unit == "TFLOPS"
+            else share
+        )
 
     def compute_row_mbu(self, row: Measurement) -> float | None:
         """Return the memory traffic of a row as a share of the read bandwidth in the row's regime, or None if the
@@ -175,11 +181,11 @@ class ShareCalculator:
         """
         if self.roofs is None or not row.ok or not get_operation(row.operation).has_memory_shares:
             return None
-        memory = self.roofs.bandwidth.get((MEMORY, row.regime))
+        memory = self.roofs.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def describe_mamfu(self, row: Measurement) -> str:
-        """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_CEILING_SHARE. If the kernel
+        """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_SHARE_OF_CEILING. If the kernel
         multiplies in another dtype than the row's, the text names the dtype of the ceiling, and the share may exceed 1.
         """
         share = self.compute_row_mamfu(row)
@@ -187,7 +193,9 @@ class ShareCalculator:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         if share is None:
             return ""
-        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_CEILING_SHARE else WRONG_CEILING_TEXT
+        return (
+            f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else WRONG_CEILING_TEXT
+        )
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.measured_ceilings) or find_row_ceiling(row, self.known_ceilings)
@@ -198,12 +206,12 @@ class ShareCalculator:
             point = make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
             return getattr(point, name, None)
 
-        roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof", "share", "bound"))
+        roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof_rate", "roof_share", "bound"))
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
             Column(make_rate_key("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),
             Column("share_of_roof", "% of roof", share, format_percent, 1),
-            Column("bound_by", "bound by", bound, importance=3, is_left_aligned=True),
+            Column("bound_by", "bound by", bound, drop_priority=3, is_left_aligned=True),
         ]
         return [
             Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),
@@ -223,11 +231,11 @@ class ShareCalculator:
             if other is not None and other.interval.is_known and row.ok:
                 share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
-        if has_drifted(row, self.measured_ceilings):
-            yield f"device speed drifted by more than {100 * DRIFT_TOLERANCE:.0f} % since the ceiling was measured"
+        if has_card_drifted(row, self.measured_ceilings):
+            yield f"device speed drifted by more than {100 * MAX_DRIFT_SHARE:.0f} % since the ceiling was measured"
         own = compute_mamfu(row, self.measured_ceilings)
         # Drift of the device and the error of the timer explain a share of up to ``highest``.
-        highest = 1 + DRIFT_TOLERANCE + compute_mamfu_error(row, self.measured_ceilings)
+        highest = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
         if own is not None and own > highest and "product_dtypes" not in row.details:
             yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
 
@@ -252,8 +260,8 @@ class ShareCalculator:
         measured += [
             f"MBU: share of {format_rate(each.rate, each.unit)}, the {regime} read bandwidth "
             f"({each.shape}, {each.kernel})"
-            for (level, regime), each in (self.roofs.bandwidth.items() if has_mbu and self.roofs else ())
-            if level == MEMORY
+            for (level, regime), each in (self.roofs.bandwidth_ceilings.items() if has_mbu and self.roofs else ())
+            if level == MEMORY_LEVEL
         ]
         return [*measured, *describe_known_ceilings(self.known_ceilings.values()), *(accuracy if bounds else [])]
 

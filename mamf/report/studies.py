@@ -223,7 +223,7 @@ def make_explanation_document(
             "% of datasheet",
             lambda step: step.tflops / datasheet if step.tflops is not None and datasheet else None,
             format_percent,
-            importance=1,
+            drop_priority=1,
         ),
         *make_interval_columns(lambda step: step.interval, "rate_{}_tflops"),
         *make_sensor_columns(lambda step: step.row and step.row.conditions),

@@ -219,8 +219,10 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, is_left_aligned=True),
         Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
-        Column("launches", "launches", lambda rows: count_verified_totals(rows)["launches"], importance=2),
-        Column("values", "values", lambda rows: count_verified_totals(rows)["values"], "{:.3g}".format, importance=1),
+        Column("launches", "launches", lambda rows: count_verified_totals(rows)["launches"], drop_priority=2),
+        Column(
+            "values", "values", lambda rows: count_verified_totals(rows)["values"], "{:.3g}".format, drop_priority=1
+        ),
         Column(
             "largest_error", "largest error", lambda rows: (it := _find_worst_row(rows)) and it.error, "{:.2g}".format
         ),
@@ -246,7 +248,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
             lambda rows: (
                 len(_collect_problem_ids(row for row in rows if not row.ok and row.status != WRONG_STATUS)) or None
             ),
-            importance=6,
+            drop_priority=6,
         ),
     ]
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verdicts import verified
 
-from mamf.dtypes import DTYPES, OPERAND_DTYPES, SCALED_FORMATS
+from mamf.dtypes import DTYPES, OPERAND_DTYPES, SCALED_DTYPES
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
@@ -101,7 +101,7 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
         for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
         if make_matmul_kernel(name).explain_unavailability(backend) is None
         for dtype in OPERAND_DTYPES
-        if dtype not in SCALED_FORMATS  # test_scaled_formats.py
+        if dtype not in SCALED_DTYPES  # test_scaled_formats.py
         if make_matmul_kernel(name).explain_unsupported_problem(
             backend, MatmulProblem(dtype, DTYPES[dtype].default_output_dtype)
         )

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.dtypes import DTYPES, SCALED_FORMATS
+from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.operations.quantization import E2M1_MAGNITUDES, decode_scales, pack_e2m1, quantize_to_format
 
 E4M3 = torch.float8_e4m3fn
@@ -17,7 +17,7 @@ GRIDS = {
 seeds = st.integers(0, 2**31)
 exponents = st.integers(-20, 20)
 few = settings(max_examples=8, deadline=None)
-each_format = pytest.mark.parametrize("dtype", SCALED_FORMATS)
+each_format = pytest.mark.parametrize("dtype", SCALED_DTYPES)
 
 
 def of(dtype, values, operand="a"):

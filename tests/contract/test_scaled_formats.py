@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import ScalingType, SwizzleType
 from verdicts import verified
 
-from mamf.dtypes import DTYPES, SCALED_FORMATS
+from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import Burst, StoppingRule
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_matmul_kernel
@@ -16,7 +16,7 @@ from mamf.plugins.discovery import MATMUL_KERNEL_GROUP, find_entry_points_by_nam
 from mamf.testing import KernelContract
 
 SHAPE = MatmulShape(96, 256, 384)
-CASES = [*(("dequantized", dtype) for dtype in SCALED_FORMATS), ("F.scaled_mm", "fp8_rowwise")]
+CASES = [*(("dequantized", dtype) for dtype in SCALED_DTYPES), ("F.scaled_mm", "fp8_rowwise")]
 BLOCKS = {
     ScalingType.BlockWise1x128: (1, 128),
     ScalingType.BlockWise128x128: (128, 128),
@@ -60,7 +60,7 @@ class TestOnCpu(KernelContract):
 
 
 def test_every_format_has_its_kernels(backend):
-    for dtype in SCALED_FORMATS:
+    for dtype in SCALED_DTYPES:
         able = {
             name
             for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
@@ -132,12 +132,12 @@ def blackwell(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_mm", simulated_scaled_mm)
 
 
-@pytest.mark.parametrize("dtype", SCALED_FORMATS)
+@pytest.mark.parametrize("dtype", SCALED_DTYPES)
 def test_operands_and_scales_lie_as_the_library_reads_them(backend, blackwell, dtype):
     assert verified(prepared(backend, "F.scaled_mm", dtype, sets=2)).ok
 
 
-@pytest.mark.parametrize("dtype", SCALED_FORMATS)
+@pytest.mark.parametrize("dtype", SCALED_DTYPES)
 def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
     row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
     assert row.ok, row.reason
@@ -156,7 +156,7 @@ class OffByAScale(FunctionalScaledMm):
         return super().bind_operands(backend, problem, rolled, b, c)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in SCALED_FORMATS if dtype != "fp8_rowwise"])
+@pytest.mark.parametrize("dtype", [dtype for dtype in SCALED_DTYPES if dtype != "fp8_rowwise"])
 def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     assert measured(OffByAScale(), backend, MatmulProblem(dtype)).status == "wrong_result"
 
@@ -200,6 +200,6 @@ def test_bytes_are_those_of_values_and_scales():
         "mxfp4": (128 + 256) * 16,
         "nvfp4": (128 + 256) * 32,
     }
-    for dtype in SCALED_FORMATS:
+    for dtype in SCALED_DTYPES:
         read = values // DTYPES[dtype].scaled_format.values_per_byte + scales[dtype]
         assert MatmulProblem(dtype).compute_work(shape).nbytes == read + 128 * 256 * 2

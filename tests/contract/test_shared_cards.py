@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from simulated_vendors import h100
 
-from mamf.backend import LEADER_PID_VARIABLE, parse_sharing
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE, parse_sharing
 from mamf.peaks import find_peak
 
 SLICE = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
@@ -25,7 +25,7 @@ def processes(*pids):
 @pytest.fixture(autouse=True)
 def no_daemon(monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    monkeypatch.delenv(LEADER_PID_VARIABLE, raising=False)
+    monkeypatch.delenv(STARTING_PROCESS_PID_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_processes_that_come_during_a_run_are_seen_after_it(cuda):
 )
 def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_led, verdict):
     if is_led:
-        monkeypatch.setenv(LEADER_PID_VARIABLE, str(LEADING))
+        monkeypatch.setenv(STARTING_PROCESS_PID_VARIABLE, str(LEADING))
     cuda.nvml.cards[0].processes = processes(*listed)
     backend = cuda.kind(0)
     assert advice_of(backend)["other processes"].verdict == verdict

@@ -73,7 +73,7 @@ def install(patch):
     patch.setattr(
         grid,
         "QUICK_SCHEDULE",
-        replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing=0, confirming=3)),
+        replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=3)),
     )
     patch.setattr(FindStrategy, "sustained_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)

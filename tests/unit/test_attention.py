@@ -11,7 +11,7 @@ from made_plans import kernels_plan, setup_of
 from refusals import assert_refused
 
 from mamf.backend import Unavailable
-from mamf.ceilings.ceiling import Ceiling, compute_drift, compute_mamfu, require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, compute_card_drift, compute_mamfu, require_usable_ceiling
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_operation_options, make_request
 from mamf.engine.strategies.rows import RowsStrategy
@@ -100,7 +100,7 @@ def test_a_share_of_the_ceiling_is_the_kernels_true_share(regime):
     for row in (row for row in rows if not row.is_reference):
         share = 0.7 if row.kernel == SimulatedAttention.name else 0.35
         assert compute_mamfu(row, ceilings) == pytest.approx(share * peak, rel=0.006)
-        assert abs(compute_drift(row, ceilings)) < 0.006
+        assert abs(compute_card_drift(row, ceilings)) < 0.006
 
 
 def test_the_reference_is_measured_before_and_after_every_row():

@@ -21,7 +21,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.report.comparison import make_comparison_document
 from mamf.report.formats import FORMATTERS
-from mamf.statistics import summarize
+from mamf.statistics import summarize_samples
 
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
@@ -46,7 +46,7 @@ def row(seconds=1.0, shape=SHAPES[0], count=8, spread=0.001, **fields):
     """A row whose median is ``seconds``."""
     samples = tuple(seconds * (1 + spread * (2 * each / max(1, count - 1) - 1)) for each in range(count))
     known = {"kernel": "torch.mm", "problem": MatmulProblem(), "regime": "burst", "best_by": "median", "status": "ok"}
-    return Measurement(shape=shape, summary=summarize(samples), samples=samples, **known | fields)
+    return Measurement(shape=shape, summary=summarize_samples(samples), samples=samples, **known | fields)
 
 
 def failed(status="out_of_memory", **fields):

@@ -9,7 +9,7 @@ from mamf.backend import DeviceInfo, ElapsedTime, Unavailable
 from mamf.files import read_packaged_csv_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import compute_flop_per_cycle, find_peak
-from mamf.plausibility import compute_cycles_used, explain_implausible, find_flop_per_cycle
+from mamf.plausibility import compute_cycles_used, explain_implausible_row, find_flop_per_cycle
 from mamf.testing import Physics, SimulatedBackend
 
 SHAPES = [MatmulShape(4096, 4096, 4096), MatmulShape(8192, 8192, 8192), MatmulShape(2048, 2048, 2048)]
@@ -84,9 +84,9 @@ def test_an_architecture_that_is_not_listed_takes_its_datasheets_clock():
 
 def test_a_rate_that_the_true_clock_excludes_is_implausible():
     (row,) = sweep([SHAPES[1]], backend=SimulatedBackend(), kernel=KERNEL, problem=MatmulProblem(), clock="all")
-    assert explain_implausible(row, H100, 1e15) is None
+    assert explain_implausible_row(row, H100, 1e15) is None
     slow = replace(row, conditions=replace(row.conditions, true_clock_hz=1.2e9))
-    assert "measured clock of 1200 MHz allows" in explain_implausible(slow, H100, 1e15)
+    assert "measured clock of 1200 MHz allows" in explain_implausible_row(slow, H100, 1e15)
 
 
 class Broken:

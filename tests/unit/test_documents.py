@@ -29,9 +29,9 @@ ROWS = [
 COLUMNS = [
     Column("kernel", "kernel", lambda row: row["name"], is_left_aligned=True),
     Column("rate_tflops", "TFLOPS", lambda row: row["rate"], format_four_digits),
-    Column("watts", "power", lambda row: None, importance=5),
-    Column("rank", "a long heading", lambda row: 1, importance=2),
-    Column("share_of_peak", "% of peak", lambda row: row["share"], format_percent, importance=1),
+    Column("watts", "power", lambda row: None, drop_priority=5),
+    Column("rank", "a long heading", lambda row: 1, drop_priority=2),
+    Column("share_of_peak", "% of peak", lambda row: row["share"], format_percent, drop_priority=1),
     Column("rate_mean_tflops", "", lambda row: row["rate"] / 2),
 ]
 

@@ -37,12 +37,19 @@ class Scripted:
 
 @pytest.fixture
 def rows():
-    return list(Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())]).measurements())
+    return list(Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())]).yield_measurements())
 
 
 def driven(path, given=None, skipped_count=0, **fields):
     strategy = None if given is None else lambda setup: Scripted(given, skipped_count)
-    return Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())], strategy=strategy, path=path, **fields)
+    return Run(
+        PLAN,
+        SimulatedBackend(),
+        [("simulated.mm", SimulatedMatmul())],
+        make_run_strategy=strategy,
+        log_path=path,
+        **fields,
+    )
 
 
 def records(path):
@@ -51,7 +58,7 @@ def records(path):
 
 def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
     path, seen = tmp_path / "run.jsonl", 0
-    for row in driven(path, [KNOWN, *rows]).measurements():
+    for row in driven(path, [KNOWN, *rows]).yield_measurements():
         seen += 1
         assert records(path)[-1]["shape"] == {"m": row.shape.m, "n": 1024, "k": 1024}
     assert seen == 3
@@ -72,13 +79,13 @@ def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, skipped_count, 
     path, run = tmp_path / "run.jsonl", None
     run = driven(path, [*rows[:2], *end], skipped_count)
     try:
-        list(run.measurements())
+        list(run.yield_measurements())
     except (KeyboardInterrupt, ValueError):
         assert end
     found = records(path)[-1]
     assert (found["status"], found["reason"]) == ("interrupted" if reason else "complete", reason)
     assert (found["measured"], found["left"]) == (2, left)
-    assert run.is_written
+    assert run.is_summary_written
 
 
 def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypatch):
@@ -92,7 +99,7 @@ def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypa
     monkeypatch.setattr(RunLogWriter, "write", full)
     run = driven(tmp_path / "run.jsonl", [KNOWN, *rows])
     with pytest.raises(RunLogWriteError):
-        list(run.measurements())
+        list(run.yield_measurements())
     log = run.build_log()
-    assert not run.is_written
+    assert not run.is_summary_written
     assert (log.tier, len(log.measurements), [*log.known_ceilings]) == ("complete", 3, [("bfloat16", "burst")])

@@ -14,7 +14,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
 from mamf.report.studies import make_waterfall_chart, make_waterfall_steps
-from mamf.statistics import summarize
+from mamf.statistics import summarize_samples
 from mamf.testing import SimulatedBackend
 
 SHAPE = MatmulShape(3072, 2816, 19328)
@@ -29,7 +29,16 @@ def row(data, rate, regime="burst", clock=1980e6, watts=None, dtype="bfloat16", 
     conditions = Conditions(clock, watts)
     best_by = "mean" if regime == "sustained" else "median"
     return Measurement(
-        SHAPE, "torch.mm", problem, regime, best_by, "ok", "", summarize(samples), samples, conditions=conditions
+        SHAPE,
+        "torch.mm",
+        problem,
+        regime,
+        best_by,
+        "ok",
+        "",
+        summarize_samples(samples),
+        samples,
+        conditions=conditions,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from mamf.contribution import review as reviews
 from mamf.contribution.rules import Finding
 from mamf.kinds import registry
-from mamf.kinds.kind import Kind, ReportOptions
+from mamf.kinds.kind import ReportOptions, RunKind
 from mamf.logs.run_log import read_run_log
 from mamf.operations.unknown import get_operation
 from mamf.report import formats
@@ -28,7 +28,7 @@ def test_a_new_column_is_one_line(monkeypatch):
     log = read_run_log(LOG)
     rows = json.loads(formats.format_json(document(log)))["measurements"]
     assert {row["depth"] for row in rows if row["status"] == "ok"} == {4096}
-    assert "depth" in formats.format_terminal(document(log, top=1)).split()
+    assert "depth" in formats.format_terminal(document(log, max_rows=1)).split()
 
 
 def test_a_new_format_is_one_function(run, monkeypatch):
@@ -50,10 +50,10 @@ def test_a_new_check_is_one_function(monkeypatch):
     assert [each.rule for each in reviews.review_log(LOG).findings if not each.is_warning] == ["no-torch-mm"]
 
 
-class Soak(Kind):
+class Soak(RunKind):
     """A kind of run in a file of a third party."""
 
-    name, noun = "soak", "a soak"
+    name, noun_phrase = "soak", "a soak"
 
     def make_document(self, log, view):
         return Document("soak", [Answer([f"{len(log.measurements)} visits"])])
@@ -71,7 +71,7 @@ def soaked(tmp_path):
 
 
 def test_a_new_kind_of_run_is_one_class(run, monkeypatch, soaked):
-    monkeypatch.setitem(registry.KINDS, "soak", Soak())
+    monkeypatch.setitem(registry.RUN_KINDS, "soak", Soak())
     log = read_run_log(soaked)
     assert log.plan.kind == "soak"
     assert run("show", str(soaked))[1] == f"{len(log.measurements)} visits\n"

@@ -19,7 +19,7 @@ from made_rates import contributed
 from refusals import assert_refused
 
 import mamf
-from mamf.ceilings.ceiling import MIN_ROUNDS, Ceiling, confirm_ceiling
+from mamf.ceilings.ceiling import MIN_CONFIRMING_ROUNDS, Ceiling, confirm_ceiling
 from mamf.engine.runner import RunSetup
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.strategy import FindStrategy
@@ -30,7 +30,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plugins import discovery
 from mamf.report.ceilings import describe_ceiling_accuracy
-from mamf.statistics import Interval, summarize
+from mamf.statistics import Interval, summarize_samples
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 KERNEL = "simulated.mm"
@@ -49,7 +49,7 @@ def row_of(shape, tflops, number, kernel=KERNEL, regime="burst", phase="confirm"
     """A measured row whose every sample is ``tflops``."""
     samples = (shape.flop / tflops / 1e12,) * 3
     return Measurement(
-        shape, kernel, MatmulProblem(), regime, "median", "ok", "", summarize(samples), samples,
+        shape, kernel, MatmulProblem(), regime, "median", "ok", "", summarize_samples(samples), samples,
         launches=3, phase=phase, round=number, conditions=Conditions(**conditions),
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ def rows_of(shape, figures, **fields):
     return [row_of(shape, tflops, number, **fields) for number, tflops in enumerate(figures, 1)]
 
 
-@pytest.mark.parametrize("rounds", range(MIN_ROUNDS))
+@pytest.mark.parametrize("rounds", range(MIN_CONFIRMING_ROUNDS))
 def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
     assert confirm_ceiling(rows_of(A, [700.0] * rounds), "card") is None
 
@@ -257,7 +257,7 @@ def test_rounds_are_interleaved_and_none_repeats_a_candidate(both, regime):
     numbers = [row.round for row in rows]
     assert numbers == sorted(numbers)
     assert max(Counter((row.round, row.shape, row.kernel) for row in rows).values()) == 1
-    orders = {tuple(row.shape for row in rows if row.round == number) for number in range(1, MIN_ROUNDS + 1)}
+    orders = {tuple(row.shape for row in rows if row.round == number) for number in range(1, MIN_CONFIRMING_ROUNDS + 1)}
     assert len({frozenset(order) for order in orders}) == 1
     assert regime == "sustained" or len(orders) > 1, "always in the same order: each follows the same heat"
 

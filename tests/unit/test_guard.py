@@ -24,7 +24,7 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.report.comparison import describe_guard_verdict
-from mamf.statistics import Repeatability, summarize
+from mamf.statistics import Repeatability, summarize_samples
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated import TimeVariation
 
@@ -236,7 +236,7 @@ def visit(seconds=1.0, phase="", status="ok", number=1):
     samples = tuple(seconds * (1 + 0.0005 * each) for each in (-2, -1, -1, 0, 0, 1, 1, 2))
     return Measurement(
         SHAPE, "eager", AttentionProblem(), "burst", "median", status, samples=samples, phase=phase, round=number,
-        summary=summarize(samples) if status == "ok" else None, repeatability=KNOWN,
+        summary=summarize_samples(samples) if status == "ok" else None, repeatability=KNOWN,
     )  # fmt: skip
 
 

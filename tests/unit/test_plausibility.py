@@ -12,8 +12,8 @@ from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import FALLING_CLOCK_HEADROOM, READ_CLOCK_HEADROOM, compute_max_flops, compute_max_flops_at_clock
-from mamf.plausibility import explain_implausible, split_impossible_samples
-from mamf.statistics import summarize
+from mamf.plausibility import explain_implausible_row, split_impossible_samples
+from mamf.statistics import summarize_samples
 
 H100 = DeviceInfo("cuda", 0, "NVIDIA H100 80GB HBM3", "NVIDIA", compute_units=132, max_clock_hz=1980e6)
 UNLISTED = dataclasses.replace(H100, name="Some New Card")
@@ -30,7 +30,7 @@ def row_of(samples, aside=(), regime="burst", best_by="median", dtype="bfloat16"
         regime,
         best_by,
         "ok",
-        summary=summarize(list(samples), best_by),
+        summary=summarize_samples(list(samples), best_by),
         samples=tuple(samples),
         implausible_samples=tuple(aside),
         conditions=Conditions(clock_hz=clock_hz, throttle_reasons=tuple(reasons)),
@@ -48,13 +48,13 @@ def test_the_samples_of_a_quiet_moment_on_a_busy_cpu_are_kept():
     quiet, busy = [0.010] * 9, [0.025 + 0.001 * number for number in range(20)]
     limit = compute_max_flops(CPU, "float32")
     assert split_impossible_samples([*busy, *quiet], SHAPE.flop / 100, limit) == ([*busy, *quiet], [])
-    assert explain_implausible(row_of([*busy, *[0.001] * 9]), CPU, None) is None
+    assert explain_implausible_row(row_of([*busy, *[0.001] * 9]), CPU, None) is None
 
 
 @pytest.mark.parametrize(("impossible", "is_ok"), [(0, True), (2, True), (3, False), (10, False)])
 def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_ok):
     row = row_of([seconds_at(700)] * (20 - impossible), [seconds_at(7000)] * impossible)
-    reason = explain_implausible(row, H100, compute_max_flops(H100, "bfloat16"))
+    reason = explain_implausible_row(row, H100, compute_max_flops(H100, "bfloat16"))
     assert (reason is None) is is_ok
     assert is_ok or reason == f"{impossible} of 20 samples are faster than the device can be (up to 7000 TFLOPS)"
 
@@ -72,7 +72,7 @@ def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_
 def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(suspect, best_by, device, is_ok):
     samples = [1e-3] * (20 - suspect) + [2e-6] * suspect
     assert split_impossible_samples(samples, SHAPE.flop, None) == (samples, [])
-    reason = explain_implausible(row_of(samples, best_by=best_by), device, None)
+    reason = explain_implausible_row(row_of(samples, best_by=best_by), device, None)
     assert (reason is None) is is_ok
     assert is_ok or "without a known peak of Some New Card" in reason
 
@@ -84,7 +84,7 @@ def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(s
 def test_no_figure_is_more_than_its_clock_allows(above, is_ok):
     bound = 989 * 1320 / 1830 * READ_CLOCK_HEADROOM
     row = row_of([seconds_at(bound * above)] * 20, clock_hz=1320e6)
-    reason = explain_implausible(row, H100, compute_max_flops(H100, "bfloat16"))
+    reason = explain_implausible_row(row, H100, compute_max_flops(H100, "bfloat16"))
     assert (reason is None) is is_ok
     assert is_ok or "that the measured clock of 1320 MHz allows" in reason
 
@@ -94,12 +94,12 @@ def test_no_figure_is_more_than_its_clock_allows(above, is_ok):
 )
 def test_a_device_that_switches_between_clocks_is_not_bounded_by_one_of_them(reasons, is_ok):
     row = row_of([seconds_at(989 * 990 / 1830 * 1.2)] * 20, clock_hz=990e6, reasons=reasons)
-    assert (explain_implausible(row, H100, compute_max_flops(H100, "bfloat16")) is None) is is_ok
+    assert (explain_implausible_row(row, H100, compute_max_flops(H100, "bfloat16")) is None) is is_ok
 
 
 def test_the_clock_of_a_classic_loop_bounds_nothing():
     row = row_of([seconds_at(900)] * 20, regime="classic", best_by="fastest", clock_hz=1000e6)
-    assert explain_implausible(row, H100, compute_max_flops(H100, "bfloat16")) is None
+    assert explain_implausible_row(row, H100, compute_max_flops(H100, "bfloat16")) is None
 
 
 def test_float64_has_a_gate_of_its_own_or_that_of_float32():

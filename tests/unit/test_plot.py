@@ -20,7 +20,7 @@ from mamf.report.charts.attention import make_attention_chart
 from mamf.report.charts.clocks import ClockChart, ClockPoint
 from mamf.report.charts.logs import make_find_chart, make_sweep_chart
 from mamf.report.charts.picture import draw_figure
-from mamf.statistics import Interval, summarize
+from mamf.statistics import Interval, summarize_samples
 
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
 H200 = {"device": DEVICE | {"name": "NVIDIA H200", "compute_units": 132}, "environment": {}}
@@ -42,7 +42,15 @@ def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, best_by=
     median = made.compute_work(of).flop / tflops / 1e12
     samples = tuple(median * (1 + share) for share in (-0.01, -0.005, -0.001, 0, 0.001, 0.005, 0.01))
     return Measurement(
-        of, kernel, made, regime, best_by, "ok", summary=summarize(samples), samples=samples, details=details or {}
+        of,
+        kernel,
+        made,
+        regime,
+        best_by,
+        "ok",
+        summary=summarize_samples(samples),
+        samples=samples,
+        details=details or {},
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from made_rates import ceiling
 from test_compare import attention_row
 
-from mamf.ceilings.ceiling import compute_known_share, compute_mamfu, find_row_ceiling
+from mamf.ceilings.ceiling import compute_mamfu, compute_share_of_known_ceiling, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.integrations.meter import convert_ceiling_to_flops
 from mamf.logs.run_log import RunLog
@@ -68,7 +68,7 @@ def test_a_rate_from_elsewhere_makes_the_same_share_as_a_measured_one():
     row = attention_row()
     measured = {("bfloat16", "burst"): ceiling(800.0)}
     known = {("bfloat16", "burst"): Rate(rate=800.0, dtype="bfloat16", device="card", source="contributed")}
-    assert compute_known_share(row, known) == pytest.approx(compute_mamfu(row, measured))
+    assert compute_share_of_known_ceiling(row, known) == pytest.approx(compute_mamfu(row, measured))
 
 
 def test_a_ceiling_of_bytes_is_none_of_a_meter():

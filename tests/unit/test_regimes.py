@@ -347,5 +347,5 @@ def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
 def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
     """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.6))
-    row = take(started(Burst, backend, flush=False), SMALL)
+    row = take(started(Burst, backend, must_flush_cache=False), SMALL)
     assert row.rate("slowest") == pytest.approx(row.rate("fastest"), rel=0.01)

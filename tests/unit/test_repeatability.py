@@ -26,7 +26,7 @@ from mamf.statistics import (
     compute_repeat_interval,
     compute_student_t_quantile,
     find_two_levels,
-    summarize,
+    summarize_samples,
 )
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import TimeVariation
@@ -190,7 +190,7 @@ def rounds_of(phase, true, count, chooser, shape):
     for number in range(1, count + 1):
         samples = (shape.flop / (true * (1 + chooser.gauss(0, 0.001))) / 1e12,) * 6
         yield Measurement(
-            shape, "k", MatmulProblem(), "burst", "median", "ok", "", summarize(samples), samples,
+            shape, "k", MatmulProblem(), "burst", "median", "ok", "", summarize_samples(samples), samples,
             launches=6, phase=phase, round=number, repeatability=KNOWN,
         )  # fmt: skip
 

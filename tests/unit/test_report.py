@@ -104,6 +104,6 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     assert "ran cudnn" in list_row_remarks(replace(row, details={"ran": "cudnn"}), ShareCalculator(HEADER))
     held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
     shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): held})
-    for seen, has_drifted in ((799.0, False), (700.0, True)):
+    for seen, has_card_drifted in ((799.0, False), (700.0, True)):
         found = list_row_remarks(replace(row, details={"reference_tflops": seen}), shares)
-        assert any("device speed drifted" in text for text in found) == has_drifted
+        assert any("device speed drifted" in text for text in found) == has_card_drifted

@@ -9,7 +9,7 @@ from mamf.contribution.collection import check_submitters, read_collection
 from mamf.contribution.tables import make_contributed_csv, make_results_pages
 from mamf.logs.compared_rows import list_compared_rows
 from mamf.logs.run_log import read_run_log
-from mamf.peaks import CONTRIBUTED_FILE
+from mamf.peaks import CONTRIBUTED_FILE_NAME
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 LOGS = sorted(RESULTS.rglob("*.jsonl"))
@@ -53,7 +53,7 @@ def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
     held, _ = collected
     for path, page in make_results_pages(held).items():
         assert (RESULTS / path).read_text(encoding="utf-8") == page, "run 'mamf results table'"
-    ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED_FILE).read_text(encoding="utf-8")
+    ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED_FILE_NAME).read_text(encoding="utf-8")
     assert ceilings == make_contributed_csv(held), "run 'mamf results table'"
 
 

@@ -8,7 +8,7 @@ from made_rates import ceiling
 from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.roof import CACHE, MEMORY, build_roofs, find_memory_level, make_roof_point
+from mamf.ceilings.roof import CACHE_LEVEL, MEMORY_LEVEL, build_roofs, find_memory_level, make_roof_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -16,7 +16,7 @@ from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, Ban
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
 from mamf.report.roofline import make_roofline_chart, make_tracelens_arch, select_roof_points
-from mamf.statistics import summarize
+from mamf.statistics import summarize_samples
 
 MIB, GIB = 2**20, 2**30
 L2 = 60 * MIB
@@ -38,7 +38,9 @@ def product(rate, regime="burst", dtype="bfloat16", data="normal"):
 def row(problem, shape, rate, kernel="mine", regime="burst"):
     median = problem.compute_work(shape).amount / rate / 1e12
     samples = (0.99 * median, median, 1.01 * median)
-    return Measurement(shape, kernel, problem, regime, "median", "ok", summary=summarize(samples), samples=samples)
+    return Measurement(
+        shape, kernel, problem, regime, "median", "ok", summary=summarize_samples(samples), samples=samples
+    )
 
 
 MEASURED = [
@@ -59,38 +61,43 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
     skinny, fat = (make_roof_point(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
     nbytes = 2 * (SIDE * SIDE + 2 * SIDE)
     assert skinny.intensity == pytest.approx(2 * SIDE * SIDE / nbytes)
-    assert (skinny.bound, skinny.roof) == ("bandwidth", pytest.approx(skinny.intensity * 4.39))
-    assert skinny.share == pytest.approx(3.7 / (skinny.intensity * 4.39))
-    assert (fat.bound, fat.roof, fat.share) == ("compute", pytest.approx(862.0), pytest.approx(840 / 862))
+    assert (skinny.bound, skinny.roof_rate) == ("bandwidth", pytest.approx(skinny.intensity * 4.39))
+    assert skinny.roof_share == pytest.approx(3.7 / (skinny.intensity * 4.39))
+    assert (fat.bound, fat.roof_rate, fat.roof_share) == ("compute", pytest.approx(862.0), pytest.approx(840 / 862))
 
 
 def test_what_counts_bytes_runs_into_bandwidth_alone():
     copy = make_roof_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
-    assert (copy.row.work.unit, copy.roof, copy.bound, copy.tflops) == ("TB/s", pytest.approx(4.39), "bandwidth", None)
+    assert (copy.row.work.unit, copy.roof_rate, copy.bound, copy.tflops) == (
+        "TB/s",
+        pytest.approx(4.39),
+        "bandwidth",
+        None,
+    )
     triad = make_roof_point(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
     assert triad.intensity == pytest.approx(2 / 12)
 
 
 def test_a_share_is_of_its_own_dtype_and_regime_or_none():
-    assert make_roof_point(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").share is None
-    assert make_roof_point(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").share is None
-    assert make_roof_point(row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, "").roof == pytest.approx(
-        707.0
-    )
+    assert make_roof_point(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").roof_share is None
+    assert make_roof_point(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").roof_share is None
+    assert make_roof_point(
+        row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, ""
+    ).roof_rate == pytest.approx(707.0)
 
 
 def test_a_fill_is_no_roof_and_under_none():
     fill = read(16 * GIB, 4.68, pattern="write")
-    assert build_roofs([*MEASURED, fill], L2).bandwidth == ROOFS.bandwidth
-    assert make_roof_point(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").share is None
+    assert build_roofs([*MEASURED, fill], L2).bandwidth_ceilings == ROOFS.bandwidth_ceilings
+    assert make_roof_point(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").roof_share is None
 
 
 @pytest.mark.parametrize(
     ("pattern", "nbytes", "warm", "level"),
     [
-        *(("read", 960 * MIB, 1, MEMORY), ("read", 960 * MIB, 8, MEMORY), ("read", 959 * MIB, 1, None)),
-        *(("read", 32 * MIB, 1, None), ("read", 32 * MIB, 8, CACHE), ("read", 64 * MIB, 8, None)),
-        *(("copy", 30 * MIB, 8, CACHE), ("copy", 32 * MIB, 8, None)),
+        *(("read", 960 * MIB, 1, MEMORY_LEVEL), ("read", 960 * MIB, 8, MEMORY_LEVEL), ("read", 959 * MIB, 1, None)),
+        *(("read", 32 * MIB, 1, None), ("read", 32 * MIB, 8, CACHE_LEVEL), ("read", 64 * MIB, 8, None)),
+        *(("copy", 30 * MIB, 8, CACHE_LEVEL), ("copy", 32 * MIB, 8, None)),
     ],
 )
 def test_levels_are_read_off_the_arrays(pattern, nbytes, warm, level):
@@ -103,20 +110,22 @@ def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, 
     problem, info = BandwidthProblem(pattern), DeviceInfo("cuda", 0, "card", "vendor", cache_bytes=cache)
     for size in range(16 * MIB, 1024 * MIB, 16 * MIB):
         shape = BandwidthShape(size)
-        assert Bandwidth().may_be_ceiling(info, problem, shape) == (find_memory_level(problem, shape, cache) == MEMORY)
+        assert Bandwidth().may_be_ceiling(info, problem, shape) == (
+            find_memory_level(problem, shape, cache) == MEMORY_LEVEL
+        )
 
 
 def test_the_highest_of_what_was_confirmed_is_the_roof():
     known = build_roofs([*MEASURED, product(850.0), read(GIB, 4.3), product(940.0, data="zeros")], L2)
-    assert known.compute["bfloat16", "burst"].rate == 862.0
-    assert known.bandwidth[MEMORY, "burst"].rate == 4.39
+    assert known.compute_ceilings["bfloat16", "burst"].rate == 862.0
+    assert known.bandwidth_ceilings[MEMORY_LEVEL, "burst"].rate == 4.39
 
 
 def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
     one, other = replace(MEASURED[0], uuid_hash="a"), replace(MEASURED[3], uuid_hash="b")
     with pytest.raises(IncomparableError, match="two cards, both H200"):
         build_roofs([one, other], L2)
-    assert build_roofs([one, other], L2, anyway=True).compute
+    assert build_roofs([one, other], L2, anyway=True).compute_ceilings
     with pytest.raises(UsageError, match="mamf roofline"):
         build_roofs([], L2)
 
@@ -169,9 +178,15 @@ def test_ceilings_are_lines_and_rows_are_marks():
     chart = make_roofline_chart(ROOFS, select_roof_points(DECODE, ROOFS), HEADER)
     assert sorted((line.label.partition(" ")[0], line.is_sustained) for line in chart.lines) == [
         ("", True),  # memory in sustained is as fast as in burst, whose line has a label
-        *(("bfloat16", False), ("bfloat16", True), (CACHE, False), ("float8_e4m3fn", False), (MEMORY, False)),
+        *(
+            ("bfloat16", False),
+            ("bfloat16", True),
+            (CACHE_LEVEL, False),
+            ("float8_e4m3fn", False),
+            (MEMORY_LEVEL, False),
+        ),
     ]
-    rising = next(line for line in chart.lines if line.label.startswith(MEMORY) and not line.is_sustained)
+    rising = next(line for line in chart.lines if line.label.startswith(MEMORY_LEVEL) and not line.is_sustained)
     assert rising.end == pytest.approx((1693 / 4.39, 1693))
     assert [mark.label for mark in chart.markers] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
     assert {mark.series for mark in chart.markers} == {"Mx8192x8192"}
@@ -213,4 +228,4 @@ def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
     roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
     assert make_tracelens_arch(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
     row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
-    assert make_roof_point(row_of_int8, roofs, "").share == pytest.approx(0.5)
+    assert make_roof_point(row_of_int8, roofs, "").roof_share == pytest.approx(0.5)

@@ -12,7 +12,7 @@ from bench_search import BEST_ELSEWHERE, CHIPS, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamf.engine.search.search import FIRST_SHAPE_COUNT, Search, find_best
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, find_best
 from mamf.engine.search.surrogate import Hyperparameters, estimate_compute_units
 from mamf.operations.matmul.shapes import MatmulGrid
 
@@ -182,14 +182,14 @@ def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
     """The kernel by which each measurement was, until one was within 0.1 % of the best; ``most`` at most."""
     best, chooser = max(max(truth.values(), default=0.0) for truth in landscapes.values()), random.Random(seed)
     first, *others = landscapes
-    search, kernels = Search(GRID.list_shapes(), first, compute_units=132, seed=seed), []
+    search, kernels = ShapeSearch(GRID.list_shapes(), first, compute_units=132, seed=seed), []
     for _ in range(most):
-        shape, kernel = search.propose()
+        shape, kernel = search.propose_candidate()
         tflops = landscapes[kernel].get(shape, math.nan)
         kernels.append(kernel)
         if tflops >= 0.999 * best:
             break
-        search.record((shape, kernel), tflops * chooser.gauss(1.0, noise))
+        search.record_measurement((shape, kernel), tflops * chooser.gauss(1.0, noise))
         if len(kernels) == FIRST_SHAPE_COUNT:
             for other in others:
                 search.add_kernel(other)

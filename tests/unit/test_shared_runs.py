@@ -16,7 +16,7 @@ from contribution_logs import found
 from forked import LONGEST_SECONDS, Child, Command
 from refusals import assert_refused
 
-from mamf.ceilings.ceiling import compute_drift, compute_mamfu
+from mamf.ceilings.ceiling import compute_card_drift, compute_mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import compare
@@ -470,8 +470,8 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
             assert compute_mamfu(same, log.all_ceilings) == pytest.approx(
                 compute_mamfu(row, part.all_ceilings), rel=1e-4
             )
-            assert compute_drift(same, log.all_ceilings) == pytest.approx(
-                compute_drift(row, part.all_ceilings), abs=1e-4
+            assert compute_card_drift(same, log.all_ceilings) == pytest.approx(
+                compute_card_drift(row, part.all_ceilings), abs=1e-4
             )
 
 

@@ -5,7 +5,7 @@ import pytest
 from mamf.measurement import Measurement, Rate
 from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
 from mamf.report.charts.logs import make_model_chart
-from mamf.statistics import summarize
+from mamf.statistics import summarize_samples
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
 OF_LOG = {"source": "given", "description": "of a log", "device": "x"}
@@ -16,7 +16,7 @@ MILLISECONDS = {"forward": 10.0, "forward-backward": 31.0, "step": 34.0}
 def row(phase="step", context=1024, milliseconds=None, kernel="torch[sdpa]", **fields):
     samples = [(milliseconds or MILLISECONDS[phase]) / 1e3] * 10
     problem = ModelProblem(phase=phase, **fields)
-    summary = summarize(samples, "mean")
+    summary = summarize_samples(samples, "mean")
     shape = ModelShape(8, context)
     return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launches=10)
 

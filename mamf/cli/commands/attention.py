@@ -126,7 +126,7 @@ class _AttentionSession(Session):
             require_same_ceilings(options, self.resumed_log, self.resumed_plan, given_ceilings)
         self.new_given_ceilings = {key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings}
         self.ceilings |= given_ceilings
-        self.measured_run.known = self.ceilings
+        self.measured_run.known_ceilings = self.ceilings
         self._open_ceiling_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
         names = {each.name for _, each in self.kernels}
         if options.baseline is not None and options.baseline not in names:
@@ -154,11 +154,11 @@ class _AttentionSession(Session):
         """Import the matmul kernels that measured ``ceilings``, and return them by name. ``warn``: the function that
         receives warnings as text.
         """
-        from mamf.ceilings.roof import READ_BANDWIDTH
+        from mamf.ceilings.roof import READ_BANDWIDTH_KEY
         from mamf.operations.matmul.operation import get_ceiling_kernels
 
         return get_ceiling_kernels(
-            {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH},
+            {ceiling.kernel for (name, _), ceiling in ceilings.items() if name != READ_BANDWIDTH_KEY},
             self.options.ceiling_kernel,
             warn,
         )

@@ -67,7 +67,7 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
         Column("regime", "regime", attrgetter("regime"), is_left_aligned=True),
         Column("tflops", "TFLOPS", attrgetter("tflops"), format_four_digits),
         Column("", "interval", attrgetter("interval"), format_interval),
-        Column("reference", "from", attrgetter("reference"), is_left_aligned=True, importance=1),
+        Column("reference", "from", attrgetter("reference"), is_left_aligned=True, drop_priority=1),
     )
     table = Table(columns, rates, key="known", shown_rows=rates if len(rates) > 1 else [])
     best_rate = rates[0]

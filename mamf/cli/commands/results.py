@@ -15,7 +15,7 @@ from mamf.cli.terminal import add_shared_options, print_document, print_line, pr
 from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.errors import UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
-from mamf.peaks import CONTRIBUTED_FILE
+from mamf.peaks import CONTRIBUTED_FILE_NAME
 
 if TYPE_CHECKING:
     from mamf.contribution.review import Review
@@ -210,7 +210,7 @@ def _get_contributed_ceilings_path(root: Path) -> Path:
     """Return the path of the file of contributed ceilings in a clone of the project. ``root``: the folder results/ of
     this clone.
     """
-    return root.parent / "mamf" / CONTRIBUTED_FILE
+    return root.parent / "mamf" / CONTRIBUTED_FILE_NAME
 
 
 def _require_results_folder(path: Path, advice: str = ", or name it with --results") -> Path:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading, Unavailable
-from mamf.calibration import AFTER_REST, look_up_repeatability
+from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
 from mamf.engine.regimes.base import CheckedKernel, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
 from mamf.machine.environment import disable_garbage_collection
@@ -114,7 +114,7 @@ class Sustained(Regime):
         traits = self.backend.sustained_traits
         if self.reset_settling_seconds is None:
             return traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)
-        return traits.anew_repeatability or look_up_repeatability(self.backend.name, AFTER_REST, problem)
+        return traits.anew_repeatability or look_up_repeatability(self.backend.name, AFTER_REST_STATE, problem)
 
     @property
     def row_remark(self) -> str:

@@ -37,8 +37,8 @@ def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[Matmu
 
 
 _SIZES_PER_DIMENSION = 20
-#: The sizes of K that are longer than the largest M, as multiples of the largest M. If C is a single wave of tiles, a
-#: long K may be fastest.
+#: The sizes of K above the largest M, as multiples of the largest M. If C is a single wave of tiles, a long K may be
+#: fastest.
 _LONG_K_RATIOS = (1.2, 1.6, 2.0, 2.4, 3.2)
 _MAX_GRID_STEP = 1024
 _MAX_MEMORY_SHARE = 0.6
@@ -50,14 +50,16 @@ _SECONDS_PER_COMPILED_KERNEL = 4.0
 _QUICK_FLOP_SHARE = 0.25
 
 
-def make_grid(backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scouts: int) -> MatmulGrid:
+def make_grid(
+    backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scout_count: int
+) -> MatmulGrid:
     """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
     The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the time for which burst launches
-    without a rest, and so that ``scouts`` shapes can be measured within their share of the budget.
+    without a rest, and so that ``scout_count`` shapes can be measured within their share of the budget.
     """
     max_flop = flops * min(
-        1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / scouts / 4
+        1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / scout_count / 4
     )
     side = 2 * (max_flop / 2) ** (1 / 3)
     free = backend.read_free_memory_bytes()
@@ -113,10 +115,10 @@ THOROUGH_SCHEDULE = SearchSchedule(
     refine_end_share=0.30,
     choose_end_share=0.36,
     burst_end_share=0.40,
-    burst_round_counts=RoundCounts(choosing=6, confirming=15),
+    burst_round_counts=RoundCounts(choosing_rounds=6, confirming_rounds=15),
     candidate_count=8,
     algorithm_shape_count=3,
-    sustained_round_counts=RoundCounts(choosing=1, confirming=6),
+    sustained_round_counts=RoundCounts(choosing_rounds=1, confirming_rounds=6),
     visit_end_share=0.44,
     choose_visits_end_share=0.51,
 )
@@ -125,12 +127,12 @@ QUICK_SCHEDULE = SearchSchedule(
     refine_end_share=0.20,
     choose_end_share=0.235,
     burst_end_share=0.275,
-    burst_round_counts=RoundCounts(choosing=3, confirming=12),
+    burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
     candidate_count=5,
     algorithm_shape_count=1,
     # In sustained, the candidates that were fastest in burst differ by less than 0.2 %. So do not choose among them,
     # but spend the time on longer measurements that confirm.
-    sustained_round_counts=RoundCounts(choosing=0, confirming=6),
+    sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
 )
 
 
@@ -141,7 +143,7 @@ def choose_schedule(options: SearchOptions) -> SearchSchedule:
 def plan_search(
     backend: Backend,
     problem: MatmulProblem,
-    names: Sequence[str] | None = None,
+    kernel_names: Sequence[str] | None = None,
     *,
     regimes: tuple[str, ...] = CEILING_REGIMES,
     budget_seconds: float | None = None,
@@ -155,13 +157,13 @@ def plan_search(
     were fastest before on devices of this model. If the first kernel does not support the problem, the grid has a
     single shape, whose row says why.
 
-    - ``names``: the kernels; by default, those that a search tries if no kernel is named.
+    - ``kernel_names``: by default, the kernels that a search tries if the user names none.
     - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
     Raises what ``choose_working_kernels`` raises, and UsageError if the budget is too short.
     """
-    kernels = choose_working_kernels(backend, problem, names, is_quick)
+    kernels = choose_working_kernels(backend, problem, kernel_names, is_quick)
     if budget_seconds is None:
         budget_seconds = (
             QUICK_BUDGET_SECONDS
@@ -189,7 +191,7 @@ def plan_search(
         FIND,
         MATMUL,
         (problem,),
-        tuple(dict.fromkeys(names or (kernel.name for kernel in kernels))),
+        tuple(dict.fromkeys(kernel_names or (kernel.name for kernel in kernels))),
         regimes=regimes,
         precision=precision,
         budget_seconds=budget_seconds,
@@ -199,9 +201,9 @@ def plan_search(
 
 
 def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
-    """Return whether a shape is within the bounds of a grid; its sizes need not be among those of the grid. No size may
-    be larger than the grid's largest one, and no operand may have more elements than the square of the largest M or N,
-    because the grid was chosen so that operands of that size fit in memory.
+    """Return whether a shape is within the bounds of a grid. The sizes of the shape need not be among the sizes of the
+    grid, but none may exceed the largest size of the grid. No operand may have more elements than the square of the
+    largest M or N, because the grid was chosen so that operands of that size fit in memory.
     """
     is_within = shape.m <= max(grid.m) and shape.n <= max(grid.n) and shape.k <= max(grid.k)
     return is_within and grid.accepts(shape) and shape.k * max(shape.m, shape.n) <= max(*grid.m, *grid.n) ** 2
@@ -216,9 +218,9 @@ def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
 def draw_distant_shapes(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes anywhere in the grid: one for each pair of M and N that are multiples of ``step``, or for ``count``
-    random pairs if there are more. K is within 25 % of the K of a random leader (one of the fastest shapes so far), so
-    that only M and N, on which the number of waves of tiles depends, differ much from the leaders.
+    """Draw shapes anywhere in the grid: one for each pair of M and N that are multiples of ``step``, but for at most
+    ``count`` random pairs. K is within 25 % of the K of a random leader (one of the fastest shapes so far), so that
+    only M and N, on which the number of waves of tiles depends, differ much from the leaders.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 from mamf.ceilings.ceiling import (
     CHOOSE_PHASE,
     CONFIRM_PHASE,
-    MIN_ROUNDS,
+    MIN_CONFIRMING_ROUNDS,
     Candidate,
     compute_median_rate,
     group_rounds,
@@ -30,7 +30,7 @@ from mamf.measurement import Conditions, Measurement, group_pairs
 
 def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return the shape and kernel of the fastest row of each pair of M and N, fastest first. Rows whose shapes differ
-    only in K, or in the order of M and N, have one pair, because such shapes have nearly equal rates.
+    only in K, or in the order of M and N, count as one pair, because such shapes have nearly equal rates.
     """
     rows_by_pair = group_pairs((tuple(sorted((row.shape.m, row.shape.n))), row) for row in rows if row.ok)
     fastest = [max(group, key=lambda row: row.best_rate) for group in rows_by_pair.values()]
@@ -41,9 +41,8 @@ def list_default_candidates(
     candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str
 ) -> list[Candidate]:
     """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each
-    candidate. They are necessary if another kernel is a candidate, because only rates that were measured in common
-    rounds show how much faster that kernel is than the default kernel. Return an empty list if all candidates have the
-    default kernel.
+    candidate. Measuring them in the same rounds as another kernel shows how much faster the other kernel is than the
+    default kernel. Return an empty list if all candidates have the default kernel.
     """
     if all(kernel == default for _, kernel in candidates):
         return []
@@ -84,19 +83,21 @@ StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measureme
 
 
 class RoundCounts(NamedTuple):
-    """The maximum number of rounds that choose the best candidate (0: the first candidate is taken), and of later
-    rounds that confirm its rate.
+    """The maximum number of rounds that choose the best candidate (0: take the first candidate), and of later rounds
+    that confirm its rate.
     """
 
-    choosing: int
-    confirming: int
+    choosing_rounds: int
+    confirming_rounds: int
 
 
 @dataclass
 class _RoundsPhase:
-    """One series of rounds that choose a candidate (``phase_name`` CHOOSE_PHASE) or that confirm its rate
-    (CONFIRM_PHASE), with their ``rows`` so far. ``end_time``: the backend time (``Backend.now``) at which they must
-    end.
+    """One series of rounds, which choose a candidate or confirm its rate.
+
+    - ``phase_name``: CHOOSE_PHASE or CONFIRM_PHASE.
+    - ``end_time``: the backend time (``Backend.now``) at which the rounds must end.
+    - ``rows``: the rows of the rounds so far.
     """
 
     regime: Regime
@@ -111,7 +112,7 @@ class _RoundsPhase:
 
     @property
     def min_rounds(self) -> int:
-        return min(MIN_ROUNDS, self.max_rounds)
+        return min(MIN_CONFIRMING_ROUNDS, self.max_rounds)
 
 
 @dataclass
@@ -120,7 +121,7 @@ class ConfirmationRounds:
 
     - ``kernels``: the kernels of the candidates, by name.
     - ``precision``: the relative precision at which a measurement stops.
-    - ``chooser``: draws the order of candidates in each round.
+    - ``order_chooser``: draws the order of candidates in each round.
     - ``deadline``: the backend time (``Backend.now``) at which the run must end.
     """
 
@@ -128,15 +129,15 @@ class ConfirmationRounds:
     problem: Problem
     kernels: Mapping[str, AnyKernel]
     precision: float
-    chooser: random.Random
+    order_chooser: random.Random
     deadline: float
     #: The seconds of the shortest step so far, including its preparation, by regime.
-    _shortest_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
+    _min_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
     #: The shortest and the longest seconds that a step spent outside its visit, to prepare and verify, by regime.
-    _preparing_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    _preparation_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
-    #: A candidate whose median rate is more than this share below the best one is dropped after MIN_ROUNDS rounds, and
-    #: when the choice is made.
+    #: A candidate whose median rate is more than this share below the best one is dropped once MIN_CONFIRMING_ROUNDS
+    #: rounds have measured it, and when the choice is made.
     max_share_behind: ClassVar[float] = 0.005
     #: A candidate whose median rate is more than this share below the best one is dropped after any round.
     max_share_behind_early: ClassVar[float] = 0.1
@@ -155,15 +156,18 @@ class ConfirmationRounds:
         ``counts``: the maximum numbers of rounds. ``choosing_end_time``, ``confirming_end_time``: the backend times
         (``Backend.now``) by which choosing and confirming must end.
         """
-        choosing, best_first = _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing, choosing_end_time), list(candidates)
-        if counts.choosing:
+        choosing, best_first = (
+            _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing_rounds, choosing_end_time),
+            list(candidates),
+        )
+        if counts.choosing_rounds:
             self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             left = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != Sustained.name:
-            confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming, confirming_end_time)
+            confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming_rounds, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
@@ -171,7 +175,7 @@ class ConfirmationRounds:
         # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._confirm_by_visits(
-                regime, conditions, candidate, counts.confirming, confirming_end_time
+                regime, conditions, candidate, counts.confirming_rounds, confirming_end_time
             )
             rows += visits
             if all(row.ok for row in visits):
@@ -179,17 +183,20 @@ class ConfirmationRounds:
         return rows
 
     def measure_step(self, step: Step) -> Generator[Step, Measurement | None, Measurement | None]:
-        """Measure a step, store how long it took in order to predict the time of later steps, and return its row; None
+        """Measure a step, store its time in order to predict the time of later steps, and return its row. Return None
         if the budget of the run has ended.
         """
-        asked, is_held = self.runner.now(), self.runner.is_replaying
+        start_time, is_replayed = self.runner.now(), self.runner.is_replaying
         row = yield step
-        if row is not None and row.ok and not is_held:
-            regime, took = step.regime, self.runner.now() - asked
-            self._shortest_step_seconds[regime.name] = min(took, self._shortest_step_seconds.get(regime.name, math.inf))
-            aside = max(0.0, took - (regime.fixed_visit_seconds or regime.last_visit_seconds))
-            shortest, longest = self._preparing_seconds.get(regime.name, (aside, aside))
-            self._preparing_seconds[regime.name] = (min(aside, shortest), max(aside, longest))
+        if row is not None and row.ok and not is_replayed:
+            regime, step_seconds = step.regime, self.runner.now() - start_time
+            self._min_step_seconds[regime.name] = min(step_seconds, self._min_step_seconds.get(regime.name, math.inf))
+            preparation_seconds = max(0.0, step_seconds - (regime.fixed_visit_seconds or regime.last_visit_seconds))
+            shortest, longest = self._preparation_seconds.get(regime.name, (preparation_seconds, preparation_seconds))
+            self._preparation_seconds[regime.name] = (
+                min(preparation_seconds, shortest),
+                max(preparation_seconds, longest),
+            )
         return row
 
     def has_time_to_confirm(self) -> bool:
@@ -198,7 +205,7 @@ class ConfirmationRounds:
         run answer the steps.
         """
         needed = (
-            self._shortest_step_seconds.get(Sustained.name, 0.0)
+            self._min_step_seconds.get(Sustained.name, 0.0)
             + self.runner.backend.sustained_traits.bridge_seconds
             + self.estimate_confirm_seconds()
         )
@@ -206,34 +213,35 @@ class ConfirmationRounds:
 
     def estimate_confirm_seconds(self) -> float:
         """Return the seconds that the shortest confirmation of a candidate in sustained takes, with preparation."""
-        return MIN_ROUNDS * (
+        return MIN_CONFIRMING_ROUNDS * (
             Sustained.compute_min_reset_visit_seconds(self.runner.backend)
-            + self._estimate_preparing_seconds(Sustained.name)
+            + self._estimate_preparation_seconds(Sustained.name)
         )
 
-    def _estimate_preparing_seconds(self, regime: str) -> float:
+    def _estimate_preparation_seconds(self, regime: str) -> float:
         """Return the seconds that preparing and verifying the kernel of the next visit will take. Before the first
-        visit in a regime, return the longest time in any other regime, because the candidates are large shapes.
+        visit in a regime, return the longest time in any other regime, because large shapes, like those of the
+        candidates, take the longest.
         """
-        known = self._preparing_seconds.get(regime)
-        return known[0] if known else max((longest for _, longest in self._preparing_seconds.values()), default=0.0)
+        known = self._preparation_seconds.get(regime)
+        return known[0] if known else max((longest for _, longest in self._preparation_seconds.values()), default=0.0)
 
     def _confirm_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
     ) -> StepsWithRows:
-        """Measure a candidate in up to ``max_visits`` visits of the sustained regime, to confirm it. Return the rows.
+        """Confirm a candidate: measure it in up to ``max_visits`` visits of the sustained regime, and return the rows.
         ``chosen_conditions``: the clock and other conditions of the device when the candidate was chosen.
         """
         phase, longest = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
         for number in range(1, max_visits + 1):
             # The first visit shows how long preparation takes. If little time is left, shorten the required visits.
             if (due := phase.min_rounds + 1 - number) > 0:
-                aside = self._estimate_preparing_seconds(regime.name)
+                preparation_seconds = self._estimate_preparation_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
-                    chosen_conditions, min(longest, (end_time - self.runner.now()) / due - aside)
+                    chosen_conditions, min(longest, (end_time - self.runner.now()) / due - preparation_seconds)
                 )
                 longest = phase.regime.fixed_visit_seconds
-                phase.end_time = end_time - longest - aside if longest else end_time
+                phase.end_time = end_time - longest - preparation_seconds if longest else end_time
             yield from self._run_round(phase, number, [candidate])
             if len(phase.rows) < number or not phase.rows[-1].ok:
                 break
@@ -254,7 +262,7 @@ class ConfirmationRounds:
                 return left
             seconds_each = (self.runner.now() - begun) / max(len(own), 1)
             if phase.is_choosing:  # Leave time for the rounds that confirm.
-                phase.end_time = min(phase.end_time, self.deadline - MIN_ROUNDS * len(left) * seconds_each)
+                phase.end_time = min(phase.end_time, self.deadline - MIN_CONFIRMING_ROUNDS * len(left) * seconds_each)
             if not self._has_next_step(phase, number + 1, is_required=number < phase.min_rounds):
                 break
             left = [each for each in left if each not in due]
@@ -262,8 +270,8 @@ class ConfirmationRounds:
                 own, left, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
             )
             if number < phase.min_rounds and left and not self.runner.is_replaying:
-                rounds = phase.min_rounds - number + (MIN_ROUNDS if phase.is_choosing else 0)
-                left = self._select_affordable(own, left, seconds_each, rounds)
+                rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
+                left = self._select_affordable_candidates(own, left, seconds_each, rounds)
             failed = {(row.shape, row.kernel) for row in own if not row.ok}
             left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
             if len(left) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
@@ -277,13 +285,13 @@ class ConfirmationRounds:
         the budget of the run has ended.
         """
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        # In sustained, repeated rounds give the precision, not longer visits.
+        # In sustained, more rounds make the rate more precise, so do not make visits longer.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
         rule = StoppingRule(self.precision, SUSTAINED_VISIT_SECONDS if regime.name == Sustained.name else seconds_left)
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
         is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name
-        due = list(candidates) if is_choosing_by_visits else self.chooser.sample(candidates, len(candidates))
+        due = list(candidates) if is_choosing_by_visits else self.order_chooser.sample(candidates, len(candidates))
         while due:
             can_wait = is_choosing_by_visits and phase.rows and not self.has_time_to_confirm()
             if not self._has_next_step(phase, number, is_required=number <= phase.min_rounds and not can_wait):
@@ -295,7 +303,7 @@ class ConfirmationRounds:
                 return None
             phase.rows.append(row)
             # The row may come from an interrupted run, in which another candidate was measured at this point.
-            due = [each for each in due if each != (row.shape, row.kernel)]
+            due = [candidate for candidate in due if candidate != (row.shape, row.kernel)]
         return due
 
     def _has_next_step(self, phase: _RoundsPhase, number: int, is_required: bool) -> bool:
@@ -303,11 +311,11 @@ class ConfirmationRounds:
             phase.regime, phase.phase_name, phase.end_time, number, is_required=is_required, problem=self.problem
         )
 
-    def _select_affordable(
+    def _select_affordable_candidates(
         self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_each: float, rounds: int
     ) -> list[Candidate]:
-        """Return the best candidates so far: as many as there is time to measure in ``rounds`` more rounds, if each
-        measurement takes ``seconds_each``; at least one.
+        """Return the best candidates so far, only as many as can be measured in the time for ``rounds`` more rounds;
+        at least one. ``seconds_each``: the seconds of one measurement.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_each, 1e-9) / rounds
         found = group_rounds(rows)

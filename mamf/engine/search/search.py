@@ -29,7 +29,7 @@ from mamf.engine.search.surrogate import (
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulShape
 
 #: A function that measures a shape and returns its TFLOPS; NaN if the shape cannot be measured.
-Measure = Callable[[MatmulShape], float]
+MeasureShape = Callable[[MatmulShape], float]
 #: A shape and the name of a kernel.
 Candidate = tuple[MatmulShape, str]
 
@@ -43,9 +43,9 @@ _MIN_MEASUREMENTS_TO_PREDICT = 4
 _MIN_MEASUREMENTS_TO_END = 40
 # A kernel other than the first one is not tried again after this many failures without a success.
 _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
-#: A short shape is one with a small K and a large C: these are its maximum K, its minimum number of waves (of tiles
-#: over the compute units), the elements of a common tile, and the number of compute units of a device that does not
-#: report it.
+#: A short shape has a small K and a large C: at most this K, and at least this number of waves (of tiles over the
+#: compute units). To count the waves, assume this number of elements of a tile and, for a device that does not report
+#: its number of compute units, this number of compute units.
 _MAX_SHORT_K, _MIN_SHORT_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # The number of shapes with a small K and a large C that a search begins with.
 _SHORT_SHAPE_COUNT = 2
@@ -56,7 +56,7 @@ _MAX_PREDICTED_SHAPES = 8192
 _MEASUREMENTS_PER_FIT = 12
 # During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
-# The search ends if no shape's prediction plus this many standard deviations exceeds the best measurement.
+# A shape is promising if its prediction plus this many standard deviations exceeds the best measurement.
 _MAX_PROMISING_DEVIATIONS = 6.0
 # The time of a measurement that does not depend on the shape, as a share of the time of the largest shape.
 _FIXED_TIME_SHARE = 0.1
@@ -81,7 +81,7 @@ class SearchResult:
 
 
 def find_best(
-    measure: Measure,
+    measure: MeasureShape,
     grid: MatmulGrid,
     *,
     compute_units: int | None = None,
@@ -101,16 +101,16 @@ def find_best(
     chooser = random.Random(seed)
     shapes = list_shapes_to_predict(grid, chooser)
     first = draw_short_shapes(shapes, compute_units, chooser)
-    search = Search(shapes, compute_units=compute_units, seed=seed, first=first)
-    while len(search.measured) < max_measurements and (proposed := search.propose()):
-        search.record(proposed, measure(proposed[0]))
-        if len(grid) > _MAX_PREDICTED_SHAPES and len(search.measured) % _MEASUREMENTS_PER_FIT == 0:
+    search = ShapeSearch(shapes, compute_units=compute_units, seed=seed, first_shapes=first)
+    while len(search.measured_tflops) < max_measurements and (proposed := search.propose_candidate()):
+        search.record_measurement(proposed, measure(proposed[0]))
+        if len(grid) > _MAX_PREDICTED_SHAPES and len(search.measured_tflops) % _MEASUREMENTS_PER_FIT == 0:
             search.set_shapes(
                 list_shapes_to_predict(grid, chooser, [shape for shape, _ in search.find_leaders(_LEADER_COUNT)])
             )
     if not (leaders := search.find_leaders(1)):
         raise ValueError("no shape of the grid could be measured")
-    measured = {shape: tflops for (shape, _), tflops in search.measured.items()}
+    measured = {shape: tflops for (shape, _), tflops in search.measured_tflops.items()}
     return SearchResult(leaders[0][0], measured, search.is_exhausted)
 
 
@@ -140,9 +140,10 @@ def draw_short_shapes(
     return chooser.sample(short, min(_SHORT_SHAPE_COUNT, len(short)))
 
 
-class Search:
-    """A search for the fastest shape that advances by one measurement at a time: the caller calls ``propose``, measures
-    the proposed candidate, and calls ``record``. The caller may stop at any moment.
+class ShapeSearch:
+    """A search for the fastest shape that advances by one measurement at a time: the caller calls
+    ``propose_candidate``, measures the proposed candidate, and calls ``record_measurement``. The caller may stop at any
+    moment.
 
     ``add_kernel`` adds a kernel, so that the search is over shapes and kernels. ``set_shapes`` replaces the shapes and
     keeps the measurements, for example to continue with finer steps around the fastest shapes of a coarse grid.
@@ -155,22 +156,22 @@ class Search:
         *,
         compute_units: int | None = None,
         seed: int = 0,
-        first: Sequence[MatmulShape] = (),
+        first_shapes: Sequence[MatmulShape] = (),
     ) -> None:
-        """Begin a search among ``shapes`` with one kernel. ``first``: shapes to measure before random ones."""
+        """Begin a search among ``shapes`` with one kernel. ``first_shapes``: shapes to measure before random ones."""
         self.compute_units = compute_units
         self._learns_units = compute_units is None
-        self.measured: dict[Candidate, float] = {}
+        self.measured_tflops: dict[Candidate, float] = {}
         self.kernels = [kernel]
-        self._random = np.random.default_rng(seed)
+        self._random_generator = np.random.default_rng(seed)
         self._surrogate = Surrogate()
         self._observed_rows: list[int] = []
         #: True if all promising shapes were measured.
         self.is_exhausted = False
-        self.set_shapes([*shapes, *first])
-        order = self._random.permutation(len(shapes))[:FIRST_SHAPE_COUNT]
+        self.set_shapes([*shapes, *first_shapes])
+        order = self._random_generator.permutation(len(shapes))[:FIRST_SHAPE_COUNT]
         self._first_candidates: list[Candidate] = [
-            *((shape, kernel) for shape in first),
+            *((shape, kernel) for shape in first_shapes),
             *(self._candidates[row] for row in order),
         ]
         self._first_count = len(self._first_candidates)
@@ -180,21 +181,19 @@ class Search:
         """Search among these shapes and the measured ones from now on. Raise ValueError if ``shapes`` is empty."""
         if not shapes:
             raise ValueError("the grid of shapes is empty: give at least one shape")
-        self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured))))
+        self._shapes: list[MatmulShape] = list(dict.fromkeys((*shapes, *(shape for shape, _ in self.measured_tflops))))
         self._candidates: list[Candidate] = [(shape, kernel) for kernel in self.kernels for shape in self._shapes]
-        self._position = {candidate: row for row, candidate in enumerate(self._candidates)}
-        self._logarithms = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
+        self._row_by_candidate = {candidate: row for row, candidate in enumerate(self._candidates)}
+        self._log_sizes = np.log2(np.array([(shape.m, shape.n, shape.k) for shape in self._shapes], dtype=float))
         flop = np.array([shape.flop for shape, _ in self._candidates], dtype=float)
         self._log_seconds = np.log(flop / flop.max() + _FIXED_TIME_SHARE)
-        self._hopeless = np.zeros(len(self._candidates), dtype=bool)
+        self._hopeless_mask = np.zeros(len(self._candidates), dtype=bool)
         self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
         if self._surrogate.is_fitted:
             self._refit_surrogate()
 
     def add_kernel(self, kernel: str) -> None:
-        """Search with this kernel too from now on. Its first measurements are on some of the other kernels' fastest
-        shapes.
-        """
+        """Search with this kernel too from now on. First measure it on some of the other kernels' fastest shapes."""
         self._first_candidates += [
             (shape, kernel)
             for shape, _ in self.find_leaders(FIRST_SHAPE_COUNT)[
@@ -205,61 +204,70 @@ class Search:
         self.set_shapes(self._shapes)
 
     @limit_blas_to_one_thread()
-    def propose(self) -> Candidate | None:
-        """Return the next shape and kernel to measure; None if no unmeasured one may be faster than the best so far."""
+    def propose_candidate(self) -> Candidate | None:
+        """Return the next shape and kernel to measure; None if no candidate that is left may be the fastest."""
         first = next(
-            (each for each in self._first_candidates if each in self._position and each not in self.measured), None
+            (
+                each
+                for each in self._first_candidates
+                if each in self._row_by_candidate and each not in self.measured_tflops
+            ),
+            None,
         )
         if first is not None:
             return first
-        # With few measurements, the surrogate knows neither what the rate depends on nor whether a faster shape is
-        # left. So draw a random candidate among those that are neither measured yet nor hopeless (near failed ones).
+        # Few measurements cannot show what the rate depends on, or whether a faster shape is left. So draw a random
+        # candidate among those that are neither measured yet nor hopeless (near failed ones).
         if not self._surrogate.is_fitted or len(self._observed_rows) < _MIN_MEASUREMENTS_TO_PREDICT:
             left = [
                 candidate
-                for candidate, is_hopeless in zip(self._candidates, self._hopeless, strict=True)
-                if not is_hopeless and candidate not in self.measured
+                for candidate, is_hopeless in zip(self._candidates, self._hopeless_mask, strict=True)
+                if not is_hopeless and candidate not in self.measured_tflops
             ]
             self.is_exhausted = not left
-            return left[int(self._random.integers(len(left)))] if left else None
-        doubtful = self._mask_tried(self._surrogate.mean + _MAX_PROMISING_DEVIATIONS * self._surrogate.deviation).max()
+            return left[int(self._random_generator.integers(len(left)))] if left else None
+        doubtful = self._mask_excluded(
+            self._surrogate.mean + _MAX_PROMISING_DEVIATIONS * self._surrogate.deviation
+        ).max()
         is_sure = (
-            len(self.measured) >= _MIN_MEASUREMENTS_TO_END
+            len(self.measured_tflops) >= _MIN_MEASUREMENTS_TO_END
             and doubtful < self._surrogate.highest_observed + _MIN_LOG_GAIN
         )
         if is_sure or doubtful == -math.inf:
             self.is_exhausted = True
             return None
         gain = self._surrogate.compute_log_improvement() - self._log_seconds
-        return self._candidates[int(np.argmax(self._mask_tried(gain)))]
+        return self._candidates[int(np.argmax(self._mask_excluded(gain)))]
 
     @limit_blas_to_one_thread()
-    def record(self, candidate: Candidate, tflops: float) -> None:
+    def record_measurement(self, candidate: Candidate, tflops: float) -> None:
         """Record the measured TFLOPS of a shape and kernel (NaN: it could not be measured), and update predictions."""
-        if candidate not in self._position:  # The measurement comes from an interrupted run with other shapes.
+        if candidate not in self._row_by_candidate:  # The measurement comes from an interrupted run with other shapes.
             self.kernels = list(dict.fromkeys((*self.kernels, candidate[1])))
             self.set_shapes([*self._shapes, candidate[0]])
-        self.measured[candidate] = tflops
-        if len(self.measured) < self._first_count or not any(each > 0 for each in self.measured.values()):
+        self.measured_tflops[candidate] = tflops
+        if len(self.measured_tflops) < self._first_count or not any(each > 0 for each in self.measured_tflops.values()):
             return
-        often = _MEASUREMENTS_PER_EARLY_FIT if len(self.measured) < _EARLY_MEASUREMENTS else _MEASUREMENTS_PER_FIT
-        is_due = len(self.measured) % often == 0 or candidate in self._first_candidates[self._first_count :]
+        often = (
+            _MEASUREMENTS_PER_EARLY_FIT if len(self.measured_tflops) < _EARLY_MEASUREMENTS else _MEASUREMENTS_PER_FIT
+        )
+        is_due = len(self.measured_tflops) % often == 0 or candidate in self._first_candidates[self._first_count :]
         if is_due or not self._surrogate.is_fitted:
             self._refit_surrogate()
         elif not tflops > 0:  # The measurement failed, so there is no rate to fit.
             self._update_hopeless_mask()
         else:
-            self._observed_rows.append(self._position[candidate])
+            self._observed_rows.append(self._row_by_candidate[candidate])
             self._surrogate.add_observation(self._observed_rows[-1], math.log(tflops))
 
     def find_leaders(self, count: int) -> list[Candidate]:
-        """Return the ``count`` fastest shapes, each with its fastest kernel, fastest first. They are ranked by the mean
-        of measurement and prediction, because the highest of many noisy measurements is too high.
+        """Return the ``count`` fastest shapes, each with its fastest kernel, fastest first. Rank shapes by the mean of
+        measurement and prediction, because the highest of many noisy measurements is too high.
         """
         successes = self._select_measured_rates()
         score = {candidate: math.log(tflops) for candidate, tflops in successes.items()}
         if self._surrogate.is_fitted:
-            means = self._surrogate.mean[[self._position[candidate] for candidate in successes]]
+            means = self._surrogate.mean[[self._row_by_candidate[candidate] for candidate in successes]]
             warped = map(self._surrogate.compress_slow_value, score.values())
             score = {each: (measured + mean) / 2 for each, measured, mean in zip(successes, warped, means, strict=True)}
         best_candidate_by_shape: dict[MatmulShape, Candidate] = {}
@@ -268,14 +276,14 @@ class Search:
         return list(best_candidate_by_shape.values())[:count]
 
     def _select_measured_rates(self) -> dict[Candidate, float]:
-        return {candidate: tflops for candidate, tflops in self.measured.items() if tflops > 0}
+        return {candidate: tflops for candidate, tflops in self.measured_tflops.items() if tflops > 0}
 
-    def _mask_tried(self, candidate_values: Array) -> Array:
+    def _mask_excluded(self, candidate_values: Array) -> Array:
         """Set the values of candidates that were measured, or that are near failed ones (hopeless), to minus infinity.
-        The array ``candidate_values`` has one value per candidate; it is changed and returned.
+        Change the array ``candidate_values``, which has one value per candidate, and return it.
         """
         candidate_values[self._observed_rows] = -math.inf
-        candidate_values[self._hopeless] = -math.inf
+        candidate_values[self._hopeless_mask] = -math.inf
         return candidate_values
 
     def _refit_surrogate(self) -> None:
@@ -284,7 +292,7 @@ class Search:
             first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
             self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
             self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
-        self._observed_rows = [self._position[candidate] for candidate in successes]
+        self._observed_rows = [self._row_by_candidate[candidate] for candidate in successes]
         self._surrogate.fit_observations(self._observed_rows, [math.log(tflops) for tflops in successes.values()])
         self._update_hopeless_mask()
 
@@ -293,8 +301,8 @@ class Search:
         masks = []
         for number, kernel in enumerate(self.kernels):
             tflops_by_row = {
-                self._position[each] - number * len(self._shapes): tflops
-                for each, tflops in self.measured.items()
+                self._row_by_candidate[each] - number * len(self._shapes): tflops
+                for each, tflops in self.measured_tflops.items()
                 if each[1] == kernel
             }
             successful_rows = [row for row, tflops in tflops_by_row.items() if tflops > 0]
@@ -303,9 +311,9 @@ class Search:
             masks.append(
                 np.ones(len(self._shapes), dtype=bool)
                 if is_useless
-                else find_hopeless_candidates(self._logarithms, successful_rows, failed_rows)
+                else find_hopeless_candidates(self._log_sizes, successful_rows, failed_rows)
             )
-        self._hopeless = np.concatenate(masks)
+        self._hopeless_mask = np.concatenate(masks)
 
 
 def find_hopeless_candidates(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:

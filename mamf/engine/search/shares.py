@@ -28,7 +28,7 @@ class SharesStrategy(RowsStrategy):
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.
     - ``search_plans``: the plans of the searches for ceilings that are still to be found.
-    - ``choose_references``: takes ceilings, and returns the kernels that they were measured with, by name.
+    - ``choose_references``: takes ceilings, and returns the kernels with which they were measured, by name.
     - ``on_failure``: called with a message for each ceiling that could not be confirmed.
     """
 
@@ -42,7 +42,7 @@ class SharesStrategy(RowsStrategy):
         on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(setup, ceilings, records=records)
-        self.found, self.search_plans = ceilings, search_plans
+        self.found_ceilings, self.search_plans = ceilings, search_plans
         self.choose_references, self.on_failure = choose_references, on_failure
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
@@ -53,12 +53,12 @@ class SharesStrategy(RowsStrategy):
         if budget is not None:
             left = budget - (self.backend.now() - begun)
             self.plan = replace(self.plan, budget_seconds=max(left, _MIN_BUDGET_SECONDS))
-        self.records, self.references = (), self.choose_references(self.found)
+        self.records, self.reference_kernels = (), self.choose_references(self.found_ceilings)
         yield from super().yield_results()
 
     def _find_ceilings(self, search: Plan) -> Iterator[Measurement | LogRecord]:
-        """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Rows of
-        an interrupted run are not measured again.
+        """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Do not
+        measure rows of an interrupted run again.
         """
         problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
         opened = choose_kernels(get_operation(search.operation), backend, search.kernels)
@@ -82,6 +82,6 @@ class SharesStrategy(RowsStrategy):
                 continue
             record = make_ceiling_record(confirmed[regime])
             yield LogRecord("ceiling", record)
-            # Read the record, so that the rate is rounded as in the log.
+            # Read the ceiling from its record, so that its rate is rounded as in the log.
             ceiling = read_ceiling_record(record, {"device": asdict(backend.info)})
-            self.found[make_ceiling_key(ceiling)] = ceiling
+            self.found_ceilings[make_ceiling_key(ceiling)] = ceiling

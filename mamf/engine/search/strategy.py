@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_ROUNDS, Candidate, rank_candidates
+from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_CONFIRMING_ROUNDS, Candidate, rank_candidates
 from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator
 from mamf.engine.search.grid import (
@@ -38,7 +38,7 @@ from mamf.engine.search.rounds import (
     find_best_per_size_pair,
     list_default_candidates,
 )
-from mamf.engine.search.search import FIRST_SHAPE_COUNT, Search, draw_short_shapes
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_short_shapes
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
 from mamf.measurement import Measurement, group_pairs
@@ -53,25 +53,26 @@ class FindStrategy(PlanStrategy):
     sustained_candidate_count: ClassVar[int] = 3
     #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
     max_distant_shapes: ClassVar[int] = 5000
-    #: How many steps in M and in N a refinement goes away from one of the fastest shapes ("leaders").
+    #: The maximum number of steps in M and in N from one of the fastest shapes ("leaders") to shapes of a refinement.
     max_refinement_reach: ClassVar[int] = 4
-    sustained_burst_winner_count: ClassVar[int] = 2
+    #: The number of candidates in the rounds of sustained.
+    sustained_round_candidate_count: ClassVar[int] = 2
     #: The number of shapes on which kernels are compared before they join the search.
     trial_shape_count: ClassVar[int] = 2
     #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
     max_trial_flop_share: ClassVar[float] = 0.25
-    #: The share by which another algorithm must be faster than a kernel's first algorithm to replace it in the search.
-    #: In a quick search, also the share by which another kernel must be faster than the default kernel to join.
+    #: The share by which another algorithm must be faster than a kernel's first algorithm to replace that algorithm in
+    #: the search. In a quick search, also the share by which a kernel must be faster than the default kernel to join.
     min_speedup_share: ClassVar[float] = 0.005
     #: The number of shapes that were fastest before on devices of this model and on which a quick search also tries the
     #: kernel that it has chosen.
     trial_earlier_winner_count: ClassVar[int] = 4
-    #: The maximum number of a kernel's algorithms (the most promising first) that a quick search tries if they must be
-    #: compiled, and on each shape after the first one.
+    #: The maximum number of a kernel's algorithms, the most promising first, that a quick search tries on a shape. On
+    #: the first shape it tries all algorithms of kernels that need no compilation.
     max_quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: RunSetup) -> None:
-        # Let all rows of an interrupted run answer steps: they also show when each phase ended.
+        # Let all rows of an interrupted run answer steps, because they also show when each phase ended.
         super().__init__(setup, replayed_rows=setup.rows)
         kernels: list[MatmulKernel] = setup.plan_kernels
         self.options: SearchOptions = setup.plan.options
@@ -81,7 +82,7 @@ class FindStrategy(PlanStrategy):
         #: need no compilation.
         self._ranked_kernels = [*kernels[1:], *(kernel for kernel in kernels[:1] if kernel.has_cheap_variants)]
         self.schedule = choose_schedule(self.options)
-        self._chooser = random.Random(setup.plan.problem.seed)
+        self._random_chooser = random.Random(setup.plan.problem.seed)
         self._kernels_by_name = {kernel.name: kernel for kernel in kernels}
         self._scouted_rows: list[Measurement] = []
         self._algorithm_rows: list[Measurement] = []
@@ -90,8 +91,8 @@ class FindStrategy(PlanStrategy):
         self._compiling_seconds = 0.0
 
     def _compute_phase_end(self, share: float) -> float:
-        """Return the backend time at which the share ``share`` of the budget has passed and a phase ends. Without
-        sustained, the shares are larger, so that burst has the whole budget. Time for compiling does not count.
+        """Return the backend time at which this ``share`` of the budget has passed and a phase ends. Without sustained,
+        scale the shares up, so that burst gets the whole budget. Time for compiling does not count.
         """
         scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
@@ -101,7 +102,11 @@ class FindStrategy(PlanStrategy):
         )
 
     def yield_steps(self) -> StepGenerator:
-        deadline, problem, chooser = self.runner.start_time + self._budget_seconds, self.plan.problem, self._chooser
+        deadline, problem, chooser = (
+            self.runner.start_time + self._budget_seconds,
+            self.plan.problem,
+            self._random_chooser,
+        )
         self._deadline = deadline
         self._confirmation = ConfirmationRounds(
             self.runner, problem, self._kernels_by_name, self.plan.precision, chooser, deadline
@@ -118,10 +123,12 @@ class FindStrategy(PlanStrategy):
     def _search_burst(self) -> StepsWithRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
-        regime = self._start_regime(Burst(self.backend), shapes)
+        regime = self._allocate_operands_and_prepare(Burst(self.backend), shapes)
         units = self.backend.info.compute_units
-        first = [*self.options.priors, *draw_short_shapes(shapes, units, self._chooser)]
-        search = Search(shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first=first)
+        first = [*self.options.priors, *draw_short_shapes(shapes, units, self._random_chooser)]
+        search = ShapeSearch(
+            shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first_shapes=first
+        )
         self.runner.report_phase("burst: measuring shapes of a coarse grid")
         seconds = schedule.scout_end_share * self._budget_seconds / self.options.scouts
         rule = StoppingRule(max(self.plan.precision, 0.005), min(seconds, 1.0))
@@ -139,8 +146,8 @@ class FindStrategy(PlanStrategy):
                 search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
         self.runner.report_phase("burst: measuring shapes near the fastest ones")
-        # Refine twice with each distance between sizes, because the fastest shapes change meanwhile: with a quarter, an
-        # eighth and a sixteenth of the grid's step, in multiples of 16.
+        # Refine with a quarter, an eighth and a sixteenth of the grid's step between sizes, in multiples of 16. Refine
+        # twice with each of these steps, because the fastest shapes change during a refinement.
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.find_leaders(schedule.candidate_count)] or shapes[:1]
@@ -149,19 +156,19 @@ class FindStrategy(PlanStrategy):
             search.set_shapes(
                 [
                     *list_shapes_around(best, step, grid, self.max_refinement_reach),
-                    *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._chooser),
+                    *draw_distant_shapes(best, step, grid, self.max_distant_shapes, self._random_chooser),
                 ]
             )
             share = schedule.scout_end_share + (schedule.refine_end_share - schedule.scout_end_share) * number / len(
                 steps
             )
-            max_measured = len(search.measured) + self.options.refinements // len(steps)
+            max_measured = len(search.measured_tflops) + self.options.refinements // len(steps)
             yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
         leaders = search.find_leaders(schedule.candidate_count)
-        kinds = find_best_per_size_pair(self._scouted_rows)[: schedule.candidate_count // 2]
-        candidates = list(dict.fromkeys((*kinds, *leaders)))[: schedule.candidate_count]
+        size_pair_candidates = find_best_per_size_pair(self._scouted_rows)[: schedule.candidate_count // 2]
+        candidates = list(dict.fromkeys((*size_pair_candidates, *leaders)))[: schedule.candidate_count]
         self.runner.report_phase("burst: choosing the fastest algorithms of each shape")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: schedule.algorithm_shape_count]))
         end_time = self._compute_phase_end(schedule.choose_end_share) if self.options.is_quick else self._deadline
@@ -181,28 +188,34 @@ class FindStrategy(PlanStrategy):
         return [*measured, *confirming]
 
     def _run_search(
-        self, search: Search, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
+        self, search: ShapeSearch, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
     ) -> StepGenerator:
-        while len(search.measured) < max_measured and self.runner.has_next_step(
-            regime, phase, end_time, is_required=len(search.measured) < MIN_ROUNDS
+        while len(search.measured_tflops) < max_measured and self.runner.has_next_step(
+            regime, phase, end_time, is_required=len(search.measured_tflops) < MIN_CONFIRMING_ROUNDS
         ):
-            proposed = search.propose()
+            proposed = search.propose_candidate()
             if proposed is None:
                 return
             shape, kernel = proposed
             row = yield Step(
-                self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, phase, len(search.measured)
+                self._kernels_by_name[kernel],
+                self.plan.problem,
+                shape,
+                regime,
+                rule,
+                phase,
+                len(search.measured_tflops),
             )
             if row is None:
                 return
-            search.record((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
+            search.record_measurement((row.shape, row.kernel), row.best_rate if row.ok else float("nan"))
             self._scouted_rows.append(row)
 
     def _add_best_kernels(
-        self, search: Search, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
+        self, search: ShapeSearch, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> StepGenerator:
-        """Compare kernels on the fastest shapes so far. Each kernel joins the search with the algorithms that were
-        fastest on these shapes, or with the single fastest one if its algorithms must be compiled. A quick search
+        """Compare kernels on the fastest shapes so far. Add each kernel to the search with the algorithms that were
+        fastest on these shapes, or with only the fastest algorithm if its algorithms must be compiled. A quick search
         compares kernels on small shapes, and continues with the fastest kernel only.
         """
         if not kernels:
@@ -213,26 +226,28 @@ class FindStrategy(PlanStrategy):
             best_first.sort(key=lambda shape: shape.flop > limit)
         shapes = best_first[: self.trial_shape_count]
         yield from self._measure_algorithms(regime, shapes, rule, kernels, self._deadline)
-        tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
+        tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         if self.options.is_quick:
-            self._ranked_kernels = kernels = self._choose_best_kernel(tried, shapes)
+            self._ranked_kernels = kernels = self._choose_best_kernel(tried_rows, shapes)
             # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
             # chosen kernel also on shapes that were fastest before on devices of this model.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_winner_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
-            tried = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
+            tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         for kernel in kernels:
-            best = self._rank_algorithms(kernel, tried)
+            best = self._rank_algorithms(kernel, tried_rows)
             for name in best if kernel.has_cheap_variants else best[:1]:
                 if name not in search.kernels:
                     search.add_kernel(name)
-        for row in tried:
-            if row.kernel in search.kernels and (row.shape, row.kernel) not in search.measured:
-                search.record((row.shape, row.kernel), row.best_rate)
+        for row in tried_rows:
+            if row.kernel in search.kernels and (row.shape, row.kernel) not in search.measured_tflops:
+                search.record_measurement((row.shape, row.kernel), row.best_rate)
 
-    def _choose_best_kernel(self, tried: Sequence[Measurement], shapes: Sequence[MatmulShape]) -> list[MatmulKernel]:
-        """Return the kernel of the fastest row of ``tried``, in a list. Return an empty list if that kernel is not
+    def _choose_best_kernel(
+        self, tried_rows: Sequence[Measurement], shapes: Sequence[MatmulShape]
+    ) -> list[MatmulKernel]:
+        """Return the kernel of the fastest row of ``tried_rows``, in a list. Return an empty list if that kernel is not
         clearly faster on these shapes than the default kernel.
         """
         default_rates = (
@@ -240,17 +255,17 @@ class FindStrategy(PlanStrategy):
             for row in self._scouted_rows
             if row.ok and row.kernel == self._default_kernel_name and row.shape in shapes
         )
-        best = max(tried, key=lambda row: row.best_rate, default=None)
+        best = max(tried_rows, key=lambda row: row.best_rate, default=None)
         if best is None or best.best_rate < (1 + self.min_speedup_share) * max(default_rates, default=0.0):
             return []
         return [kernel for kernel in self._ranked_kernels if best.kernel in self._algorithm_names[kernel.name]]
 
-    def _rank_algorithms(self, kernel: MatmulKernel, tried: Sequence[Measurement]) -> list[str]:
-        """Return the names of a kernel's fastest algorithms on the shapes in ``tried``, fastest first. On each shape,
-        that is the kernel's first algorithm unless another one is clearly faster. A quick search always adds the first
-        algorithm, because the fastest algorithm on these few shapes is rarely the fastest on other shapes.
+    def _rank_algorithms(self, kernel: MatmulKernel, tried_rows: Sequence[Measurement]) -> list[str]:
+        """Return the names of a kernel's fastest algorithms on the shapes in ``tried_rows``, fastest first. On each
+        shape, take the kernel's first algorithm unless another algorithm is clearly faster. In a quick search, always
+        add the first algorithm, because the fastest algorithm on these few shapes is rarely the fastest elsewhere.
         """
-        kernel_rows = [row for row in tried if row.kernel in self._algorithm_names[kernel.name]]
+        kernel_rows = [row for row in tried_rows if row.kernel in self._algorithm_names[kernel.name]]
         best_rows = list[Measurement]()
         for rows in group_pairs((row.shape, row) for row in kernel_rows).values():
             fastest = max(rows, key=lambda row: row.best_rate)
@@ -269,8 +284,8 @@ class FindStrategy(PlanStrategy):
         kernels: Sequence[MatmulKernel],
         end_time: float,
     ) -> StepGenerator:
-        """Measure the algorithms of these kernels on these shapes, until the backend time ``end_time``. A quick search
-        measures all algorithms of a kernel on the first shape only.
+        """Measure the algorithms of these kernels on these shapes, until the backend time ``end_time``. In a quick
+        search, measure all algorithms of a kernel only on the first shape.
         """
         for kernel in kernels:
             begun = self.runner.now()
@@ -287,12 +302,12 @@ class FindStrategy(PlanStrategy):
     def _yield_unmeasured_algorithms(
         self, kernel: MatmulKernel, shapes: Sequence[MatmulShape]
     ) -> Iterator[tuple[MatmulShape, MatmulKernel]]:
-        """Yield each of these shapes with each of the kernel's algorithms for it that was not measured on it yet."""
+        """Yield each of these shapes with each of the kernel's algorithms that was not measured on the shape yet."""
         names = self._algorithm_names.setdefault(kernel.name, set())
         for shape in shapes:
             try:
                 variants: Sequence[Any] = kernel.list_variants(self.backend, self.plan.problem, shape)
-            except Exception:  # The library fails for this shape. The row of the kernel itself will give the reason.
+            except Exception:  # The library fails for this shape. The row of the kernel itself will say why.
                 variants = (kernel,)
             if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):
                 variants = variants[: self.max_quick_algorithms]
@@ -306,25 +321,25 @@ class FindStrategy(PlanStrategy):
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = Sustained(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
-        # Rank candidates by their rounds in burst, not by single rows: the fastest of noisy rows is only the luckiest.
+        # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
-        finalists = (chosen or find_best_per_size_pair(burst))[: self.sustained_burst_winner_count]
-        if rounds.choosing:
-            finalists = yield from self._visit_candidates(regime, burst)
+        best_candidates = (chosen or find_best_per_size_pair(burst))[: self.sustained_round_candidate_count]
+        if rounds.choosing_rounds:
+            best_candidates = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
-                rounds = rounds._replace(choosing=0)  # The short visits have already chosen.
+                rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
         else:
-            self._start_regime(regime, [shape for shape, _ in finalists])
+            self._allocate_operands_and_prepare(regime, [shape for shape, _ in best_candidates])
         yield from self._confirmation.run_rounds(
             regime,
-            finalists,
+            best_candidates,
             rounds,
             self._compute_phase_end(self.schedule.choose_visits_end_share),
             self._compute_phase_end(1.0),
         )
 
-    def _start_regime(self, regime: Regime, shapes: Iterable[MatmulShape]) -> Regime:
-        """Allocate operands that are large enough for all these shapes, then start the regime and return it."""
+    def _allocate_operands_and_prepare(self, regime: Regime, shapes: Iterable[MatmulShape]) -> Regime:
+        """Allocate operands that are large enough for all these shapes, then prepare the regime and return it."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
             problem, (problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache)) for shape in shapes)
@@ -334,11 +349,13 @@ class FindStrategy(PlanStrategy):
     def _visit_candidates(
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Measure the candidates from burst for a short time each in sustained, and return the best of them."""
+        """Measure each candidate from burst for a short time in sustained, and return the best of them."""
         candidates = find_best_per_size_pair(burst)[: self.sustained_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
-        self._start_regime(regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))])
+        self._allocate_operands_and_prepare(
+            regime, [*shapes, *(shape for shape in longer if fits_grid(self.options.grid, shape))]
+        )
         self.runner.report_phase("sustained: loading the device until it settles, then measuring")
         rule = StoppingRule(self.plan.precision, SUSTAINED_VISIT_SECONDS)
         visits: list[Measurement] = []
@@ -351,14 +368,18 @@ class FindStrategy(PlanStrategy):
             if row is None:
                 break
             visits.append(row)
-        finalists = choose_visited_candidates(visits, self.sustained_burst_winner_count)
-        return list(dict.fromkeys((*finalists, *list_default_candidates(finalists[:1], (), self._default_kernel_name))))
+        best_candidates = choose_visited_candidates(visits, self.sustained_round_candidate_count)
+        return list(
+            dict.fromkeys(
+                (*best_candidates, *list_default_candidates(best_candidates[:1], (), self._default_kernel_name))
+            )
+        )
 
     def _yield_candidates_and_variants(
         self, candidates: Sequence[Candidate], visits: Sequence[Measurement]
     ) -> Iterator[Candidate]:
-        """Yield the candidates, then the best one of their ``visits`` with M and N exchanged and with longer K. Such
-        variants of a shape are equally fast in burst, but differ by up to 1.5 % at the power limit.
+        """Yield the candidates. Then yield variants of the candidate that was best in the ``visits``: with M and N
+        exchanged, and with longer K. Variants are equally fast in burst, but differ by up to 1.5 % at the power limit.
         """
         yield from candidates
         for shape, kernel in choose_visited_candidates(visits, 1):
@@ -368,10 +389,13 @@ class FindStrategy(PlanStrategy):
                     yield other, kernel
 
 
-_ROUND_COUNTS = {BURST: RoundCounts(choosing=4, confirming=7), SUSTAINED: RoundCounts(choosing=1, confirming=3)}
+_ROUND_COUNTS = {
+    BURST: RoundCounts(choosing_rounds=4, confirming_rounds=7),
+    SUSTAINED: RoundCounts(choosing_rounds=1, confirming_rounds=3),
+}
 _CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
-#: The share of the budget for measuring every row once; the share after which all regimes except the last must end,
-#: because sustained takes seconds to warm the device up; and the share of a problem's time for rounds that choose.
+#: The share of the budget for measuring every row once; the share of the budget after which all regimes except the last
+#: must end, because sustained needs seconds to warm up the device; the share of a problem's time to choose a candidate.
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
@@ -381,7 +405,7 @@ class KernelsFindStrategy(RowsStrategy):
     """
 
     def __init__(self, setup: RunSetup) -> None:
-        # Of an interrupted run, rows with a phase answer the steps of the rounds; rows without one give the candidates.
+        # Rows of an interrupted run that have a phase answer the steps of the rounds. Other rows give the candidates.
         super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 
@@ -399,8 +423,8 @@ class KernelsFindStrategy(RowsStrategy):
             )
 
     def _confirm_problems(self, regime: Regime, end: float) -> StepGenerator:
-        """Choose and confirm a candidate for every problem in one regime. The problems share the time until the backend
-        time ``end`` equally.
+        """Choose and confirm a candidate for every problem in one regime. Each problem gets an equal part of the time
+        until the backend time ``end``.
         """
         run, cache = self.runner, self.backend.info.cache_bytes
         deadline = math.inf if run.deadline is None else run.deadline
@@ -426,8 +450,8 @@ class KernelsFindStrategy(RowsStrategy):
             yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
-        """Return the shape and kernel of the ``count`` fastest rows of a problem, fastest first. Skip rows whose shape
-        may not give a ceiling.
+        """Return the shape and kernel of the ``count`` fastest rows of a problem, fastest first. Skip rows of shapes
+        that must not give a ceiling (``Operation.may_be_ceiling``).
         """
         of, info = get_operation(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
@@ -439,8 +463,8 @@ class KernelsFindStrategy(RowsStrategy):
         return Sustained(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
 
     def make_rule(self, regime: Regime) -> StoppingRule:
-        """Return the rule that stops a row. If the budget is short, it stops the row early, because a row only has to
-        show whether its shape and kernel are worth confirming.
+        """Return the rule that stops the measurement of a row. With a short budget, the rule stops early, because a row
+        only has to show whether its shape and kernel are worth confirming.
         """
         usual = super().make_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.max_seconds is None:

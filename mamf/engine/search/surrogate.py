@@ -43,27 +43,30 @@ _TILE_SIZES = ((64, 128), (64, 256), (128, 128), (128, 192), (128, 256), (192, 2
 
 
 @dataclass
-class Features:
+class CandidateFeatures:
     """The features of all candidates (shapes with kernels). Each column is standardized: mean 0, standard deviation 1.
 
-    - ``sizes``: one row per candidate, with functions of M, N and K that do not change if M and N are exchanged.
-    - ``pairs``: the index of each candidate's pair of M and N in ``waves`` and ``log_aspect_ratios``.
-    - ``waves``: one row per pair, with how full the waves are for each tile size; it does not change if M and N are
+    - ``size_features``: one row per candidate, with functions of M, N and K that do not change if M and N are
       exchanged.
+    - ``pair_indices``: the index of each candidate's pair of M and N in ``wave_features`` and ``log_aspect_ratios``.
+    - ``wave_features``: one row per pair, with how full the waves are for each tile size. A row does not change if M
+      and N are exchanged.
     - ``log_aspect_ratios``: one row per pair, with log2(M / N).
-    - ``kernels``: the index of each candidate's kernel; None if there is only one kernel.
+    - ``kernel_indices``: the index of each candidate's kernel; None if there is only one kernel.
     """
 
-    sizes: Array
-    pairs: Indices
-    waves: Array
+    size_features: Array
+    pair_indices: Indices
+    wave_features: Array
     log_aspect_ratios: Array
-    kernels: Indices | None = None
+    kernel_indices: Indices | None = None
 
 
-def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None, kernel_count: int = 1) -> Features:
-    """Compute the features of S shapes with P distinct pairs of M and N: ``sizes`` is S x 4, ``waves`` P x tile sizes
-    and ``log_aspect_ratios`` P x 1.
+def compute_features(
+    shapes: Sequence[MatmulShape], compute_units: int | None, kernel_count: int = 1
+) -> CandidateFeatures:
+    """Compute the features of S shapes with P distinct pairs of M and N: ``size_features`` is S x 4, ``wave_features``
+    P x tile sizes and ``log_aspect_ratios`` P x 1.
 
     With several kernels, the candidates are all shapes with the first kernel, then with the second, and so on.
     ``compute_units``: the number of compute units of the device; None if unknown.
@@ -71,12 +74,12 @@ def compute_features(shapes: Sequence[MatmulShape], compute_units: int | None, k
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
     sizes = np.stack([np.log2(m * n), np.log2(k), np.abs(np.log2(m / n)), np.log2(m * k + k * n + m * n)], axis=1)
     (m, n), pairs = np.unique(np.stack([m, n]), axis=1, return_inverse=True)
-    return Features(
-        sizes=np.tile(_standardize(sizes), (kernel_count, 1)),
-        pairs=np.tile(pairs.reshape(-1), kernel_count),
-        waves=compute_wave_features(m, n, compute_units),
+    return CandidateFeatures(
+        size_features=np.tile(_standardize(sizes), (kernel_count, 1)),
+        pair_indices=np.tile(pairs.reshape(-1), kernel_count),
+        wave_features=compute_wave_features(m, n, compute_units),
         log_aspect_ratios=_standardize(np.log2(m / n)[:, None]),
-        kernels=np.repeat(np.arange(kernel_count), len(shapes)) if kernel_count > 1 else None,
+        kernel_indices=np.repeat(np.arange(kernel_count), len(shapes)) if kernel_count > 1 else None,
     )
 
 
@@ -85,7 +88,7 @@ def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Arra
     with the better orientation of the tile, standardized. The other work is lost in tiles that extend beyond C and, if
     ``compute_units`` is known, in compute units that are idle in the last wave.
     """
-    # These arrays are 2 (orientations) x tile sizes x pairs of M and N.
+    # Each array has the axes: 2 orientations, tile sizes, pairs of M and N.
     tile_m, tile_n = np.array([_TILE_SIZES, [(b, a) for a, b in _TILE_SIZES]], dtype=float).transpose(2, 0, 1)[
         ..., None
     ]
@@ -93,7 +96,7 @@ def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Arra
     useful = m * n / (tiles * tile_m * tile_n)
     if compute_units:
         useful = useful * tiles / (np.ceil(tiles / compute_units) * compute_units)
-    # Make the array contiguous, because the rounding of column sums depends on the order in memory.
+    # Make the array contiguous, because the rounding of the sums of its columns depends on the order in memory.
     return _standardize(np.ascontiguousarray(useful.max(axis=0).T))
 
 
@@ -102,48 +105,50 @@ def _standardize(columns: Array) -> Array:
     return np.asarray((columns - columns.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0))
 
 
-class Distances(NamedTuple):
-    """The squared Euclidean distances in each feature from C candidates to D other candidates, or to the P pairs of M
-    and N of these D candidates.
+class FeatureDistances(NamedTuple):
+    """The squared Euclidean distances in each feature from C candidates to D other candidates. For features that depend
+    only on M and N, these are the distances to the P pairs of M and N of the other candidates.
 
     - ``sizes``: C x D. ``waves``: tile sizes x C x P. ``log_aspect_ratios``: C x P.
-    - ``is_pair``: C x P, 1.0 where the candidate has this pair of M and N.
-    - ``pairs``: for each of the D candidates, the index of its pair of M and N.
-    - ``is_same_kernel``: C x D, 1.0 where both candidates have one kernel; None if there is only one kernel.
+    - ``has_pair``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
+    - ``pair_indices``: for each of the D candidates, the index of its pair of M and N.
+    - ``is_same_kernel``: C x D; 1.0 if both candidates have the same kernel, else 0.0; None if there is one kernel.
     """
 
     sizes: Array
     waves: Array
     log_aspect_ratios: Array
-    is_pair: Array
-    pairs: Indices
+    has_pair: Array
+    pair_indices: Indices
     is_same_kernel: Array | None = None
 
 
-def compute_distances(features: Features, rows: list[int], other_rows: list[int] | None = None) -> Distances:
+def compute_distances(
+    features: CandidateFeatures, rows: list[int], other_rows: list[int] | None = None
+) -> FeatureDistances:
     """Return the distances in each feature from the candidates ``rows`` to ``other_rows`` (None: all candidates)."""
-    own = features.pairs[rows]
-    pairs = np.arange(len(features.waves)) if other_rows is None else features.pairs[other_rows]
-    which = features.pairs if other_rows is None else np.arange(len(other_rows))
+    own = features.pair_indices[rows]
+    pairs = np.arange(len(features.wave_features)) if other_rows is None else features.pair_indices[other_rows]
+    which = features.pair_indices if other_rows is None else np.arange(len(other_rows))
     others = slice(None) if other_rows is None else other_rows
-    return Distances(
-        compute_squared_distances(features.sizes, rows, other_rows),
-        # The squared difference in each column (tile size): tile sizes x candidates x pairs.
-        (features.waves[own].T[:, :, None] - features.waves[pairs].T[:, None, :]) ** 2,
+    return FeatureDistances(
+        compute_squared_distances(features.size_features, rows, other_rows),
+        # The squared difference for each tile size. The axes are tile sizes, candidates, pairs of M and N.
+        (features.wave_features[own].T[:, :, None] - features.wave_features[pairs].T[:, None, :]) ** 2,
         (features.log_aspect_ratios[own] - features.log_aspect_ratios[pairs].T) ** 2,
         np.equal.outer(own, pairs).astype(float),
         which,
         None
-        if features.kernels is None
-        else np.equal.outer(features.kernels[rows], features.kernels[others]).astype(float),
+        if features.kernel_indices is None
+        else np.equal.outer(features.kernel_indices[rows], features.kernel_indices[others]).astype(float),
     )
 
 
-def compute_squared_distances(columns: Array, one: list[int], other: list[int] | None) -> Array:
-    """Return the squared Euclidean distance from each of the rows ``one`` of the array ``columns`` to each of its rows
-    ``other`` (None: all rows), as a matrix.
+def compute_squared_distances(columns: Array, rows: list[int], other_rows: list[int] | None) -> Array:
+    """Return the squared Euclidean distance from each of the ``rows`` of the array ``columns`` to each of its
+    ``other_rows`` (None: all rows), as a matrix.
     """
-    left, right = columns[one], columns if other is None else columns[other]
+    left, right = columns[rows], columns if other_rows is None else columns[other_rows]
     squared = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None]
     squared -= 2 * left @ right.T
     return np.asarray(np.maximum(squared, 0.0, out=squared))
@@ -172,7 +177,7 @@ _OFFSET_VARIANCE = 0.5
 _INITIAL_KERNEL_SHARE = 0.1
 
 
-#: The factor of a step in each hyperparameter, and its smallest and largest value.
+#: By hyperparameter: the factor by which one step changes it, its smallest value, and its largest value.
 _FACTORS_AND_BOUNDS = {
     "size_length": (2.0, 0.5, 8.0),
     "wave_length": (2.0, 0.4, 6.0),
@@ -227,14 +232,15 @@ class Hyperparameters:
 
 @dataclass
 class Surrogate:
-    """The Gaussian process that predicts the log TFLOPS of the candidates (shapes with kernels) in ``features``, with
-    the ``mean`` and ``deviation`` of each prediction. After replacing ``features``, call ``fit_observations`` again.
+    """The Gaussian process that predicts the log TFLOPS of the candidates (shapes with kernels) in ``features``.
+    ``mean`` and ``deviation`` have one value per candidate. After replacing ``features``, call ``fit_observations``
+    again.
 
     Adding an observation appends one row to ``_projected`` = L^-1 K(observed, candidates), where K + noise = L L^T over
     the observed candidates. The means and variances follow from ``_projected`` without solving the system again.
     """
 
-    features: Features = field(init=False)
+    features: CandidateFeatures = field(init=False)
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     is_fitted: bool = False
     highest_observed: float = -math.inf
@@ -244,7 +250,7 @@ class Surrogate:
         Choose the likeliest hyperparameters near the present ones, and update the predictions.
         """
         observed = list(rows)
-        if self.features.kernels is not None and not self.hyperparameters.kernel_share:
+        if self.features.kernel_indices is not None and not self.hyperparameters.kernel_share:
             self.hyperparameters = replace(self.hyperparameters, kernel_share=_INITIAL_KERNEL_SHARE)
         self.highest_observed = max(values)
         self._reference = self.highest_observed
@@ -260,8 +266,8 @@ class Surrogate:
         self._update_predictions()
 
     def compress_slow_value(self, value: float) -> float:
-        """Return a log TFLOPS ``value`` as the process models it: a value below the best value of the last fit is
-        increased, the more the further below it is, so that slow shapes differ less.
+        """Return a log TFLOPS ``value`` as the process models it. Values below the best value of the last fit are
+        moved toward the best value, distant ones the most, so that slow shapes differ less.
         """
         below = self._reference - value
         return value if below <= 0 else self._reference - _COMPRESSION_START * math.log1p(below / _COMPRESSION_START)
@@ -305,7 +311,7 @@ class Surrogate:
             1.0
             + self.hyperparameters.asymmetry_share
             + self.hyperparameters.pair_share
-            + (0.0 if self.features.kernels is None else _OFFSET_VARIANCE)
+            + (0.0 if self.features.kernel_indices is None else _OFFSET_VARIANCE)
         )
 
 
@@ -314,7 +320,7 @@ class CovarianceParts:
     the arithmetic. If one hyperparameter changes, only the part that depends on it is computed again.
     """
 
-    def __init__(self, distances: Distances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
+    def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.log_aspect_ratios)
         #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
@@ -339,11 +345,11 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
     distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length)
     sizes = correlate_by_sizes**2
     sizes *= sizes
-    sizes *= (0.5 + hyperparameters.pair_share * distances.is_pair)[:, distances.pairs]
+    sizes *= (0.5 + hyperparameters.pair_share * distances.has_pair)[:, distances.pair_indices]
     together = (
         parts.correlate_by_waves(hyperparameters.wave_length)
         * (0.5 + hyperparameters.asymmetry_share * parts.aspect_correlation)
-    )[:, distances.pairs]
+    )[:, distances.pair_indices]
     together *= correlate_by_sizes
     sizes += together
     del together
@@ -393,7 +399,7 @@ def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameter
 # -- the number of compute units, for devices that do not report it ----------------------------------------------------
 
 _COMPUTE_UNIT_COUNTS = range(8, 322, 2)
-# Only shapes that reach this share of the best rate count, because in slower shapes other limits hide the waves.
+# Use only shapes that reach at least this share of the best rate, because in slower shapes other limits hide the waves.
 _MIN_FAST_SHARE = 0.7
 # The maximum number of shapes that an estimate uses (the fastest ones), and the minimum number that it needs.
 _MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
@@ -404,7 +410,8 @@ _MIN_LIKELIHOOD_GAIN = 8.0
 
 def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameters: Hyperparameters) -> int | None:
     """Return the number of compute units of a device that best explains the ``measured`` TFLOPS of shapes; None if no
-    number explains them convincingly. Half or twice the true number may result, because it explains them equally well.
+    number explains them convincingly. The result may be half or twice the true number, because such numbers explain the
+    rates equally well.
     """
     best = max(measured.values(), default=0.0)
     fast = sorted((shape for shape in measured if measured[shape] >= _MIN_FAST_SHARE * best), key=measured.__getitem__)
@@ -416,12 +423,12 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     m, n = np.array([(shape.m, shape.n) for shape in shapes], dtype=float).T
     parts = CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
 
-    def likelihood(units: int | None) -> float:
-        # Add up the distances of all tile sizes: a separate effect of each would take several times as long.
+    def compute_likelihood(units: int | None) -> float:
+        # Add up the distances of all tile sizes, because a separate effect of each would take several times as long.
         waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
         unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
         return compute_log_likelihood(unit_parts, values, hyperparameters)
 
-    found = {units: likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
+    found = {units: compute_likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
     likeliest = max(found, key=found.__getitem__)
-    return likeliest if found[likeliest] > likelihood(None) + _MIN_LIKELIHOOD_GAIN else None
+    return likeliest if found[likeliest] > compute_likelihood(None) + _MIN_LIKELIHOOD_GAIN else None

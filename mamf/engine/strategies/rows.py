@@ -24,9 +24,9 @@ from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, StepKey, SweepOptions
 #: The time to measure the ceiling's matmul, as a share of the time of a row. A short measurement is enough to show
 #: whether the card's speed has drifted.
 _CEILING_VISIT_TIME_SHARE = 0.25
-#: The maximum share of free memory for operands. The buffer that flushes the cache and the libraries' workspaces need
-#: the rest.
-_MAX_MEMORY_SHARE = 0.9
+#: The maximum share of free memory for operands. The rest is for the buffer that flushes the cache and for workspaces
+#: of the libraries.
+_MAX_FREE_MEMORY_SHARE = 0.9
 #: The time to measure one of a kernel's algorithms in order to find the fastest, as a share of the time of a row.
 _ALGORITHM_VISIT_TIME_SHARE = 0.25
 #: The number of recent rows from which the rate of the next row is predicted.
@@ -38,9 +38,10 @@ StepsWithResult = Generator[Step | Measurement, Measurement | None, Any]
 class RowsStrategy(PlanStrategy):
     """A strategy that measures every step (regime, problem, shape and kernel) of a plan that no row answers yet.
 
-    - ``ceilings``: the highest rates of the device, of which rows are shares; may be empty. The matmul of a row's
-      ceiling is measured before and after the row.
-    - ``references``: the kernels of the ceilings, by name. A ceiling whose kernel is missing is not measured again.
+    - ``ceilings``: the highest rates of the device, with which rows are compared; may be empty. The strategy measures
+      the matmul of a row's ceiling before and after the row.
+    - ``reference_kernels``: the kernels of the ceilings, by name. The strategy does not measure the matmul of a ceiling
+      whose kernel is missing.
     - ``records``: records that the log gets before the rows.
 
     If several devices share a run, each device finds its own ceilings, and all devices first measure common shapes, so
@@ -54,13 +55,13 @@ class RowsStrategy(PlanStrategy):
         self,
         setup: RunSetup,
         ceilings: Ceilings | None = None,
-        references: Mapping[str, AnyKernel] | None = None,
+        reference_kernels: Mapping[str, AnyKernel] | None = None,
         records: Iterable[LogRecord] = (),
         replayed_rows: Iterable[Measurement] = (),
     ) -> None:
         super().__init__(setup, replayed_rows)
         self.ceilings = {} if ceilings is None else ceilings
-        self.references, self.records = references or {}, records
+        self.reference_kernels, self.records = reference_kernels or {}, records
         self.kernels: dict[str, AnyKernel] = dict(setup.kernels)
         self.options: SweepOptions = self.plan.options if self.plan.kind == SWEEP else SweepOptions()
         #: The FLOP or bytes per second of the latest rows, by kernel name and problem.
@@ -115,11 +116,11 @@ class RowsStrategy(PlanStrategy):
         self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime
     ) -> StepsWithResult:
         """Measure the kernel's algorithms on a shape, and return the kernel with its fastest algorithm. Return the
-        kernel unchanged if this strategy ranks no algorithms, if the kernel has only one, if its algorithms must be
-        compiled, or if none works. Return None if the budget of the run ended.
+        kernel unchanged if this strategy ranks no algorithms, if the kernel has only one algorithm, if its algorithms
+        must be compiled, or if none of them works. Return None if the budget of the run ended.
 
         Each algorithm gets a row with the phase ALGORITHM_PHASE. The caller must measure the fastest algorithm again,
-        because the fastest of several rows is partly lucky.
+        because the fastest of several noisy rows is too fast.
         """
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
@@ -144,20 +145,20 @@ class RowsStrategy(PlanStrategy):
         amount = (1 + StoppingRule.min_samples) * step.problem.compute_work(step.shape).amount
         return bool(amount / stdlib_statistics.median(speeds) > run.deadline - run.now())
 
-    def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common: Any = None) -> StepsWithResult:
+    def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common_shape: Any = None) -> StepsWithResult:
         """Measure the matmul of the ceiling for this problem and regime now, and return its row; None if there is no
         ceiling, no kernel for it, or no result.
 
-        ``common``: a shape to measure instead of the ceiling's shape. All devices of a shared run measure that shape,
-        for as long as a row.
+        ``common_shape``: a shape to measure instead of the ceiling's shape. All devices of a shared run measure this
+        shape, for as long as a row.
         """
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
-        if ceiling is None or (kernel := self.references.get(ceiling.kernel)) is None:
+        if ceiling is None or (kernel := self.reference_kernels.get(ceiling.kernel)) is None:
             return None
         rule = self.make_rule(regime)
-        if common is None:
+        if common_shape is None:
             rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _CEILING_VISIT_TIME_SHARE)
-        shape = common or ceiling.shape
+        shape = common_shape or ceiling.shape
         row = yield Step(kernel, ceiling.problem, shape, regime, rule, is_reference=True, is_reported=False)
         if row is None or not row.ok:
             return None
@@ -203,21 +204,21 @@ class OneKernelStrategy(RowsStrategy):
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_sweep_row_seconds)
 
 
-def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_memory: int | None = None) -> dict[str, Buffer]:
+def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_bytes: int | None = None) -> dict[str, Buffer]:
     """Return one buffer per operand, by its name, large enough for every shape and regime of the plan that fits in
-    ``free_memory`` bytes (None: unknown). The rows of larger shapes fail later.
+    ``free_bytes`` (None: unknown). The rows of larger shapes fail later.
     """
     largest_buffers: dict[str, Buffer] = {}
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.count_bytes):
-        for kind in map(get_regime_class, plan.regimes):
-            sets = kind.count_operand_sets(plan.problem, shape, cache_bytes)
-            buffers = plan.problem.list_buffers(shape, sets, kind.must_rewrite_output)
+        for regime_class in map(get_regime_class, plan.regimes):
+            sets = regime_class.count_operand_sets(plan.problem, shape, cache_bytes)
+            buffers = plan.problem.list_buffers(shape, sets, regime_class.must_rewrite_output)
             wanted = largest_buffers | {
                 name: max(each, largest_buffers.get(name, each)) for name, each in buffers.items()
             }
             total = sum(buffer.nbytes for buffer in wanted.values())
-            if free_memory is None or total <= free_memory * _MAX_MEMORY_SHARE:
+            if free_bytes is None or total <= free_bytes * _MAX_FREE_MEMORY_SHARE:
                 largest_buffers = wanted
     return largest_buffers
 

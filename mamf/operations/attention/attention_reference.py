@@ -26,8 +26,8 @@ from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN_KEY
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.operand_sets import (
+    compute_max_error,
     draw_integers,
-    get_max_error,
     use_float32_precision,
     use_one_torch_thread,
     verify_special_values,
@@ -67,8 +67,8 @@ class ReferenceDistance:
 
     @property
     def max_gradient_error(self) -> float:
-        """The largest error of a gradient; 0 if there are none."""
-        return get_max_error(error for name, error in self.relative_errors.items() if name != "o")
+        """The largest relative error of a gradient; 0 if there are no gradients."""
+        return compute_max_error(error for name, error in self.relative_errors.items() if name != "o")
 
 
 def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
@@ -120,7 +120,7 @@ def judge_distance(
     row_error = (
         distance.worst_row_error / (_EXACT_ROW_TOLERANCE if is_exact else _APPROXIMATE_ROW_TOLERANCE) * error_bound
     )
-    max_error = get_max_error(
+    max_error = compute_max_error(
         (
             distance.relative_errors["o"],
             distance.max_gradient_error / gradient_tolerance_factor,
@@ -379,7 +379,7 @@ def _count_attended_axes(sparsity: float) -> int:
 
 def compute_attended_share(sparsity: float, key_count: int) -> float:
     """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
-    makes with this ``sparsity`` and ``length`` keys.
+    makes with this ``sparsity`` and ``key_count`` keys.
 
     The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
@@ -392,7 +392,7 @@ def compute_attended_share(sparsity: float, key_count: int) -> float:
     )
 
 
-def verify_special_attention(
+def verify_nan_and_infinity(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], launch: Callable[[], torch.Tensor]
 ) -> Verdict:
     """Verify a launch with an infinity in V and a NaN in Q.

@@ -299,16 +299,16 @@ _CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
 
 
 def _make_preset(
-    widths: Sequence[int], key_lengths: Sequence[int], causal: Sequence[bool], **sizes: int
+    head_dims: Sequence[int], key_lengths: Sequence[int], causal: Sequence[bool], **sizes: int
 ) -> Preset[AttentionShape]:
     """Make a preset with all combinations of these sizes.
 
-    ``widths``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``: one
+    ``head_dims``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``: one
     value each for other fields of AttentionShape. Fields that are not given have their defaults.
     """
-    head_dims = [HeadDims(width, width) for width in widths]
+    dim_pairs = [HeadDims(dim, dim) for dim in head_dims]
     other_sizes = {name: (size,) for name, size in sizes.items()}
-    return Preset(sizes={"head_dim": head_dims, "seqlen_k": key_lengths, "causal": causal, **other_sizes})
+    return Preset(sizes={"head_dim": dim_pairs, "seqlen_k": key_lengths, "causal": causal, **other_sizes})
 
 
 ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {

@@ -33,19 +33,19 @@ from mamf.operations.attention.attention_reference import (
     compute_key_sum_error,
     judge_distance,
     make_block_structured_inputs,
-    verify_special_attention,
+    verify_nan_and_infinity,
 )
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.operand_sets import (
     ChangeDetector,
     OperandSet,
     SignFlipper,
-    check_torch_backend,
     combine_operand_sets,
+    explain_torch_unavailability,
     explain_wrong_type,
     join_rows,
-    list_tensors,
-    split_into_sets,
+    list_result_tensors,
+    split_buffers_into_sets,
     take_pool_buffers,
     view_as,
 )
@@ -98,7 +98,7 @@ class TorchAttention(AttentionKernel):
     tolerance: ClassVar[float | None] = None
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend)
+        return explain_torch_unavailability(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Launch the forward pass of one shape, and return the output. All tensors have the kernel's layout."""
@@ -153,7 +153,7 @@ class TorchAttention(AttentionKernel):
         rewrite: bool = False,
     ) -> Prepared:
         forward_pass = self.bind_operands(backend, problem, shape)
-        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
+        buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
         attentions = [
             PreparedAttention(self, problem, shape, self.view_operands(problem, shape, buffers))
             for buffers in buffer_sets
@@ -216,7 +216,7 @@ class PreparedAttention:
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
         verify_special_values = partial(
-            verify_special_attention,
+            verify_nan_and_infinity,
             self._shape,
             self._view_as_bhsd(self._operands),
             lambda: self._view_as_bhsd(self._name_results(launch()))["o"],
@@ -317,7 +317,7 @@ class PreparedAttention:
         """Return the tensors of a launch's result by name: the output ``o`` and, for a backward pass, ``dq``, ``dk``
         and ``dv``.
         """
-        outputs = list_tensors(result)
+        outputs = list_result_tensors(result)
         if self.saved_output is not None:
             outputs = [self.saved_output, *outputs]
         names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)

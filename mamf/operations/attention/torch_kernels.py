@@ -20,7 +20,7 @@ from mamf.operations.attention.attention_reference import yield_row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
-from mamf.operations.operand_sets import split_into_sets, take_pool_buffers
+from mamf.operations.operand_sets import split_buffers_into_sets, take_pool_buffers
 from mamf.torch_backend import TorchBackend
 
 
@@ -144,7 +144,7 @@ class Eager(TorchAttention):
         The FLOP include masked pairs of a query and a key.
         """
         assert isinstance(backend, TorchBackend)
-        (buffers,) = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
+        (buffers,) = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
         q, k, v = (self.view_operands(problem, shape, buffers)[name] for name in "qkv")
         group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)

@@ -20,7 +20,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthKernel, BandwidthProblem, BandwidthShape
-from mamf.operations.compilation import check_triton_backend
+from mamf.operations.compilation import explain_triton_unavailability
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
@@ -204,7 +204,7 @@ class TritonPasses(TorchBandwidthKernel):
     name = "triton"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_triton_backend(backend, "torch")
+        return explain_triton_unavailability(backend, "torch")
 
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
@@ -212,15 +212,17 @@ class TritonPasses(TorchBandwidthKernel):
         from mamf.operations.bandwidth import triton_kernels as kernels
 
         operands = [arrays[name] for name in problem.array_names]
-        count, block = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
-        programs = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
-        kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(programs,)]
-        output = arrays.get("a", operands[0].new_empty(programs, dtype=torch.float32))
+        element_count, block_elements = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
+        program_count = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
+        kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
+        output = arrays.get("a", operands[0].new_empty(program_count, dtype=torch.float32))
         if problem.pattern == "read":
             operands.append(output)
         # Only the Triton kernels of the patterns write and triad have a parameter for the scalar.
         scalar = (PATTERN_SCALAR,) if problem.pattern in ("write", "triad") else ()
 
-        launch = partial(kernel, *operands, *scalar, count, problem.warm, BLOCK=block, num_warps=_WARPS_PER_PROGRAM)
+        launch = partial(
+            kernel, *operands, *scalar, element_count, problem.warm, BLOCK=block_elements, num_warps=_WARPS_PER_PROGRAM
+        )
         launch()  # Let Triton compile the kernel, which it does in the first launch.
         return launch, output, float(problem.warm)

@@ -1,7 +1,7 @@
 """Prepare and verify decode kernels on torch tensors: make operands, tables of the cache and graphs, and check outputs.
 
-A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind``. ``SdpaKvcache`` in
-torch_kernels.py is the shortest example.
+A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind_operands``.
+``SdpaKvcache`` in torch_kernels.py is the shortest example.
 
 mamf compares outputs with the reference of the operation attention, one sequence at a time. It compares the whole
 output before and after timing, and the output of a random sequence between timed series of launches. The reference runs
@@ -41,13 +41,13 @@ from mamf.operations.operand_sets import (
     ChangeDetector,
     OperandSet,
     SignFlipper,
-    check_torch_backend,
     combine_operand_sets,
+    compute_max_error,
+    explain_torch_unavailability,
     explain_wrong_type,
-    get_max_error,
     join_rows,
-    list_tensors,
-    split_into_sets,
+    list_result_tensors,
+    split_buffers_into_sets,
     take_pool_buffers,
     use_one_torch_thread,
     view_as,
@@ -70,7 +70,7 @@ class ReadyKernel:
 
 
 class TorchDecode(DecodeKernel):
-    """A decode kernel on torch tensors. Derived classes implement ``bind`` and declare what they support.
+    """A decode kernel on torch tensors. Derived classes implement ``bind_operands`` and declare what they support.
 
     - ``supports_contiguous_cache``, ``supports_pages``: whether it supports a contiguous cache, and a paged cache.
     - ``page_size_multiple``: the number of tokens of which the page size must be a multiple.
@@ -91,7 +91,7 @@ class TorchDecode(DecodeKernel):
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend)
+        return explain_torch_unavailability(backend)
 
     @abstractmethod
     def bind_operands(
@@ -151,7 +151,7 @@ class TorchDecode(DecodeKernel):
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
         set_count = sets * problem.count_launches(shape)
-        buffer_sets = split_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
+        buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
         tables = make_cache_tables(problem, shape, backend.device)
         ready_kernel = self.bind_operands(backend, problem, shape, tables)
         operand_sets = [
@@ -215,11 +215,11 @@ class PreparedDecode:
 
     def verify(self, result: object) -> Verdict:
         """Verify the type of the output of a launch, and its values for a random sequence."""
-        q, outputs = self._operands["q"], list_tensors(result)
+        q, outputs = self._operands["q"], list_result_tensors(result)
         expected = q[..., :1].expand(*q.shape[:-1], self._shape.head_dim_v)
         output = outputs[0] if outputs else None
         if output is None or output.numel() != expected.numel():
-            return Verdict(math.inf, 0.0, reason="the launch returned no tensor with as many elements as the output")
+            return Verdict(math.inf, 0.0, reason=f"the launch did not return a tensor of {expected.numel()} elements")
         if reason := explain_wrong_type(output.reshape(expected.shape), expected):
             return Verdict(math.inf, 0.0, reason=reason)
         sequence = secrets.choice(list(self._tables.yield_query_slices()))
@@ -227,7 +227,7 @@ class PreparedDecode:
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output on the device, and the output of one kv head of a random sequence on the host."""
-        output = list_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
+        output = list_result_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
         on_device = self._judge_sequences(output, self._tables.yield_query_slices())
         on_host = self._judge_one_kv_head_on_host(output) or on_device
         return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
@@ -282,12 +282,12 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
         chosen = next((verdict for verdict in verdicts if not verdict.ok), verdicts[0])
-        return replace(chosen, error=get_max_error(verdict.error for verdict in verdicts)) if chosen.ok else chosen
+        return replace(chosen, error=compute_max_error(verdict.error for verdict in verdicts)) if chosen.ok else chosen
 
     return OperandSet(
         replay,
         lambda _: verify_all_results([each.verify for each in sets]),
-        outputs=[tensor for result in results for tensor in list_tensors(result)],
+        outputs=[tensor for result in results for tensor in list_result_tensors(result)],
         verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in sets]),
         change_operands=lambda: [each.change_operands() for each in sets if each.change_operands],
         restore_operands=lambda: [each.restore_operands() for each in sets],

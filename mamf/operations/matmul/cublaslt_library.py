@@ -175,8 +175,8 @@ def load_cublaslt() -> CublasLtLibrary | Unavailable:
     except AttributeError as error:  # The text of ctypes' error names the missing function.
         return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _SUPPORTED_MAJOR_VERSIONS:
-        version = ".".join(map(str, library.version))
-        return Unavailable(f"cuBLASLt {version} is not supported, only versions 12 and 13", "use the kernel torch.mm")
+        version, usable = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_SUPPORTED_MAJOR_VERSIONS)))
+        return Unavailable(f"cuBLASLt {version} is not supported, only versions {usable}", "use the kernel torch.mm")
     return library
 
 

@@ -20,7 +20,7 @@ import torch
 from mamf.backend import Backend, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
-from mamf.operations.compilation import check_triton_backend, get_architecture_major_version
+from mamf.operations.compilation import explain_triton_unavailability, get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
@@ -108,7 +108,7 @@ _CUDA_CONFIGURATIONS = {
     ),
 }
 #: The configurations for other devices, by dtype. They need less shared memory, because AMD's CDNA 3 has only 64 KiB.
-_OTHER_CONFIGURATIONS = {
+_NON_CUDA_CONFIGURATIONS = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
         ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8"),
@@ -125,7 +125,7 @@ def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfigura
     ``runtime``: the runtime of the backend, such as ``cuda``.
     """
     configuration_texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
-    return [TritonConfiguration.parse(text) for text in configuration_texts or _OTHER_CONFIGURATIONS[dtype]]
+    return [TritonConfiguration.parse(text) for text in configuration_texts or _NON_CUDA_CONFIGURATIONS[dtype]]
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
@@ -159,7 +159,7 @@ class TritonMatmul(TorchMatmul):
         self._compute_units = compute_units
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_triton_backend(backend, "torch.mm")
+        return explain_triton_unavailability(backend, "torch.mm")
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         reason = super().unsupported_problem(backend, problem)
@@ -342,7 +342,7 @@ class Gluon(TorchMatmul):
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
-            return check_triton_backend(backend, "torch.mm")
+            return explain_triton_unavailability(backend, "torch.mm")
         return Unavailable(
             f"kernel gluon runs only on NVIDIA Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm"
         )

@@ -29,7 +29,13 @@ from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import AttentionFunction, LanguageModel, initialize_weights
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
-from mamf.operations.operand_sets import ChangeDetector, check_torch_backend, get_max_error, list_tensors, poison_tensor
+from mamf.operations.operand_sets import (
+    ChangeDetector,
+    compute_max_error,
+    explain_torch_unavailability,
+    list_result_tensors,
+    poison_tensor,
+)
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
 from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
@@ -51,7 +57,7 @@ class TorchModel(ModelKernel):
         self.name = f"{self.base}[{self.attention_kernel.name}]"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_torch_backend(backend) or self.attention_kernel.explain_unavailability(backend)
+        return explain_torch_unavailability(backend) or self.attention_kernel.explain_unavailability(backend)
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention_kernel, TorchAttention):
@@ -252,7 +258,7 @@ class PreparedModel:
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
             poison_outputs=self.poison_outputs,
-            list_changed_operands=self.changed_operands,
+            list_changed_operands=self.list_changed_operands,
             extra_bytes_per_set=self._extra_bytes_per_set,
         )
 
@@ -277,13 +283,13 @@ class PreparedModel:
         sampled parameters to 0.
         """
         for result in returned:
-            for tensor in list_tensors(result):
+            for tensor in list_result_tensors(result):
                 poison_tensor(tensor)
         self._network.zero_grad(set_to_none=True)
         for moment in self._get_moments():
             moment.zero_()
 
-    def changed_operands(self) -> Sequence[str]:
+    def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
         If no operand has changed, the reference results are right, so store them for other kernels.
@@ -307,14 +313,14 @@ class PreparedModel:
         gradient is relative to its expected norm.
         """
         losses, gradients = self._get_reference(index)
-        measured, *measured_gradients = list_tensors(result)
+        measured, *measured_gradients = list_result_tensors(result)
         error = compute_relative_error(measured, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
         if self._problem.has_backward:
-            details["gradient_error"] = gradient_error = get_max_error(
+            details["gradient_error"] = gradient_error = compute_max_error(
                 map(compute_relative_error, measured_gradients, gradients, gradients)
             )
-            error = get_max_error((error, gradient_error / _GRADIENT_TOLERANCE_FACTOR))
+            error = compute_max_error((error, gradient_error / _GRADIENT_TOLERANCE_FACTOR))
         if any(not float(moment.float().norm()) > 0 for moment in self._get_moments()):
             error, details["optimizer"] = math.inf, "did not run: its moments (running averages of gradients) are 0"
         return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")

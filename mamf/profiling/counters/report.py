@@ -173,11 +173,13 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             1,
         ),
         Column("operation", "", attrgetter("row.operation")),
-        *make_columns_from_mappings(lines, lambda line: operation.make_problem_record(line.row.problem), titled=False),
+        *make_columns_from_mappings(
+            lines, lambda line: operation.make_problem_record(line.row.problem), has_titles=False
+        ),
         Column("shape", "", lambda line: str(line.row.shape)),
         Column("kernel", "", attrgetter("row.kernel")),
         Column("device_kernel", "", lambda line: "total" if line.is_launch else line.counters.name),
-        make_rate_column("", lines[0].row.work.unit, get_rate, lines, importance=1),
+        make_rate_column("", lines[0].row.work.unit, get_rate, lines, drop_priority=1),
         Column("reason", "", attrgetter("missing_reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
         Column("rate", "", get_rate),
@@ -189,8 +191,8 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         Column("seconds", "us", attrgetter("counters.seconds"), lambda seconds: f"{seconds * 1e6:.4g}", 3),
         Column("dram_bytes_per_second", "DRAM TB/s", _compute_dram_rate, lambda rate: f"{rate / TERA:.3g}", 4),
         *(
-            Column(name, title, _make_metric_reader(name), format_value, importance)
-            for name, (title, format_value, importance) in _METRIC_COLUMNS.items()
+            Column(name, title, _make_metric_reader(name), format_value, drop_priority)
+            for name, (title, format_value, drop_priority) in _METRIC_COLUMNS.items()
         ),
         Column("dram_bytes", "DRAM MB", attrgetter("counters.dram_bytes"), lambda nbytes: f"{nbytes / 1e6:.4g}", 7),
         Column(
@@ -202,12 +204,12 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
             is_left_aligned=True,
         ),
         *(Column(name, "", _make_metric_reader(name)) for name in further_metrics),
-        Column("", "ran", _describe_device_kernels, importance=9, is_left_aligned=True),
+        Column("", "ran", _describe_device_kernels, drop_priority=9, is_left_aligned=True),
     ]
 
 
-#: For each metric in the printed table: the column's title, the function that formats its values, and its importance
-#: (a narrow terminal drops the columns with the highest numbers first).
+#: For each metric in the printed table: the column's title, the function that formats its values, and the priority with
+#: which a narrow terminal drops the column (the highest number first).
 _METRIC_COLUMNS: Mapping[str, tuple[str, Callable[[Any], str], int]] = {
     TENSOR_PIPE_PERCENT: ("tensor %", "{:.1f}".format, 2),
     L2_HIT_PERCENT: ("L2 hit %", "{:.0f}".format, 5),

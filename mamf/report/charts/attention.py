@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceilings, find_row_ceiling
-from mamf.ceilings.roof import COMPUTE, MEMORY, Roofs, make_roof_point
+from mamf.ceilings.roof import COMPUTE_BOUND, MEMORY_LEVEL, Roofs, make_roof_point
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
@@ -223,9 +223,9 @@ def make_decode_chart(
         ]
         return ", ".join(filter(None, parts))
 
-    limit, unit, is_compute = roofs and roofs.bandwidth.get((MEMORY, regime)), "TB/s", False
-    if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE for row in measured):
-        limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute), "TFLOPS", True
+    limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
+    if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
+        limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute_ceilings), "TFLOPS", True
     panels = []
     for title, same in group_pairs((make_panel_title(row), row) for row in measured).items():
         by_kernel = group_pairs((row.kernel, row) for row in sorted(same, key=position))

@@ -72,7 +72,7 @@ class TorchDistributed(CollectiveKernel):
             problem,
             problem.count_part_elements(shape),
             *buffers,
-            make_group_with_block_count(problem.blocks, buffers[0].device.type),
+            make_process_group(problem.blocks, buffers[0].device.type),
         )
         return Prepared(
             launches=[collective.launch] * sets,
@@ -84,7 +84,7 @@ class TorchDistributed(CollectiveKernel):
 
 
 @cache
-def make_group_with_block_count(blocks: int, device_type: str) -> Any:
+def make_process_group(blocks: int, device_type: str) -> Any:
     """Make a process group of all ranks that uses ``blocks`` thread blocks per rank to communicate.
 
     If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function, with the
@@ -137,12 +137,12 @@ class CheckedCollective:
         run_collective: Callable[..., object] = make_collective_calls(send_buffer, receive_buffer)[problem.collective]
         self._run_collective = run_collective if group is None else partial(run_collective, group=group)
         self._expected_samples = self._compute_expected_data(
-            torch.stack(gather_objects(self._copy_samples(send_buffer)))
+            torch.stack(gather_objects(self._copy_samples_to_host(send_buffer)))
         )
         self._expected_sums = (
             None
             if self._tolerance
-            else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits(send_buffer))))
+            else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits_of_parts(send_buffer))))
         )
         self._find_changed_operands = ChangeDetector({"sent": send_buffer})
 
@@ -182,11 +182,11 @@ class CheckedCollective:
             return data_by_rank[:, rank]
         return data_by_rank.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else data_by_rank.sum(0)
 
-    def _copy_samples(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_samples_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sampled elements of each part of a buffer, [parts, samples], in float64 on the host."""
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
-    def _sum_bits(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sum_bits_of_parts(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over each part of a buffer, with the bits read as integers, [parts].
 
         If a collective only moves data, equal sums show that all elements are right, not only the sampled elements.
@@ -197,10 +197,10 @@ class CheckedCollective:
 
     def _measure_error(self) -> float:
         if self._expected_sums is not None and not torch.equal(
-            self._sum_bits(self._receive_buffer), self._expected_sums
+            self._sum_bits_of_parts(self._receive_buffer), self._expected_sums
         ):
             return math.inf
-        samples, expected = self._copy_samples(self._receive_buffer), self._expected_samples
+        samples, expected = self._copy_samples_to_host(self._receive_buffer), self._expected_samples
         if self._collective == "all_reduce":
             # Each launch after the first reduces the sums again, which multiplies them by the number of ranks.
             exponent = min(self._launch_count - 1, int(_MAX_DOUBLINGS / math.log2(max(2, self._ranks))))

@@ -16,7 +16,7 @@ _PATH_BY_DIRECTION = {
     "to_host": "device to pinned host",
     "to_peer": "device to next device",
 }
-DIRECTIONS = tuple(_PATH_BY_DIRECTION)
+COPY_DIRECTIONS = tuple(_PATH_BY_DIRECTION)
 
 
 @dataclass(frozen=True, order=True)
@@ -38,7 +38,7 @@ class CopyProblem(CheckedProblem):
 
     operation: ClassVar[str] = "copies"
 
-    direction: str = field(default="to_device", metadata=describe("direction of the copy", choices=DIRECTIONS))
+    direction: str = field(default="to_device", metadata=describe("direction of the copy", choices=COPY_DIRECTIONS))
     dtype: str = field(default="int8", metadata=describe("always int8, because copies count bytes", choices=("int8",)))
     data: str = "normal"
     seed: int = 0

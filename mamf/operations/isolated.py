@@ -79,7 +79,7 @@ def serve_launches(
     if "operands" not in request:
         return request
     flat = take_pool_buffers(pool, problem.list_buffers(shape))
-    _write_buffers(flat, request["operands"], operands)
+    _fill_buffers_from_bytes(flat, request["operands"], operands)
     prepared = kernel.prepare(backend, problem, shape, pool)
     prepared.poison_outputs([None])
     while "operands" in request or "launches" in request:
@@ -98,7 +98,7 @@ def serve_launches(
 def _send_results(channel: Channel, written_buffers: Mapping[str, torch.Tensor], result: object) -> None:
     returned_tensors = list_result_tensors(result)
     channel.send(
-        *(_copy_bytes(tensor) for tensor in (*written_buffers.values(), *returned_tensors)),
+        *(_convert_to_bytes(tensor) for tensor in (*written_buffers.values(), *returned_tensors)),
         written=list(written_buffers),
         returned=[(str(tensor.dtype).removeprefix("torch."), list(tensor.shape)) for tensor in returned_tensors],
         is_one=isinstance(result, torch.Tensor),
@@ -137,10 +137,10 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     buffers = problem.list_buffers(shape)
     flat = take_pool_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
-    channel.send(*(_copy_bytes(flat[name]) for name in operands), operands=operands)
+    channel.send(*(_convert_to_bytes(flat[name]) for name in operands), operands=operands)
     fields, parts = channel.receive()
     written_count = len(fields["written"])
-    _write_buffers(flat, fields["written"], parts[:written_count])
+    _fill_buffers_from_bytes(flat, fields["written"], parts[:written_count])
     result = _rebuild_result(fields, parts[written_count:])
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
@@ -190,11 +190,11 @@ def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
     }
 
 
-def _copy_bytes(tensor: torch.Tensor) -> bytes:
+def _convert_to_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _write_buffers(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
+def _fill_buffers_from_bytes(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
     for name, part in zip(names, parts, strict=True):
         flat[name].view(torch.uint8).copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
 

@@ -412,16 +412,16 @@ class SignFlipper:
             [index for index in range(_SIGN_PATTERN_COUNT) if index != self._last_index]
         )
         self._applied_indices ^= {index}
-        self._queue_flips(self._patterns[index])
+        self._queue_flips(self._sign_patterns[index])
 
     def restore_signs(self) -> None:
         """Queue flips that undo all changes, so that the operand has its original values."""
         for index in self._applied_indices:
-            self._queue_flips(self._patterns[index])
+            self._queue_flips(self._sign_patterns[index])
         self._applied_indices = set()
 
     @cached_property
-    def _patterns(self) -> torch.Tensor:
+    def _sign_patterns(self) -> torch.Tensor:
         """All patterns, drawn at random with at least one flip each, as a tensor (patterns, rows + K - 1).
 
         Its elements are factors 1 and -1, or for 8-bit floats and e2m1 values the bits of a byte to flip.

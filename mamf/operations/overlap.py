@@ -18,13 +18,13 @@ from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
 from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
 from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
-from mamf.operations.copies import DIRECTIONS, CopyProblem, CopyShape
+from mamf.operations.copies import COPY_DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
-OTHER_WORKS = (*COLLECTIVES, *DIRECTIONS, *PATTERNS)
+OTHER_WORKS = (*COLLECTIVES, *COPY_DIRECTIONS, *PATTERNS)
 #: The two values of ``OverlapProblem.timed``, which says whether a row's rate counts the matmul or the other work.
 COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
@@ -124,7 +124,7 @@ class OverlapProblem(CheckedProblem):
             return CollectiveProblem(self.other, self.ranks, blocks=self.blocks, **shared_fields), CollectiveShape(
                 shape.nbytes
             )
-        if self.other in DIRECTIONS:
+        if self.other in COPY_DIRECTIONS:
             return CopyProblem(self.other, **shared_fields), CopyShape(shape.nbytes)
         return BandwidthProblem(self.other, **shared_fields), BandwidthShape(shape.nbytes)
 

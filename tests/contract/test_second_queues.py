@@ -70,9 +70,9 @@ def test_blocks_are_options_of_a_fresh_group(monkeypatch):
     world = SimpleNamespace(_get_backend=lambda device: Library())
     monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=world))
     monkeypatch.setattr(torch.distributed, "new_group", lambda **given: made.append(given) or "a group")
-    collective_kernels.make_group_with_block_count.cache_clear()
-    assert collective_kernels.make_group_with_block_count(0, "cpu") is None
-    assert [collective_kernels.make_group_with_block_count(8, "cpu") for _ in range(2)] == ["a group"] * 2
+    collective_kernels.make_process_group.cache_clear()
+    assert collective_kernels.make_process_group(0, "cpu") is None
+    assert [collective_kernels.make_process_group(8, "cpu") for _ in range(2)] == ["a group"] * 2
     (given,) = made
     assert vars(given["pg_options"].config) == {"min_ctas": 8, "max_ctas": 8}
-    collective_kernels.make_group_with_block_count.cache_clear()
+    collective_kernels.make_process_group.cache_clear()

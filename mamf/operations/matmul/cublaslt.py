@@ -41,7 +41,7 @@ from mamf.operations.quantization import QuantizedOperand
 
 _TORCH_C_MODULE: Any = torch._C
 # The number of algorithms to request from the heuristic, which lists the most promising algorithm first.
-_REQUESTED_PROPOSALS = 8
+_REQUESTED_PROPOSAL_COUNT = 8
 # The largest workspace that an algorithm may need. mamf allocates only as much as the algorithm needs.
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
@@ -79,7 +79,7 @@ class _CublasLtMatmul(MatmulKernel):
         return library if isinstance(library, Unavailable) else super().explain_unavailability(backend)
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self._is_proposal_given else [type(self)(index) for index in range(_REQUESTED_PROPOSALS)]
+        return (self,) if self._is_proposal_given else [type(self)(index) for index in range(_REQUESTED_PROPOSAL_COUNT)]
 
     def is_refusal(self, error: Exception) -> bool:
         return isinstance(error, CublasLtError) and error.is_refusal
@@ -110,7 +110,7 @@ class _CublasLtMatmul(MatmulKernel):
             *(compute_type, CUDA_DATA_TYPES[scale_type], problem.fast_accumulation),
         )
         try:
-            proposals = descriptors.request_proposals(_REQUESTED_PROPOSALS, _MAX_WORKSPACE_BYTES)
+            proposals = descriptors.request_proposals(_REQUESTED_PROPOSAL_COUNT, _MAX_WORKSPACE_BYTES)
             if self.proposal_index >= len(proposals):
                 raise UnsupportedError(
                     f"cuBLASLt proposes {len(proposals)} algorithms for this shape, numbered from 0, so number "

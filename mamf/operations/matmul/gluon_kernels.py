@@ -66,7 +66,7 @@ def store_tile_part(c, store_buffer, part, row, column):  # type: ignore[no-unty
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def compute_tile_part(  # type: ignore[no-untyped-def]
-    c, ring, tiles, GROUP: gl.constexpr, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr
+    c, ring, tiles, GROUP_INDEX: gl.constexpr, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr
 ):
     """Compute the part of each tile that one group of four warps computes, and write it to C.
 
@@ -88,9 +88,9 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
         for step in range(steps):
             mbarrier.wait(ready_barriers.index(count % STAGES), (count // STAGES) & 1)
             first_block, b_block = count % STAGES * BLOCKS_PER_TILE, right.index(count % STAGES)
-            sums = warpgroup_mma(left.index(first_block + GROUP), b_block.permute((1, 0)), sums, is_async=True)
+            sums = warpgroup_mma(left.index(first_block + GROUP_INDEX), b_block.permute((1, 0)), sums, is_async=True)
             if BLOCKS_PER_TILE == 3:
-                columns = b_block.slice(GROUP * HALF_BLOCK_N, HALF_BLOCK_N).permute((1, 0))
+                columns = b_block.slice(GROUP_INDEX * HALF_BLOCK_N, HALF_BLOCK_N).permute((1, 0))
                 third_block_sums = warpgroup_mma(left.index(first_block + 2), columns, third_block_sums, is_async=True)
                 sums, third_block_sums = warpgroup_mma_wait(2, deps=(sums, third_block_sums))
             else:
@@ -103,18 +103,18 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
         for half in gl.static_range(2):
             store_tile_part(
                 c,
-                store_buffer.index(GROUP),
+                store_buffer.index(GROUP_INDEX),
                 halves[half],
-                (row * BLOCKS_PER_TILE + GROUP) * 64,
+                (row * BLOCKS_PER_TILE + GROUP_INDEX) * 64,
                 column * BLOCK_N + half * HALF_BLOCK_N,
             )
         if BLOCKS_PER_TILE == 3:
             store_tile_part(
                 c,
-                store_buffer.index(GROUP),
+                store_buffer.index(GROUP_INDEX),
                 third_block_sums,
                 (row * BLOCKS_PER_TILE + 2) * 64,
-                column * BLOCK_N + GROUP * HALF_BLOCK_N,
+                column * BLOCK_N + GROUP_INDEX * HALF_BLOCK_N,
             )
     tma.store_wait(0)
 

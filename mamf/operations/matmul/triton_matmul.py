@@ -108,7 +108,7 @@ _CUDA_CONFIGURATIONS = {
     ),
 }
 #: The configurations for other devices, by dtype. They need less shared memory, because AMD's CDNA 3 has only 64 KiB.
-_OTHER_CONFIGURATIONS = {
+_NON_CUDA_CONFIGURATIONS = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
         ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8"),
@@ -125,7 +125,7 @@ def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfigura
     ``runtime``: the runtime of the backend, such as ``cuda``.
     """
     configuration_texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
-    return [TritonConfiguration.parse(text) for text in configuration_texts or _OTHER_CONFIGURATIONS[dtype]]
+    return [TritonConfiguration.parse(text) for text in configuration_texts or _NON_CUDA_CONFIGURATIONS[dtype]]
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")

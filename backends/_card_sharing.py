@@ -1,8 +1,8 @@
 """Detect whether a card is split or shared: MIG slices, partitions, vGPUs, MPS and other processes.
 
-Checked against nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA's name of a device includes its MIG slice ("NVIDIA H100
-80GB HBM3 MIG 3g.40gb"). Every process uses MPS, the CUDA Multi-Process Service, while its control daemon runs. When the
-daemon stops, it removes its pid file, but not its socket.
+This code was checked with nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA's name of a device includes the MIG slice
+("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). While the control daemon of MPS, the CUDA Multi-Process Service, runs, every
+process uses MPS. When the daemon stops, it removes its pid file, but not its socket.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import psutil
 from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
 
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
-_VGPU_MODE = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU; a card that is passed through as a whole has another mode
-_PCI_DEVICES = Path("/sys/bus/pci/devices")
-_MODES_OF_WHOLE_CARDS = ("", "SPX", "UNKNOWN")
+_VGPU_MODE = 2  # This is NVML_GPU_VIRTUALIZATION_MODE_VGPU. A card that is passed through as a whole has another mode.
+_PCI_DEVICES_FOLDER = Path("/sys/bus/pci/devices")
+_WHOLE_CARD_MODES = ("", "SPX", "UNKNOWN")
 _OTHER_PROCESSES = "other processes"
 _SHARING_COST = "measured rates are lower, and cannot be compared with datasheet peaks or with rates of whole cards"
 
 
 def find_mig_slice(name: str) -> str | None:
-    """Return the MIG slice that is part of CUDA's name of a device, such as "MIG 3g.40gb"; None for a whole card."""
+    """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb"; None if the device is a whole card."""
     match = _MIG_SLICE_PATTERN.search(name)
     return match[0] if match else None
 
 
-def find_card_sharing(sensors: Any, name: str) -> tuple[str, ...]:
-    """Return the ways in which an NVIDIA card is shared. ``sensors``: NvmlSensors, or None if they are unavailable.
+def list_sharing_ways(sensors: Any, name: str) -> tuple[str, ...]:
+    """Return the ways in which an NVIDIA card is shared, such as "MPS".
 
-    If processes use MPS, the result leaves out "other processes", because NVML lists the MPS server as one of them.
+    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server as one.
+    ``sensors``: NvmlSensors, or None if they are unavailable.
     """
     ways = [find_mig_slice(name), _detect_vgpu(sensors), _detect_mps(sensors) or _detect_other_processes(sensors)]
     return tuple(filter(None, ways))
@@ -47,7 +48,7 @@ def _detect_vgpu(sensors: Any) -> str | None:
 
 
 def _detect_mps(sensors: Any) -> str | None:
-    # Read the query with a default, because nvidia-ml-py before 11.495 lacks it.
+    # nvidia-ml-py before 11.495 lacks this query.
     query = sensors and getattr(sensors.nvml, "nvmlDeviceGetMPSComputeRunningProcesses", None)
     clients = sensors.call_or_none(query) if query else None
     daemon = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "nvidia-cuda-mps-control.pid")
@@ -59,10 +60,11 @@ def _detect_other_processes(sensors: Any) -> str | None:
 
 
 def count_other_processes(sensors: Any) -> int | None:
-    """Count the compute processes on the card that do not belong to this run of mamf. None if NVML reports none.
+    """Return the number of compute processes on the card that do not belong to this run of mamf; None if NVML reports
+    no process at all, as some drivers do in a container.
 
-    In a container, older drivers report the pids of the host, so this process cannot recognize itself: it is assumed to
-    be in the list, and so is the process that started it, if any. Other drivers report no process at all.
+    Other drivers report the host's pids in a container, so this process cannot find itself in the list. In this case,
+    assume that the list contains this process, and the process of mamf that started it, if any.
     """
     processes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
@@ -74,24 +76,25 @@ def count_other_processes(sensors: Any) -> int | None:
 
 
 def _find_pids_of_run() -> set[int]:
-    """Return the pids of this process and of all other processes of the same mamf run."""
+    """Return the pids of all processes of this run of mamf."""
     pids = {os.getpid()}
-    if leader := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
-        with contextlib.suppress(psutil.Error, ValueError):  # the leader has ended, or the variable is not from mamf
-            pids.add(int(leader))
-            pids |= {child.pid for child in psutil.Process(int(leader)).children(recursive=True)}
+    if starting_process_pid := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
+        with contextlib.suppress(psutil.Error, ValueError):  # That process has ended, or mamf did not set its pid.
+            pids.add(int(starting_process_pid))
+            pids |= {child.pid for child in psutil.Process(int(starting_process_pid)).children(recursive=True)}
     return pids
 
 
-def check_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
-    """Check whether the card is split or other processes use it, and return the findings. ``index``: the card's index
-    in nvidia-smi.
+def check_card_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
+    """Return findings on whether the card is split, and whether other processes use it.
+
+    ``index``: the card's index in nvidia-smi.
     """
     findings = [_check_other_processes(sensors)]
-    if part := find_mig_slice(name):
+    if mig_slice := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
         findings.append(
-            Advice("whole card", "warning", f"the device is a slice of a card: {part}", _SHARING_COST, command)
+            Advice("whole card", "warning", f"the device is a slice of a card: {mig_slice}", _SHARING_COST, command)
         )
     if _detect_vgpu(sensors):
         findings.append(
@@ -124,7 +127,11 @@ def _check_other_processes(sensors: Any) -> Advice:
         return Advice(_OTHER_PROCESSES, "ok", "no other process uses this device")
     cost = f"other processes use compute time, power and memory of the device: {_SHARING_COST}"
     return Advice(
-        _OTHER_PROCESSES, "warning", f"{count} running on this device", cost, "nvidia-smi   # lists them; then end them"
+        _OTHER_PROCESSES,
+        "warning",
+        f"{count} running on this device",
+        cost,
+        "nvidia-smi   # lists the processes to end",
     )
 
 
@@ -132,33 +139,33 @@ def _check_other_processes(sensors: Any) -> Advice:
 
 
 def find_partition(address: str | None) -> str | None:
-    """Return the kind of partition that an AMD device is, such as "CPX partition". None for a whole card (SPX).
+    """Return the kind of partition of an AMD device, such as "CPX partition"; None if the device is a whole card (SPX).
 
     The Linux kernel reports partitions of Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
     """
-    path = _PCI_DEVICES / (address or "unknown") / "current_compute_partition"
+    path = _PCI_DEVICES_FOLDER / (address or "unknown") / "current_compute_partition"
     mode = ""
-    with contextlib.suppress(OSError):  # the file does not exist, or the card is being reset
+    with contextlib.suppress(OSError):  # The file does not exist, or the card is being reset.
         mode = path.read_text().strip()
-    return None if mode in _MODES_OF_WHOLE_CARDS else f"{mode} partition"
+    return None if mode in _WHOLE_CARD_MODES else f"{mode} partition"
 
 
 def detect_amd_processes(sensors: Any) -> str | None:
-    """Return "other processes" if processes outside this run of mamf have memory on the card; otherwise return None.
+    """Return "other processes" if processes outside this run of mamf have memory on the card, else None.
 
-    The result is also None if amdsmi does not list this process, as in a container with separate pids, because mamf
-    then cannot tell other processes from this one. ``sensors``: AmdSmiSensors, or None if they are unavailable.
+    If amdsmi does not list this process, as in a container with separate pids, the result is None, because mamf cannot
+    tell which of the listed processes are its own. ``sensors``: AmdSmiSensors, or None if they are unavailable.
     """
     processes = (sensors and sensors.call_or_none(sensors.smi.amdsmi_get_gpu_process_list)) or []
     pids = {process["pid"] for process in processes if process["mem"]}
     return _OTHER_PROCESSES if os.getpid() in pids and pids - _find_pids_of_run() else None
 
 
-def make_partition_advice(ways: Iterable[str]) -> list[Advice]:
+def make_sharing_warnings(ways: Iterable[str]) -> list[Advice]:
     """Return a warning for each way in which an AMD card is shared."""
-    whole = "sudo amd-smi set --gpu all --compute-partition SPX"
-    commands = {_OTHER_PROCESSES: "amd-smi process   # lists them; then end them"}
+    unsplit_command = "sudo amd-smi set --gpu all --compute-partition SPX"
+    commands = {_OTHER_PROCESSES: "amd-smi process   # lists the processes to end"}
     return [
-        Advice("whole card", "warning", f"the card is shared: {way}", _SHARING_COST, commands.get(way, whole))
+        Advice("whole card", "warning", f"the card is shared: {way}", _SHARING_COST, commands.get(way, unsplit_command))
         for way in ways
     ]

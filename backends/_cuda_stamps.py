@@ -1,5 +1,5 @@
-"""Measure the real clock of NVIDIA GPUs with stamps: small kernels that record the cycle counter of each SM and the
-time. The driver compiles them from the PTX text below.
+"""Measure the real clock of NVIDIA GPUs with stamps. A stamp is a small kernel that records the time and the cycle
+counter of each SM. The driver compiles the kernel from the PTX text below.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import torch
 
 from mamf.backend import ElapsedTime, Unavailable
 
-#: The first thread of each block stores the nanoseconds of the GPU's timer and the cycle counter of its SM. Before that
-#: it waits ``wait`` nanoseconds: the block keeps its SM occupied, so the other blocks go to the other SMs.
-_PTX = b"""
+#: The kernel that records a stamp. In each block, the first thread waits for ``wait`` nanoseconds, then stores the
+#: GPU's time in nanoseconds and the cycle counter of its SM. During the wait, the block occupies its SM, so other
+#: blocks run on other SMs.
+_STAMP_KERNEL_PTX = b"""
 .version 7.0
 .target sm_70
 .address_size 64
@@ -45,71 +46,71 @@ END:
     ret;
 }
 """
-_WAIT_NANOSECONDS = 1500
+_MIN_BLOCK_NANOSECONDS = 1500
 #: Two blocks of this many threads fill an SM.
 _THREADS_PER_BLOCK, _BLOCKS_PER_UNIT = 1024, 2
-#: Number of slots that store the results of stamps. Stamps use the slots in turn, and clear each half of the slots
-#: before they use its first slot again.
+#: Number of slots for the results of stamps. Stamps use all slots in turn. Before a stamp uses the first slot of either
+#: half again, it clears this half.
 _SLOT_COUNT, _HALF_SLOT_COUNT = 256, 128
 
 
 class CudaStamps:
-    """An instrument that queues clock stamps in torch's current stream and computes the clock between two of them.
+    """The clock stamps of an NVIDIA device, which are queued in torch's current stream.
 
-    ``driver``: the driver's library. ``index``: the device. ``units``: its number of SMs.
+    ``driver``: the driver's library. ``index``: the index of the device. ``unit_count``: the number of SMs.
     """
 
-    def __init__(self, driver: Any, index: int, units: int) -> None:
-        """Load the kernel that takes stamps into the device. Raises OSError if the driver refuses it."""
-        self._driver, self._index, self._units = driver, index, units
+    def __init__(self, driver: Any, index: int, unit_count: int) -> None:
+        """Load the kernel that records stamps. Raises OSError if the driver refuses the kernel."""
+        self._driver, self._index, self._unit_count = driver, index, unit_count
         with torch.cuda.device(index):
-            self._results = torch.zeros(_SLOT_COUNT, units, 2, dtype=torch.int64, device="cuda")
+            self._slots = torch.zeros(_SLOT_COUNT, unit_count, 2, dtype=torch.int64, device="cuda")
             module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
-            self._require(driver.cuModuleLoadData(ctypes.byref(module), _PTX + b"\0"))
-            self._require(driver.cuModuleGetFunction(ctypes.byref(self._kernel), module, b"stamp"))
-        self._next = 0
+            self._raise_on_error(driver.cuModuleLoadData(ctypes.byref(module), _STAMP_KERNEL_PTX + b"\0"))
+            self._raise_on_error(driver.cuModuleGetFunction(ctypes.byref(self._kernel), module, b"stamp"))
+        self._next_stamp_number = 0
 
     def record_stamp(self) -> int:
-        place = self._next % _SLOT_COUNT
-        self._next += 1
-        if place % _HALF_SLOT_COUNT == 0:
-            self._results[place : place + _HALF_SLOT_COUNT].zero_()
+        slot = self._next_stamp_number % _SLOT_COUNT
+        self._next_stamp_number += 1
+        if slot % _HALF_SLOT_COUNT == 0:
+            self._slots[slot : slot + _HALF_SLOT_COUNT].zero_()
         values = (
-            ctypes.c_uint64(self._results[place].data_ptr()),
-            ctypes.c_uint64(_WAIT_NANOSECONDS),
-            ctypes.c_uint32(self._units),
+            ctypes.c_uint64(self._slots[slot].data_ptr()),
+            ctypes.c_uint64(_MIN_BLOCK_NANOSECONDS),
+            ctypes.c_uint32(self._unit_count),
         )
         addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._index).cuda_stream)
-        blocks = _BLOCKS_PER_UNIT * self._units
-        self._require(
+        blocks = _BLOCKS_PER_UNIT * self._unit_count
+        self._raise_on_error(
             self._driver.cuLaunchKernel(
                 self._kernel, blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0, stream, addresses, None
             )
         )
-        return place
+        return slot
 
     def compute_elapsed(self, start: int, end: int) -> ElapsedTime | None:
-        first, last = (self._results[place].cpu().double() for place in (start, end))
-        written = (first[:, 0] > 0) & (last[:, 0] > 0)
-        if not written.any():
+        first, last = (self._slots[slot].cpu().double() for slot in (start, end))
+        has_both_stamps = (first[:, 0] > 0) & (last[:, 0] > 0)
+        if not has_both_stamps.any():
             return None
-        nanoseconds, cycles = (last - first)[written].median(dim=0).values.tolist()
+        nanoseconds, cycles = (last - first)[has_both_stamps].median(dim=0).values.tolist()
         return ElapsedTime(cycles, nanoseconds * 1e-9) if nanoseconds > 0 and cycles > 0 else None
 
     @staticmethod
-    def _require(status: int) -> None:
+    def _raise_on_error(status: int) -> None:
         if status:
             raise OSError(f"the NVIDIA driver failed with error {status} on the kernel that reads the cycle counters")
 
 
 def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
-    """Open the clock stamps of a device, or return why it has none."""
+    """Return the clock stamps of a device, or why they are unavailable."""
     if driver is None:
         return Unavailable(
             "mamf cannot read cycle counters: the NVIDIA driver was not found", "install the NVIDIA driver"
         )
     try:
         return CudaStamps(driver, index, torch.cuda.get_device_properties(index).multi_processor_count)
-    except Exception as error:  # any error of torch or the driver: rates can be measured without stamps
+    except Exception as error:  # Whatever fails here, rates can be measured without stamps.
         return Unavailable(f"mamf cannot read cycle counters: {error}", "update the NVIDIA driver")

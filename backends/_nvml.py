@@ -1,7 +1,7 @@
 """Read the sensors of an NVIDIA device from NVML, and check the state of its card.
 
-The device is found by UUID, or by PCI address if a virtual machine hides the UUID. An index would not work, because
-CUDA_VISIBLE_DEVICES changes the indices of torch, but not those of NVML.
+mamf finds the device in NVML by UUID, or by PCI address if a virtual machine hides the UUID. An index would not work,
+because CUDA_VISIBLE_DEVICES changes the indices of torch, but not those of NVML.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mamf_backends._card_sharing import check_sharing, find_mig_slice
+from mamf_backends._card_sharing import check_card_sharing, find_mig_slice
 
 from mamf.backend import Advice, Reading, Unavailable
 
-# Count these clock-event reasons of NVML as throttling. Idling and a clock that the user has set are not throttling.
+# Names of the clock-event reasons of NVML that count as throttling, by bit. Reasons such as idling or a clock that the
+# user has set do not count.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -30,18 +31,18 @@ _NVML_NOT_INSTALLED = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one NVIDIA device, read from NVML. A value that the driver or a container refuses to show is None.
+    """The sensors of one NVIDIA device, which NVML reads. If the driver or a container hides a value, it is None.
 
-    ``is_whole``: whether the device is a whole card. Power is measured per card, so the power of a slice is unknown.
+    ``is_whole``: whether the device is a whole card. NVML measures power per card, so the power of a slice is unknown.
     """
 
     def __init__(self, nvml: Any, handle: Any, is_whole: bool = True) -> None:
         self.nvml = nvml
         self.handle = handle
         self.is_whole = is_whole
-        # The second error means that the driver is too old. It is not a subclass of the first one, and old releases of
-        # nvidia-ml-py lack it.
-        self.errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
+        # NVMLLibraryMismatchError means that the driver is too old. It is not a subclass of NVMLError, and old releases
+        # of nvidia-ml-py lack it.
+        self.error_types = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
 
     def call_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
         return self.call_system_or_none(query, self.handle, *arguments)
@@ -50,7 +51,7 @@ class NvmlSensors:
         """Return NVML's answer to a query about the whole machine; None if NVML refuses the query."""
         try:
             return query(*arguments)
-        except self.errors:
+        except self.error_types:
             return None
 
     def read(self, energy: bool = False) -> Reading:
@@ -68,7 +69,7 @@ class NvmlSensors:
         )
 
     def read_clock_event_reasons(self) -> int | None:
-        # Drivers and nvidia-ml-py before 535 have only the second name.
+        # Drivers and nvidia-ml-py before 535 know only the second name of this query.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
             reasons: int | None = None if query is None else self.call_or_none(query)
@@ -86,7 +87,7 @@ class NvmlSensors:
 
 
 def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
-    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's in torch.cuda."""
+    """Return the sensors of a device, or why they are unavailable. ``properties``: those that torch.cuda reports."""
     try:
         import pynvml
     except ImportError:
@@ -100,7 +101,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         try:
             return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole)
         except pynvml.NVMLError:
-            pass  # in MIG slices and some virtual machines: find the device by its address below
+            pass  # In MIG slices and some virtual machines, find the device by its address below.
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable(
             "this torch reports neither the device's UUID nor its PCI address", "pip install --upgrade torch"
@@ -113,13 +114,13 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
 
 
 def find_smi_index(sensors: NvmlSensors, index: int) -> int:
-    """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change; ``index`` if it is unknown."""
-    known = sensors.call_or_none(sensors.nvml.nvmlDeviceGetIndex)
-    return index if known is None else int(known)
+    """Return the card's index in nvidia-smi, which CUDA_VISIBLE_DEVICES does not change; ``index`` if unknown."""
+    smi_index = sensors.call_or_none(sensors.nvml.nvmlDeviceGetIndex)
+    return index if smi_index is None else int(smi_index)
 
 
 def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
-    """Check the card, its driver, other users of the card, and the other cards of the machine.
+    """Return findings on the card, its driver, other processes on the card, and the other cards of the machine.
 
     ``name``: CUDA's name of the device. ``torch_cuda``: torch's CUDA version, such as "13.0".
     """
@@ -131,16 +132,16 @@ def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | 
         _check_throttling(sensors),
         _check_persistence_mode(sensors, index),
         _check_ecc(sensors),
-        *check_sharing(sensors, name, index),
+        *check_card_sharing(sensors, name, index),
         _check_sibling_devices(sensors),
     ]
 
 
 def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
-    thousands = sensors.call_system_or_none(sensors.nvml.nvmlSystemGetCudaDriverVersion)
-    if thousands is None:
+    cuda_version_number = sensors.call_system_or_none(sensors.nvml.nvmlSystemGetCudaDriverVersion)
+    if cuda_version_number is None:
         return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
-    major, minor = thousands // 1000, thousands % 1000 // 10
+    major, minor = cuda_version_number // 1000, cuda_version_number % 1000 // 10
     if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
         return Advice("driver", "ok", f"the driver supports CUDA {major}.{minor}; torch is built for {torch_cuda}")
     return Advice(
@@ -153,19 +154,19 @@ def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
 
 
 def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
-    limit = sensors.read_power_limit_watts()
-    default = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
-    if limit is None or default is None:
+    limit_watts = sensors.read_power_limit_watts()
+    default_milliwatts = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
+    if limit_watts is None or default_milliwatts is None:
         return Advice("power limit", "unknown", "NVML does not report the power limit")
-    default *= 1e-3
-    if limit >= default:
-        return Advice("power limit", "ok", f"{limit:.0f} W; the default is {default:.0f} W")
+    default_watts = default_milliwatts * 1e-3
+    if limit_watts >= default_watts:
+        return Advice("power limit", "ok", f"{limit_watts:.0f} W; the default is {default_watts:.0f} W")
     return Advice(
         "power limit",
         "warning",
-        f"{limit:.0f} W, below the default of {default:.0f} W",
+        f"{limit_watts:.0f} W, below the default of {default_watts:.0f} W",
         "rates under sustained load are lower",
-        f"sudo nvidia-smi -i {index} -pl {default:.0f}",
+        f"sudo nvidia-smi -i {index} -pl {default_watts:.0f}",
     )
 
 
@@ -177,13 +178,13 @@ def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
         return Advice("application clock", "unknown", "the device does not report its application clock")
     if application_mhz * 1e6 >= max_hz:
         return Advice("application clock", "ok", f"{application_mhz} MHz, the maximum")
-    memory = sensors.call_or_none(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
+    memory_mhz = sensors.call_or_none(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
     return Advice(
         "application clock",
         "warning",
         f"{application_mhz} MHz, below the maximum of {max_hz / 1e6:.0f} MHz",
         "if the card applies this limit, rates in short bursts are lower in proportion",
-        f"sudo nvidia-smi -i {index} -ac {memory},{max_hz / 1e6:.0f}",
+        f"sudo nvidia-smi -i {index} -ac {memory_mhz},{max_hz / 1e6:.0f}",
     )
 
 
@@ -238,20 +239,20 @@ def _check_ecc(sensors: NvmlSensors) -> Advice:
 def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
     nvml = sensors.nvml
     uuid = sensors.call_or_none(nvml.nvmlDeviceGetUUID)
-    busy = 0
+    busy_count = 0
     for index in range(sensors.call_system_or_none(nvml.nvmlDeviceGetCount) or 0):
         handle = sensors.call_system_or_none(nvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None:  # a container may hide the card
+        if handle is None:  # A container may hide the card.
             continue
         sibling = NvmlSensors(nvml, handle)
         rates = sibling.call_or_none(nvml.nvmlDeviceGetUtilizationRates)
-        busy += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != uuid and rates and rates.gpu > 5)
-    if not busy:
+        busy_count += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != uuid and rates and rates.gpu > 5)
+    if not busy_count:
         return Advice("sibling devices", "ok", "no other device of this machine is busy")
     return Advice(
         "sibling devices",
         "warning",
-        f"other devices of this machine that are busy: {busy}",
+        f"other devices of this machine that are busy: {busy_count}",
         "the devices share power and cooling, so rates under sustained load are a few percent lower",
-        "nvidia-smi   # wait until they are idle",
+        "nvidia-smi   # wait until the other devices are idle",
     )

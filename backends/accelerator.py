@@ -1,7 +1,7 @@
 """Measure devices of torch.accelerator that have no other backend, such as a vendor's PrivateUse1 device.
 
-The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. This backend
-takes functions that the module lacks from torch.accelerator, and tries out every capability when it opens the device.
+The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. If the module lacks
+a function, this backend uses that of torch.accelerator. It tries out every capability when it opens the device.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from mamf.machine.environment import get_package_version
 from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class
 from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _BACKEND_NAME = "accelerator"
-#: The names that functions have in torch.accelerator, by their names in torch.cuda and in vendors' modules.
+#: Names of functions in torch.accelerator, by their different names in torch.cuda and in vendors' modules.
 _TORCH_ACCELERATOR_NAMES = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
     "set_device": "set_device_index",
 }
-#: Errors that missing or unfinished functions of a vendor's module raise.
+#: Types of errors that a vendor's module may raise if a function is missing or unfinished.
 _MISSING_FUNCTION_ERRORS = (
     AssertionError,
     AttributeError,
@@ -40,16 +40,16 @@ _MISSING_FUNCTION_ERRORS = (
 )
 _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
-# Compare events and the host clock on a load that takes at least 0.02 s, so that the overhead of launches is
+# mamf compares times from events with the host clock on a load of at least 0.02 s, so that the overhead of launches is
 # negligible. Events may differ from the host clock by 10 %.
 _LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
-# Compare events and the host clock this many times, because a busy host may delay one comparison.
+# Number of these comparisons. One is not enough, because a busy host may delay it.
 _TIMER_COMPARISON_COUNT = 3
-_EMPTY_WINDOW_COUNT, _MAX_DRAWN_VALUES = 32, 2**22
+_EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUES = 32, 2**22
 
 
-def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | None:
-    """Call ``query`` and return its result; None if the vendor's torch module does not implement the function."""
+def _call_or_none(query: Callable[..., Result], *arguments: Any) -> Result | None:
+    """Return the result of ``query``; None if the vendor's torch module does not implement the function."""
     try:
         return query(*arguments)
     except _MISSING_FUNCTION_ERRORS:
@@ -57,36 +57,36 @@ def _call_or_none(query: Callable[..., Answer], *arguments: Any) -> Answer | Non
 
 
 def _return_none_if_missing(method: Callable[..., Any]) -> Any:
-    """Wrap a method of the backend so that it returns None if the vendor's torch module lacks a function that the
-    method needs, or if the result is 0.
+    """Wrap a method of the backend so that it returns None if its result is 0, or if the vendor's torch module lacks a
+    function that the method needs.
     """
     return lambda backend: _call_or_none(method, backend) or None
 
 
 class VendorModule:
-    """A wrapper of the vendor's torch module that takes functions from torch.accelerator if the module lacks them."""
+    """The vendor's torch module, with functions of torch.accelerator in place of those that the module lacks."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
         self._module = torch.get_device_module(device_type)
 
     def __getattr__(self, name: str) -> Any:
-        own = getattr(self._module, name, None)
-        if own is not None:
-            return own
+        module_attribute = getattr(self._module, name, None)
+        if module_attribute is not None:
+            return module_attribute
         if name == "Event":
             return functools.partial(torch.Event, device=self._device_type)
         return getattr(torch.accelerator, _TORCH_ACCELERATOR_NAMES.get(name, name))
 
 
 class HostFilledPool(TorchOperandPool):
-    """A pool of operands whose random values the host draws, for devices without a random number generator."""
+    """A pool whose random operands the host generates, for devices without a random number generator."""
 
-    def _fill(self, buffer: torch.Tensor, name: str) -> None:
-        drawn = torch.empty(min(buffer.numel(), _MAX_DRAWN_VALUES), dtype=buffer.dtype)
-        super()._fill(drawn, name)
-        for part in buffer.split(_MAX_DRAWN_VALUES):
-            part.copy_(drawn[: part.numel()])
+    def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
+        random_values = torch.empty(min(buffer.numel(), _MAX_RANDOM_VALUES), dtype=buffer.dtype)
+        super()._fill_with_random_values(random_values, name)
+        for part in buffer.split(_MAX_RANDOM_VALUES):
+            part.copy_(random_values[: part.numel()])
 
 
 class AnyAcceleratorBackend(MultiStreamBackend):
@@ -114,28 +114,31 @@ class AnyAcceleratorBackend(MultiStreamBackend):
                 "torch.accelerator sees no device",
                 "install the vendor's package for torch, which registers its devices when torch is imported",
             )
-        adapter = cls.find_adapter(cls.find_device_type())
-        if adapter is not None:
-            return Unavailable(f"mamf has a backend for {cls.find_device_type()} devices", f"use --backend {adapter}")
+        dedicated_backend = cls.find_dedicated_backend(cls.find_device_type())
+        if dedicated_backend is not None:
+            return Unavailable(
+                f"mamf has a backend for {cls.find_device_type()} devices", f"use --backend {dedicated_backend}"
+            )
         return None
 
     @classmethod
-    def find_adapter(cls, device_type: str) -> str | None:
-        """Return the name of an available backend for this device type, or None."""
+    def find_dedicated_backend(cls, device_type: str) -> str | None:
+        """Return the name of an available backend that is made for this device type; None if there is none."""
         for name in find_entry_points_by_name(BACKEND_GROUP).keys() - {_BACKEND_NAME}:
             try:
-                other = load_backend_class(name)
-                if getattr(other, "device_type", None) == device_type and other.explain_unavailability() is None:
+                backend_class = load_backend_class(name)
+                if (
+                    getattr(backend_class, "device_type", None) == device_type
+                    and backend_class.explain_unavailability() is None
+                ):
                     return name
-            except Exception:  # a broken backend cannot be used
+            except Exception:  # A broken backend cannot be used.
                 continue
         return None
 
     @classmethod
     def call_or_none(cls, name: str, *arguments: Any) -> Any:
-        """Call the function ``name`` of the vendor's torch module, and return its result; None if the module does not
-        implement this function.
-        """
+        """Return the result of the function ``name`` of the vendor's torch module; None if it is not implemented."""
         return _call_or_none(lambda: getattr(cls.vendor(), name)(*arguments))
 
     @classmethod
@@ -154,18 +157,18 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         super().setup()
         self._has_generator = _call_or_none(torch.Generator, self.device) is not None
         self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
-        load = self._make_known_load()
+        load = self._make_reference_load()
         reasons = [self._explain_unusable_events(load) for _ in range(_TIMER_COMPARISON_COUNT)]
         self.reason_without_events = reasons[0] if all(reasons) else ""
         self.timer = "host clock" if self.reason_without_events else "device events"
 
     def _can_multiply(self, dtype: str) -> bool:
-        square = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
-        return square is not None and _call_or_none(lambda: torch.mm(square, square)) is not None
+        matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
+        return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
-    def _make_known_load(self) -> Callable[[], None]:
-        """Make a load that takes at least _LOAD_SECONDS. Raises UnavailableError if synchronize does not wait for it,
-        because such a device cannot be timed.
+    def _make_reference_load(self) -> Callable[[], None]:
+        """Return a function that launches work of at least _LOAD_SECONDS. Raises UnavailableError if synchronize does
+        not wait for this work, because mamf cannot time such a device.
         """
         buffer, count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
@@ -174,33 +177,35 @@ class AnyAcceleratorBackend(MultiStreamBackend):
                 buffer.zero_()
 
         def time_load() -> tuple[float, float]:
-            """Time the load. Return the seconds that a read waits after synchronize, and the seconds before that."""
+            """Return two times of the load in seconds: how long a read after synchronize waits, and the time before."""
             self.synchronize()
-            begun = self.now()
+            start_seconds = self.now()
             load()
             self.synchronize()
-            seconds = self.now() - begun
-            buffer[:1].cpu()  # waits for everything that was queued before
-            return self.now() - begun - seconds, seconds
+            seconds = self.now() - start_seconds
+            buffer[:1].cpu()  # This read waits for all queued work.
+            return self.now() - start_seconds - seconds, seconds
 
-        time_load()  # the first launches may compile
+        time_load()  # The first launches may compile kernels, so ignore their time.
         while sum(time_load()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
             count *= 2
-        waited, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
-        if waited > max(seconds, _LOAD_SECONDS / 2):
-            fault = f"synchronize returned after {seconds * 1e3:.1f} ms, {waited * 1e3:.1f} ms before the work ended"
+        wait_seconds, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
+        if wait_seconds > max(seconds, _LOAD_SECONDS / 2):
+            fault = (
+                f"synchronize returned after {seconds * 1e3:.1f} ms, {wait_seconds * 1e3:.1f} ms before the work ended"
+            )
             raise UnavailableError(f"{self.find_device_type()} devices cannot be timed: {fault}")
         return load
 
     def _explain_unusable_events(self, load: Callable[[], None]) -> str:
-        """Return why events cannot time a load, or an empty string if they agree with the host clock."""
+        """Return why events cannot time the load; an empty string if the events agree with the host clock."""
         try:
-            begun = self.now()
+            start_seconds = self.now()
             start = super().record_mark()
             load()
             end = super().record_mark()
             self.synchronize()
-            seconds = self.now() - begun
+            seconds = self.now() - start_seconds
             elapsed = super().compute_seconds_between(start, end)
         except _MISSING_FUNCTION_ERRORS as error:
             return f"events of the device do not work: {describe_error(error)}"
@@ -224,15 +229,15 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         return float(end - start) if self.reason_without_events else super().compute_seconds_between(start, end)
 
     def estimate_timer_overhead(self) -> float | None:
-        """Return the seconds that two marks add to a launch. For events, estimate them as other backends do. For the
-        host clock, return the median time between two marks without a launch.
+        """Return the seconds that two marks add to the time of a launch. If marks are events, estimate this as other
+        backends do. If marks are times of the host clock, return the median time between two marks without a launch.
         """
         if not self.reason_without_events:
             return super().estimate_timer_overhead()
-        windows = [(self.record_mark(), self.record_mark()) for _ in range(_EMPTY_WINDOW_COUNT)]
-        return statistics.median(self.compute_seconds_between(start, end) for start, end in windows)
+        intervals = [(self.record_mark(), self.record_mark()) for _ in range(_EMPTY_INTERVAL_COUNT)]
+        return statistics.median(self.compute_seconds_between(start, end) for start, end in intervals)
 
-    # -- memory: None is what the vendor does not report -------------------------------------------------------------
+    # -- memory: None if the vendor does not report it ---------------------------------------------------------------
 
     def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().make_operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
@@ -245,7 +250,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
     release_cached_memory = _return_none_if_missing(MultiStreamBackend.release_cached_memory)
     read_bus_address = _return_none_if_missing(MultiStreamBackend.read_bus_address)
 
-    # -- what the vendor knows ---------------------------------------------------------------------------------------
+    # -- description and checks of the device ------------------------------------------------------------------------
 
     def describe(self) -> DeviceInfo:
         kind, properties = self.find_device_type(), self.call_or_none("get_device_properties", self.index)

@@ -1,4 +1,4 @@
-"""Measure the CPU with the host's clock. Its compute units are torch's threads; its sensors cover the whole machine."""
+"""Measure the CPU with the host's clock. Compute units are torch's threads, and sensors measure the whole machine."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from mamf.torch_backend import HostTimedBackend
 _CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPUINFO_FILE = Path("/proc/cpuinfo")
 _BFLOAT16_CPU_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
-_MIN_BUSY_PERCENT = 20.0
+_MIN_WARNED_BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
-    """The clock and temperature sensors that the operating system shows to every user. Virtual machines often have
-    none.
-    """
+    """The sensors of clock and temperature that every user may read. Virtual machines often have no sensors."""
 
     def read(self, energy: bool = False) -> Reading:
         frequency = read_cpu_frequency()
@@ -39,42 +37,42 @@ class CpuSensors:
         )
 
 
-# Look for one of these compilers, because Inductor (the compiler of torch.compile) generates C++ for CPUs.
+# For CPUs, torch.compile generates C++, so it needs one of these compilers.
 _CPP_COMPILERS = ("c++", "g++", "clang++")
 
 
 class ThreadMark:
-    """A mark in the queue of a thread. Its conversion to a float waits until the thread has reached the mark, and gives
-    the host time in seconds at which it did.
+    """A mark in the queue of a thread. Converting the mark to a float waits until the thread has reached the mark. The
+    float is the host's time in seconds when this happened.
     """
 
-    def __init__(self, reached: Future[float]) -> None:
-        self._reached = reached
+    def __init__(self, reached_at: Future[float]) -> None:
+        self._reached_at = reached_at
 
     def __float__(self) -> float:
-        return self._reached.result()
+        return self._reached_at.result()
 
 
 class ThreadQueue(Queue):
-    """A thread that serves as the second queue of the CPU. ``now``: a function that returns the backend's time."""
+    """The second queue of the CPU, which is a thread. ``now``: a function that returns the backend's time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._thread = ThreadPoolExecutor(1)
-        self._queued: list[Future[object]] = []
+        self._queued_launches: list[Future[object]] = []
 
     def fork(self) -> None:
-        """Do nothing, because earlier launches of a CPU have already ended."""
+        """Do nothing, because all earlier launches on the CPU have already ended."""
 
     def launch(self, call: Callable[[], object]) -> None:
-        self._queued.append(self._thread.submit(call))
+        self._queued_launches.append(self._thread.submit(call))
 
     def record_mark(self) -> ThreadMark:
         return ThreadMark(self._thread.submit(self._now))
 
     def join(self) -> None:
-        queued, self._queued = self._queued, []
-        for each in queued:
+        queued_launches, self._queued_launches = self._queued_launches, []
+        for each in queued_launches:
             each.result()
 
 
@@ -83,8 +81,8 @@ class CpuBackend(HostTimedBackend):
     runtime = "host"
     is_accelerator = False
     device_type = "cpu"
-    # Do not rest between measurements: a CPU changes its clock more slowly than a GPU and a matmul can take seconds, so
-    # rests would double the time of a run and change nothing.
+    # Do not rest between measurements. A CPU changes its clock more slowly than a GPU, and a matmul can take seconds,
+    # so rests would double the time of a run without any benefit.
     burst_traits = BurstTraits(
         train_seconds=0.1,
         rest_ratio=0.0,
@@ -110,7 +108,7 @@ class CpuBackend(HostTimedBackend):
         return torch.device("cpu")
 
     def setup(self) -> None:
-        # Prefer float32 without native bfloat16 instructions, because torch then emulates bfloat16 much more slowly.
+        # If the CPU has no bfloat16 instructions, prefer float32, because torch emulates bfloat16 much more slowly.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
     def explain_missing_compiler(self) -> Unavailable | None:
@@ -172,29 +170,29 @@ class CpuBackend(HostTimedBackend):
         return super().read_settings() | {"threads": str(torch.get_num_threads())}
 
     def check_machine(self) -> list[Advice]:
-        busy = psutil.cpu_percent(interval=0.2)
-        if busy < _MIN_BUSY_PERCENT:
-            return [Advice("cpu load", "ok", f"the CPU is {busy:.0f} % busy")]
+        busy_percent = psutil.cpu_percent(interval=0.2)
+        if busy_percent < _MIN_WARNED_BUSY_PERCENT:
+            return [Advice("cpu load", "ok", f"the CPU is {busy_percent:.0f} % busy")]
         return [
             Advice(
                 "cpu load",
                 "warning",
-                f"the CPU is {busy:.0f} % busy with other work",
+                f"the CPU is {busy_percent:.0f} % busy with other work",
                 "all measured rates are lower, because other work uses cores and cache",
-                "top -o %CPU   # shows what runs",
+                "top -o %CPU   # shows the processes that use the CPU",
             )
         ]
 
 
 def read_cpu_frequency() -> Any:
-    """Return the CPU's clock in MHz from psutil (current, min and max), or None if it is unknown."""
+    """Return psutil's record of the CPU's clock in MHz (current, min and max); None if the clock is unknown."""
     with suppress(NotImplementedError, OSError, AttributeError):
         return psutil.cpu_freq()
     return None
 
 
 def read_cpu_field(name: str) -> str | None:
-    """Return the field ``name`` of the first processor in /proc/cpuinfo; None if it is missing, or not on Linux."""
+    """Return the field ``name`` of the first processor in /proc/cpuinfo; None if the field or the file is missing."""
     if not _CPUINFO_FILE.exists():
         return None
     for line in _CPUINFO_FILE.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -214,7 +212,7 @@ def has_native_bfloat16() -> bool:
 
 
 def read_last_level_cache_bytes() -> int | None:
-    """Return the size of the first core's largest cache, which sysfs has in KiB or MiB. None if it is unknown."""
+    """Return the size of the largest cache of the first core; None if unknown. sysfs gives sizes in KiB or MiB."""
     units = {"K": 1024, "M": MIB}
     sizes = [path.read_text().strip() for path in _CACHE_DIRECTORY.glob("index*/size")]
     return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)

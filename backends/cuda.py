@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-from mamf_backends._card_sharing import find_card_sharing
+from mamf_backends._card_sharing import list_sharing_ways
 from mamf_backends._cuda_stamps import CudaStamps, open_stamps
 from mamf_backends._nvml import NvmlSensors, check_device, find_smi_index, open_nvml
 
@@ -21,8 +21,8 @@ from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
-_MAJOR_WITH_TF32 = 8
-_CAPABILITY_WITH_FP8 = (8, 9)
+_MIN_MAJOR_CAPABILITY_WITH_TF32 = 8
+_MIN_CAPABILITY_WITH_FP8 = (8, 9)
 
 
 class CudaBackend(MultiStreamBackend):
@@ -50,7 +50,7 @@ class CudaBackend(MultiStreamBackend):
 
     def setup(self) -> None:
         super().setup()
-        # Look for the function in the driver, because drivers older than CUDA 12.5 lack it.
+        # Drivers before CUDA 12.5 lack this function.
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod
@@ -64,9 +64,9 @@ class CudaBackend(MultiStreamBackend):
             )
         if not torch.cuda.is_available():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
+            visibility_note = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
             return Unavailable(
-                f"torch sees no NVIDIA device{hidden}", "nvidia-smi   # check that the driver sees a device"
+                f"torch sees no NVIDIA device{visibility_note}", "nvidia-smi   # check that the driver sees a device"
             )
         return None
 
@@ -100,9 +100,9 @@ class CudaBackend(MultiStreamBackend):
         capability = (properties.major, properties.minor)
         if dtype == "float8_e4m3fnuz":
             return "NVIDIA devices have no float8_e4m3fnuz; use float8_e4m3fn"
-        if dtype.startswith("float8") and capability < _CAPABILITY_WITH_FP8:
+        if dtype.startswith("float8") and capability < _MIN_CAPABILITY_WITH_FP8:
             return f"{properties.name} has no 8-bit floats: they need compute capability 8.9 or higher"
-        if dtype == "tf32" and properties.major < _MAJOR_WITH_TF32:
+        if dtype == "tf32" and properties.major < _MIN_MAJOR_CAPABILITY_WITH_TF32:
             return f"{properties.name} has no tf32: it needs compute capability 8.0 or higher"
         return super().explain_unsupported_dtype(dtype)
 
@@ -116,12 +116,12 @@ class CudaBackend(MultiStreamBackend):
         return super().read_settings() | {
             **{name: str(getattr(flags, name)) for name in names if hasattr(flags, name)},
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
-            **self._read_vboost_of_card(),
+            **self._read_card_vboost(),
         }
 
-    def _read_vboost_of_card(self) -> dict[str, str]:
-        """Return a dictionary with the card's vboost setting, or an empty one if the setting is unknown. Without
-        sensors it is unknown, because only they can find the card's index in nvidia-smi.
+    def _read_card_vboost(self) -> dict[str, str]:
+        """Return a dictionary with the card's vboost setting, which is empty if the setting is unknown. Without NVML,
+        the setting is unknown, because only NVML knows the card's index in nvidia-smi.
         """
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
@@ -130,23 +130,24 @@ class CudaBackend(MultiStreamBackend):
         return None
 
     def record_idle_mark(self, after: Any) -> Any | None:
-        """Record an event that waits for all streams of the context. None if that fails, or if the device has already
-        reached ``after``, an event that was recorded before.
+        """Record an event that waits for all streams of the context, and return it. Return None if this fails, or if
+        the device has already reached ``after``, an earlier event.
         """
         driver, context = _load_driver(), ctypes.c_void_p()
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
             return None
         event = self.record_mark()
-        failed = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
-        return None if failed or after.query() else event
+        error_code = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
+        return None if error_code or after.query() else event
 
     @cached_property
     def clock_stamps(self) -> CudaStamps | Unavailable:
         return open_stamps(_load_driver(), self.index)
 
     def capture_graph(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
-        """Capture launches in a CUDA graph. Each launch runs once before, so that libraries allocate and choose kernels
-        outside the graph. Returns the replay and the results of the captured launches.
+        """Capture launches in a CUDA graph. Return a function that replays the graph, and the results of the launches.
+
+        Each launch runs once before the capture, so that libraries allocate memory and choose kernels outside of it.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -160,7 +161,10 @@ class CudaBackend(MultiStreamBackend):
 
     @contextmanager
     def open_profiler_window(self, name: str) -> Iterator[None]:
-        """Enclose work in cudaProfilerStart, cudaProfilerStop and an NVTX range, which ncu and nsys can select."""
+        """Call cudaProfilerStart before the work and cudaProfilerStop after it, and put an NVTX range around the work.
+
+        ncu and nsys can profile only this part of the program.
+        """
         self.synchronize()
         torch.cuda.profiler.start()
         try:
@@ -180,7 +184,7 @@ class CudaBackend(MultiStreamBackend):
 
     def find_sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
-        ways: tuple[str, ...] = find_card_sharing(sensors, self.read_device_name(self.index))
+        ways: tuple[str, ...] = list_sharing_ways(sensors, self.read_device_name(self.index))
         return ways
 
     def check_machine(self) -> list[Advice]:
@@ -193,17 +197,18 @@ class CudaBackend(MultiStreamBackend):
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.read_device_name(self.index)
         findings = check_device(self.telemetry, name, self.index, torch.version.cuda)
-        boosts = [
+        vboost_findings = [
             Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
-            for value in self._read_vboost_of_card().values()
+            for value in self._read_card_vboost().values()
         ]
-        return [*findings, *boosts, *_check_environment()]
+        return [*findings, *vboost_findings, *_check_environment()]
 
 
 @cache
 def _read_cublas_version() -> dict[str, str]:
-    """Return the version of the installed cuBLAS package as a dictionary of one entry; empty if there is no package.
-    Logs need this version, because one version of torch can run with several versions of cuBLAS.
+    """Return a dictionary with the version of the installed cuBLAS package; empty if the package is not installed.
+
+    Logs record this version, because one version of torch can run with several versions of cuBLAS.
     """
     major = str(torch.version.cuda).split(".")[0]
     version = get_package_version("nvidia-cublas") or get_package_version(f"nvidia-cublas-cu{major}")
@@ -212,22 +217,22 @@ def _read_cublas_version() -> dict[str, str]:
 
 @cache
 def _read_vboost(index: int) -> dict[str, str]:
-    """Read a card's vboost setting, which moves power from the L2 cache to the SMs, from the output of nvidia-smi.
+    """Return a dictionary with a card's vboost setting, which moves power from the L2 cache to the SMs; empty if the
+    setting is unknown. Only the output of nvidia-smi contains this setting.
 
-    Return it as a dictionary of one entry, which is empty if the setting is unknown. No library reports this setting.
     ``index``: the card's index in nvidia-smi.
     """
     command = ["nvidia-smi", "boost-slider", "-l", "-i", str(index)]
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
+        printed_settings = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    numbers = next((re.findall(r"\d+", line) for line in listed.splitlines() if "vboost" in line.lower()), [])
+    numbers = next((re.findall(r"\d+", line) for line in printed_settings.splitlines() if "vboost" in line.lower()), [])
     return {"vboost": numbers[-1]} if numbers else {}
 
 
 def _load_driver() -> Any:
-    """Return the CUDA driver's library, or None if there is no driver."""
+    """Return the library of the CUDA driver; None if no driver is installed."""
     try:
         return ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:
@@ -235,7 +240,7 @@ def _load_driver() -> Any:
 
 
 def _check_environment() -> list[Advice]:
-    harmful = {
+    harmful_settings = {
         "CUDA_LAUNCH_BLOCKING": (
             "1",
             "each launch waits until the previous one ends, so times of small shapes include host time",
@@ -244,6 +249,6 @@ def _check_environment() -> list[Advice]:
     }
     return [
         Advice(name, "warning", f"is set to {value}", cost, f"unset {name}")
-        for name, (value, cost) in harmful.items()
+        for name, (value, cost) in harmful_settings.items()
         if os.environ.get(name) == value
     ]

@@ -60,7 +60,7 @@ def open_hlml(index: int) -> HlmlSensors | Unavailable:
     except ImportError:
         return Unavailable("pyhlml is not installed, so clock and power cannot be read", "pip install habana-pyhlml")
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
+        with contextlib.redirect_stdout(sys.stderr):  # pyhlml prints a message if it finds no library.
             hlml.hlmlInit()
         return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(index))
     except hlml.HLMLError as error:
@@ -98,7 +98,7 @@ class HpuBackend(AcceleratorBackend):
         return None
 
     def open_device(self) -> torch.device:
-        # Give no index, because Intel's software gives each process one device and ignores an index.
+        # Leave out the index, because Intel's software gives each process one device and ignores an index.
         return torch.device("hpu")
 
     def setup(self) -> None:

@@ -12,37 +12,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mamf_backends._card_sharing import detect_amd_processes, find_partition, make_partition_advice
+from mamf_backends._card_sharing import detect_amd_processes, find_partition, make_sharing_warnings
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
-# HIP reports the L2 cache of one die, but not the last-level cache, which is the Infinity Cache (ROCm/ROCm#4203).
+# Size of the Infinity Cache, the last-level cache. HIP reports only the L2 cache of one die (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
-# Map each counter that increases while the card is throttled to the reason of the throttling, for MI300 and newer.
-_REASON_BY_RESIDENCY = {
+# Reasons of throttling, by the counter that increases while the card is throttled for this reason (MI300 and newer).
+_THROTTLE_REASON_BY_COUNTER = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
     "hbm_thm_residency_acc": "memory thermal slowdown",
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
-# Try these libraries, which mark ranges for profilers, in this order: the first belongs to rocprofv3 and can also pause
-# it; the second is older.
+# Libraries that mark ranges for profilers. The first is a part of rocprofv3, and can also pause the profiler. The
+# second is older, and is used if the first is missing.
 _ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Ignore these values: fields that the device does not support have all bits set, and amdsmi reports "N/A" only for
-# some widths of fields.
+# Values of fields that the device does not support, which have all bits set. amdsmi reports "N/A" for only some.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one AMD device. A value for which amdsmi answers "N/A" or raises an error is None.
+    """The sensors of one AMD device, which amdsmi reads. If amdsmi returns "N/A" or raises an error, a value is None.
 
-    ``is_whole``: whether the device is a whole card. Power is measured per socket, so the power of a partition is
+    ``is_whole``: whether the device is a whole card. amdsmi measures power per socket, so the power of a partition is
     unknown.
     """
 
@@ -50,7 +49,7 @@ class AmdSmiSensors:
         self.smi = smi
         self.handle = handle
         self.is_whole = is_whole
-        self._residencies = self.read_residencies()
+        self._throttle_counters = self.read_throttle_counters()
 
     def call_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -58,8 +57,8 @@ class AmdSmiSensors:
         except self.smi.AmdSmiException:
             return None
 
-    def get_number(self, answer: Any, *names: str) -> float | None:
-        """Return the value of the first field in ``names`` that is a number, or None."""
+    def get_first_number(self, answer: Any, *names: str) -> float | None:
+        """Return the first number among the fields ``names`` of an answer of amdsmi; None if no field is a number."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
             if isinstance(value, (int, float)) and value not in _UNSUPPORTED_VALUES:
@@ -68,43 +67,45 @@ class AmdSmiSensors:
 
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
-        megahertz = self.get_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
+        megahertz = self.get_first_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
         power = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole else None
         counter = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
-        count = self.get_number(counter, "energy_accumulator")
-        microjoules = self.get_number(counter, "counter_resolution")
+        count = self.get_first_number(counter, "energy_accumulator")
+        microjoules = self.get_first_number(counter, "counter_resolution")
         celsius = self.call_or_none(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
-            watts=self.get_number(power, "current_socket_power", "average_socket_power"),
+            watts=self.get_first_number(power, "current_socket_power", "average_socket_power"),
             joules=None if count is None or microjoules is None else count * microjoules * 1e-6,
             celsius=float(celsius) if isinstance(celsius, (int, float)) else None,
             throttle_reasons=self.read_throttle_reasons(),
         )
 
-    def read_residencies(self) -> dict[str, float]:
+    def read_throttle_counters(self) -> dict[str, float]:
         metrics = self.call_or_none(self.smi.amdsmi_get_gpu_metrics_info)
-        counters = {name: self.get_number(metrics, name) for name in _REASON_BY_RESIDENCY}
+        counters = {name: self.get_first_number(metrics, name) for name in _THROTTLE_REASON_BY_COUNTER}
         return {name: count for name, count in counters.items() if count is not None}
 
     def read_throttle_reasons(self) -> tuple[str, ...]:
-        """Return the reasons for throttling since the last call."""
-        # amdsmi_get_violation_status compares the same counters, but waits 100 ms between two readings.
-        before, self._residencies = self._residencies, self.read_residencies()
-        rose = [name for name, count in self._residencies.items() if count > before.get(name, count)]
-        return tuple(text for name, text in _REASON_BY_RESIDENCY.items() if name in rose)
+        """Return the reasons of all throttling since the last call."""
+        # Do not call amdsmi_get_violation_status, which compares the same counters, but takes 100 ms.
+        counters_before, self._throttle_counters = self._throttle_counters, self.read_throttle_counters()
+        increased_counters = [
+            name for name, count in self._throttle_counters.items() if count > counters_before.get(name, count)
+        ]
+        return tuple(text for name, text in _THROTTLE_REASON_BY_COUNTER.items() if name in increased_counters)
 
     def read_max_clock_hz(self) -> float | None:
-        megahertz = self.get_number(
+        megahertz = self.get_first_number(
             self.call_or_none(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType.GFX), "max_clk"
         )
         return None if megahertz is None else megahertz * 1e6
 
     def read_power_limit_watts(self) -> float | None:
-        # power_limit of power_info is not usable: it is in microwatts on bare metal and in watts elsewhere.
-        microwatts = self.get_number(self.call_or_none(self.smi.amdsmi_get_power_cap_info), "power_cap")
+        # Do not use power_limit of power_info, which is in microwatts on bare metal, but in watts elsewhere.
+        microwatts = self.get_first_number(self.call_or_none(self.smi.amdsmi_get_power_cap_info), "power_cap")
         return None if microwatts is None else microwatts * 1e-6
 
     def read_uuid(self) -> str | None:
@@ -113,19 +114,20 @@ class AmdSmiSensors:
 
 
 def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
-    """Open the sensors of a device, or return why they are unavailable. ``properties``: the device's in torch.cuda.
+    """Return the sensors of a device, or why they are unavailable.
 
-    amdsmi is asked for the device by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
+    mamf finds the device in amdsmi by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
+    ``properties``: torch.cuda's properties of the device. ``is_whole``: see AmdSmiSensors.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints if it finds no library
+        with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints a message if it finds no library.
             import amdsmi
     except ModuleNotFoundError:
         return Unavailable(
             "amdsmi is not installed, so clock, power and temperature cannot be read", "pip install amdsmi"
         )
     except (AttributeError, ImportError, KeyError, OSError) as error:
-        # ROCm's library is missing, or its release lacks a function that this amdsmi needs.
+        # ROCm's library is missing, or it lacks a function that this release of amdsmi needs.
         return Unavailable(
             f"amdsmi cannot be loaded ({error})", "pip install /opt/rocm/share/amd_smi   # fits the installed ROCm"
         )
@@ -210,7 +212,7 @@ class RocmBackend(MultiStreamBackend):
         )
 
     def resolve_dtype(self, name: str) -> str:
-        # MI300 uses fnuz 8-bit floats. MI350 and newer use the 8-bit floats of the OCP standard.
+        # MI300 supports only the fnuz variant of 8-bit floats. MI350 and newer use the OCP standard.
         return (
             "float8_e4m3fnuz"
             if name == "fp8" and self.architecture.startswith("gfx94")
@@ -219,22 +221,22 @@ class RocmBackend(MultiStreamBackend):
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
         architecture = self.architecture
-        fnuz = architecture.startswith("gfx94")
+        uses_fnuz = architecture.startswith("gfx94")
         if dtype.startswith("float8") and not architecture.startswith(_ARCHITECTURES_WITH_FP8):
             return f"{architecture} has no 8-bit floats"
-        if dtype == "float8_e4m3fnuz" and not fnuz:
+        if dtype == "float8_e4m3fnuz" and not uses_fnuz:
             return f"{architecture} has no float8_e4m3fnuz; use float8_e4m3fn"
-        if dtype in ("float8_e4m3fn", "float8_e5m2") and fnuz:
+        if dtype in ("float8_e4m3fn", "float8_e5m2") and uses_fnuz:
             return f"{architecture} has no {dtype}; use float8_e4m3fnuz"
         if dtype == "tf32" and not architecture.startswith(_ARCHITECTURES_WITH_TF32):
             return f"{architecture} has no tf32"
         return super().explain_unsupported_dtype(dtype)
 
     def read_settings(self) -> dict[str, str]:
-        tunable = getattr(torch.cuda, "tunable", None)
-        enabled = tunable is not None and tunable.is_enabled()
+        tunable_module = getattr(torch.cuda, "tunable", None)
+        is_tunable_op_enabled = tunable_module is not None and tunable_module.is_enabled()
         return super().read_settings() | {
-            "tunable_op": str(enabled),
+            "tunable_op": str(is_tunable_op_enabled),
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
 
@@ -247,13 +249,13 @@ class RocmBackend(MultiStreamBackend):
 
     @contextlib.contextmanager
     def open_profiler_window(self, name: str) -> Iterator[None]:
-        """Enclose work in a roctx range. rocprofv3 --selected-regions records only between resume and pause."""
+        """Put a roctx range around the work. rocprofv3 --selected-regions records only between resume and pause."""
         self.synchronize()
         if self._roctx is None:
             yield
             self.synchronize()
             return
-        # The older roctx library has ranges, but cannot pause the profiler.
+        # The older roctx library cannot pause the profiler.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:
@@ -271,7 +273,7 @@ class RocmBackend(MultiStreamBackend):
         return load_roctx_library()
 
     def check_machine(self) -> list[Advice]:
-        findings = [check_numa_balancing(), check_tunable_op(), *make_partition_advice(self.find_sharing())]
+        findings = [check_numa_balancing(), check_tunable_op(), *make_sharing_warnings(self.find_sharing())]
         if isinstance(self.telemetry, Unavailable):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             findings.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
@@ -288,7 +290,7 @@ def open_roctx_range(roctx: ctypes.CDLL, name: str) -> Iterator[None]:
 
 
 def load_roctx_library() -> ctypes.CDLL | None:
-    """Load the installed roctx library, or return None."""
+    """Load the roctx library and return it; None if it is not installed."""
     for name in _ROCTX_LIBRARIES:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)

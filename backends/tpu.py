@@ -1,10 +1,11 @@
 """Tell users of Google TPUs why mamf cannot measure them: neither torch package for TPUs can time a launch.
 
-This follows from the code of torch_tpu 0.2.0 (its wheel) and torch_xla (pytorch/xla 41398bf). An event of torch_tpu
-waits for copies to the host that were pending when it was recorded, not for a place in the device's queue. Its
-elapsed_time (an error in earlier releases) is the host time between two notifications. torch.tpu.synchronize is
-documented to wait for these copies; a barrier for all work exists, but is internal (torch_tpu._internal.sync).
-torch_xla traces launches into a graph, which drops matmuls whose result is overwritten, and has no events.
+This follows from the code of torch_tpu 0.2.0 (its wheel) and torch_xla (pytorch/xla 41398bf). In torch_tpu, an event
+does not mark a place in the device's queue: it waits for the copies to the host that are pending when it is recorded.
+elapsed_time of two events, which raises an error in earlier releases, is the host's time between two notifications.
+torch.tpu.synchronize waits only for copies too, as its documentation says. A barrier for all work exists, but it is
+internal (torch_tpu._internal.sync). torch_xla collects launches in a graph, which drops matmuls whose result is
+overwritten, and it has no events.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _REMEDY = "pip install xprof   # its traces show device times, but mamf cannot u
 
 
 class TpuBackend(HostTimedBackend):
-    """A backend that is never available: without a barrier that waits for kernels, it would report impossible rates."""
+    """A backend that is never available, because it would report impossible rates: it cannot wait for kernels."""
 
     name = "tpu"
     device_type = "tpu"
@@ -43,5 +44,5 @@ class TpuBackend(HostTimedBackend):
         return 0
 
 
-# Let Python accept this class without the methods that measure: mamf never creates a TpuBackend.
+# Let Python accept this class without the abstract methods, because mamf never creates a TpuBackend.
 TpuBackend.__abstractmethods__ = frozenset()

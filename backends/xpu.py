@@ -16,8 +16,8 @@ _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """The clock and temperature sensors of one Intel GPU, which torch.xpu reads (torch 2.13 with pyzes). The value of a
-    sensor that torch.xpu cannot read is None.
+    """The sensors of clock and temperature of one Intel GPU, which torch.xpu reads (torch 2.13 with pyzes). If
+    torch.xpu cannot read a sensor, its value is None.
     """
 
     def __init__(self, vendor: Any, index: int) -> None:
@@ -34,7 +34,7 @@ class XpuSensors:
         megahertz = self.call_or_none(getattr(self.vendor, "clock_rate", None))
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
-            # Leave power out: torch.xpu.power_draw takes 100 ms, far too long between timed launches.
+            # Do not read the power, because torch.xpu.power_draw takes 100 ms, far too long between timed launches.
             celsius=self.call_or_none(getattr(self.vendor, "temperature", None)),
         )
 
@@ -59,7 +59,7 @@ class XpuBackend(MultiStreamBackend):
         try:
             import_extension_if_needed()
         except (ImportError, OSError, RuntimeError, SystemExit) as error:
-            # The extension exits the process if it was built for another version of torch.
+            # The extension raises SystemExit if it was built for another version of torch.
             return Unavailable(
                 f"{_INTEL_EXTENSION_PACKAGE} cannot be loaded ({error})",
                 f"pip uninstall {_INTEL_EXTENSION_PACKAGE}   # or install the one for this torch",
@@ -99,7 +99,7 @@ class XpuBackend(MultiStreamBackend):
     def read_free_memory_bytes(self) -> int | None:
         try:
             return super().read_free_memory_bytes()
-        except (RuntimeError, AttributeError):  # integrated GPUs, some Arc cards and torch before 2.6 do not report it
+        except (RuntimeError, AttributeError):  # Some devices and torch before 2.6 do not report free memory.
             return None
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
@@ -109,6 +109,6 @@ class XpuBackend(MultiStreamBackend):
 
 
 def import_extension_if_needed() -> None:
-    """Import intel-extension-for-pytorch, which makes Intel GPUs known to torch, unless torch itself supports them."""
+    """Import intel-extension-for-pytorch, which adds Intel GPUs to torch, if torch itself does not support them."""
     if not torch.xpu.is_available() and importlib.util.find_spec(_INTEL_EXTENSION_PACKAGE) is not None:
         importlib.import_module(_INTEL_EXTENSION_PACKAGE)

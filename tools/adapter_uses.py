@@ -1,7 +1,7 @@
 """Lists what the adapters use of torch and of the vendors' libraries, from their syntax, without imports.
 
 The names that adapters give a library (``nvml``, ``smi``, ``hlml``, ``vendor``), and the helpers they call it through
-(``call_or_none``, ``get_number``), are known here. Results of such calls are followed through variables, so that
+(``call_or_none``, ``get_first_number``), are known here. Results of such calls are followed through variables, so that
 ``rates.gpu`` reads as ``pynvml.nvmlDeviceGetUtilizationRates().gpu``.
 """
 
@@ -150,7 +150,7 @@ class _Walker(ast.NodeVisitor):
             self.optional |= set(self.resolve(node)) if len(arguments) > 2 else set()
         elif name in HELPERS and arguments:
             self.note_call(node, self.resolve(arguments[0]), HELPERS[name] - 1)
-        elif name == "get_number":
+        elif name == "get_first_number":
             self.optional |= set(self.note_fields(node, arguments[0], arguments[1:]))
         elif name == "get" and isinstance(node.func, ast.Attribute):
             self.optional |= set(self.note_fields(node, node.func.value, arguments[:1]))

@@ -49,15 +49,15 @@ Ceilings = Mapping[tuple[str, str], "Ceiling"]
 #: The highest share of a ceiling that a row can reach because the card has changed since the ceiling was measured. A
 #: higher share means that the ceiling is wrong.
 MAX_SHARE_OF_CEILING = 1.1
-#: Reports mention the drift of a card if its speed has changed by more than this share.
+#: Reports mention the drift of a card if the speed of the card has changed by more than this share.
 MAX_DRIFT_SHARE = 0.01
 #: A candidate of a search for the ceiling: a shape and the name of a kernel.
 Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
 # A candidate counts as confirmed only after this many rounds have measured it.
 MIN_CONFIRMING_ROUNDS = 3
-# A visit that is faster than the ceiling by this factor cannot be explained by drift, because the speed of a card that
-# warms up changes by less than 2 %.
+# Drift cannot explain a visit (one measurement) that is faster than the ceiling by this factor, because the speed of a
+# card that warms up changes by less than 2 %.
 _CLEARLY_FASTER_FACTOR = 1.1
 
 
@@ -222,8 +222,8 @@ def confirm_ceiling(
 def _find_remaining_candidates(
     rounds_by_candidate: Mapping[Candidate, Mapping[int, Measurement]],
 ) -> list[Candidate]:
-    """Return the candidates that all rounds measured, by shape and kernel. The last round may be incomplete, so a
-    candidate that only the last round did not measure is included.
+    """Return the candidates that all rounds measured. Also return candidates that only the last round did not measure,
+    because the last round may be incomplete.
     """
     most = max(map(len, rounds_by_candidate.values()), default=0)
     return [candidate for candidate, found in rounds_by_candidate.items() if len(found) >= most - 1]
@@ -242,8 +242,8 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """Return the rate of one candidate over all rounds, in TFLOPS or TB/s, and the interval in which the rate of
     another run is expected.
 
-    The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. In
-    logs without a calibration (converted from an older version) the interval comes from order statistics of the rounds.
+    The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. If the
+    rounds have no calibration, in logs converted from an older version, the interval comes from order statistics.
     """
     known = find_median_repeatability(rounds)
     if known is None:
@@ -364,8 +364,8 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
 def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     """Return the relative error of MAMFU (``compute_mamfu``) that the limited accuracy of the timer may cause.
 
-    It combines the timer errors of the row and of its ceiling (square root of the sum of squares). Returns 0 if the
-    accuracy of the timer is unknown or there is no ceiling.
+    The result combines the timer errors of the row and of its ceiling (square root of the sum of squares). It is 0 if
+    the accuracy of the timer is unknown or there is no ceiling.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
@@ -376,7 +376,7 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
 def has_card_drifted(row: Measurement, ceilings: Ceilings) -> bool:
     """Return whether the speed of the card around a row differs from its speed when the ceiling was measured.
 
-    The speed is that of a reference matmul, which is the matmul of the ceiling. The difference must exceed
+    The reference matmul, which is the matmul of the ceiling, shows the speed. The difference must exceed
     MAX_DRIFT_SHARE plus the accuracy of the timer for the duration of that matmul.
     """
     drift, ceiling = compute_card_drift(row, ceilings), find_row_ceiling(row, ceilings)

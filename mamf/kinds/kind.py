@@ -39,7 +39,8 @@ class ReportOptions:
 
     - ``max_rows``: the maximum number of rows per table; None: no limit.
     - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
-    - ``baseline_kernel``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
+    - ``baseline_kernel``: the name of the kernel with which speed-ups compare; None: eager, or the slowest kernel if
+      the log has no eager.
     """
 
     max_rows: int | None = None
@@ -48,9 +49,9 @@ class ReportOptions:
 
 
 class RunKind:
-    """A kind of run, such as a sweep: how mamf measures it, and how it reports, draws and summarizes its logs.
+    """A kind of run, such as a sweep: how mamf measures such a run, and how it reports, draws and summarizes its logs.
 
-    By default its logs have rows of several kernels of one operation, which reports rank together.
+    The default methods suit logs with rows of several kernels of one operation, which reports rank together.
 
     - ``name``: the name of the kind in plans and logs.
     - ``noun_phrase``: what such a run is called in a sentence, with an article.
@@ -68,22 +69,22 @@ class RunKind:
         return self.name
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
-        """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
-        another.
+        """Make the strategy that measures the plan of ``setup``: it chooses the steps (shape, kernel and regime) one
+        after another.
         """
         from mamf.engine.strategies.rows import RowsStrategy
 
         return RowsStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
-        """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
-        confirmed yet.
+        """Return the number of steps of the plan that have no row yet or, for a search, the number of ceilings that are
+        not confirmed yet.
         """
         return len(setup.remaining_steps)
 
     def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that the budget
-        excluded.
+        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that were not
+        measured because the budget ended.
         """
         return bool(skipped_count)
 
@@ -159,9 +160,7 @@ class SweepKind(RunKind):
 
 
 class FindKind(RunKind):
-    """A kind of run that confirms ceilings, either with a search on a grid of shapes or from the best of
-    given shapes.
-    """
+    """A kind of run that confirms ceilings, with a search on a grid of shapes or from the best of given shapes."""
 
     name = FIND
     has_ceilings = True
@@ -173,7 +172,7 @@ class FindKind(RunKind):
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
-        """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
+        """Return the number of ceilings that are not confirmed yet. Problems that no kernel supports do not count."""
         plan, found = setup.plan, setup.confirmed_ceilings
         if explain_missing_ceiling(setup.rows):
             return 0
@@ -212,8 +211,8 @@ class FindKind(RunKind):
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Build the roofs of the ceilings that a log has confirmed. Returns None if it has no roof for its operation, or if
-    memory bandwidth never limits rows of this operation.
+    """Build the roofs of the ceilings that a log has confirmed. Return None if the log confirmed no ceiling, or if the
+    rows of its operation are not compared with memory bandwidth.
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
@@ -225,7 +224,7 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
 def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
     """Make the summary, which is the last record of a log, for an operation whose rows are shares of a ceiling.
 
-    It names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
+    The summary names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
     best_rows: dict[str, Measurement] = {}

@@ -51,17 +51,18 @@ from mamf.report.shares import ShareCalculator, make_ceiling_table, make_problem
 
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroupKey, Measurement | None]:
-    """Choose the row that speed-ups of a shape refer to, for each shape with rows of several kernels: the row of kernel
-    ``name``, by default that of ``eager``. Without an eager row, the slowest row is the baseline; if kernel ``name``
-    has no row, the baseline is None.
+    """Choose the baseline (the row that speed-ups refer to) of each shape with rows of several kernels.
+
+    The baseline is the row of kernel ``name``, or None if this kernel has no row. If ``name`` is None, the baseline is
+    the row of ``eager``, or the slowest row if ``eager`` has none.
     """
     baselines: dict[RowGroupKey, Measurement | None] = {}
-    for group, same in group_rows(rows, by_shape=True).items():
-        if len({row.kernel for row in same}) > 1:
-            measured = [row for row in same if row.ok]
+    for key, group in group_rows(rows, has_group_per_shape=True).items():
+        if len({row.kernel for row in group}) > 1:
+            measured = [row for row in group if row.ok]
             named = next((row for row in measured if row.kernel == (name or "eager")), None)
             slowest = min(measured, key=lambda row: row.comparable_rate, default=None)
-            baselines[group] = named or (None if name else slowest)
+            baselines[key] = named or (None if name else slowest)
     return baselines
 
 
@@ -76,7 +77,7 @@ class Winner:
     """The best kernel of a shape.
 
     - ``row``: the row of the best kernel.
-    - ``runner_up``: the row of the second-best kernel, None if no other kernel has a figure.
+    - ``runner_up``: the row of the second-best kernel, None if no other kernel has a rate.
     """
 
     row: Measurement
@@ -84,12 +85,12 @@ class Winner:
 
 
 def find_best_kernels(rows: Iterable[Measurement]) -> list[Winner]:
-    """Return the best kernel of each shape that several kernels tried to run."""
+    """Return the best kernel of each shape for which the log has rows of several kernels."""
     winners = []
-    for same in group_rows(rows, by_shape=True).values():
-        best = rank_rows({row.kernel: row for row in reversed(same) if row.ok}.values())
-        if best and len({row.kernel for row in same}) > 1:
-            winners.append(Winner(best[0], best[1] if len(best) > 1 else None))
+    for group in group_rows(rows, has_group_per_shape=True).values():
+        ranked = rank_rows({row.kernel: row for row in reversed(group) if row.ok}.values())
+        if ranked and len({row.kernel for row in group}) > 1:
+            winners.append(Winner(ranked[0], ranked[1] if len(ranked) > 1 else None))
     return winners
 
 
@@ -148,22 +149,22 @@ def make_group_table(
     get_speed_up: GetSpeedUp,
     top: int | None = None,
     baseline: Measurement | None = None,
-    by_shape: bool = False,
+    has_one_shape: bool = False,
 ) -> Table[Measurement]:
     """Return the table of rows that are ranked together.
 
     - ``get_speed_up``: returns how many times as fast a row is as its baseline.
-    - ``baseline``: the baseline, which the title names if ``by_shape``.
-    - ``by_shape``: whether all rows have one shape, so that kernels are ranked against each other.
+    - ``baseline``: the row that speed-ups refer to. The title names its kernel if ``has_one_shape``.
+    - ``has_one_shape``: whether all rows have one shape, so that the table ranks kernels.
     """
-    one_shape = ""
-    if by_shape:
+    shape = ""
+    if has_one_shape:
         over = f"; speed-up over {baseline.kernel}" if baseline else ""
-        one_shape = f": {get_operation(rows[0].operation).describe_shape(rows[0].shape)}{over}"
+        shape = f": {get_operation(rows[0].operation).describe_shape(rows[0].shape)}{over}"
     return Table(
-        make_row_columns(rows, shares, get_speed_up, by_shape),
+        make_row_columns(rows, shares, get_speed_up, has_one_shape),
         rows,
-        f"{make_group_title(rows[0])}{one_shape}",
+        f"{make_group_title(rows[0])}{shape}",
         "measurements",
         [row for row in rows if row.ok],
         top,
@@ -176,23 +177,24 @@ def make_group_tables(
     rows: Sequence[Measurement], shares: ShareCalculator, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
     """Yield a table and the failures of each group of rows, then a hidden table of the reference rows for CSV and JSON.
-    A reference is a row that a run measures repeatedly to see how the speed of the device drifts; people see only that
-    drift.
+    (A run measures a reference repeatedly to see how the speed of the device drifts.)
 
-    Kernels are ranked shape by shape if there is only one shape or ``top`` is None. ``baseline``: the kernel that
-    speed-ups refer to.
+    For some operations, the rows of each shape are a separate group if there is only one shape or ``top`` is None.
+
+    - ``top``: the maximum number of rows for people in each table; None for all.
+    - ``baseline``: the kernel that speed-ups refer to.
     """
-    bases = choose_baselines(rows, baseline)
+    baselines = choose_baselines(rows, baseline)
 
     def get_speed_up(row: Measurement) -> float | None:
-        return compute_speed_up(row, bases.get((row.regime, row.problem, row.shape)))
+        return compute_speed_up(row, baselines.get((row.regime, row.problem, row.shape)))
 
     operation = find_operation_name(rows, shares.header)
-    is_one = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
-    by_shape = get_operation(operation).ranks_by_shape and (top is None or is_one)
-    for group, same in group_rows(rows, by_shape).items():
-        yield make_group_table(same, shares, get_speed_up, top, bases.get(group), by_shape)
-        yield Lines(describe_failures(same))
+    has_one_shape = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
+    has_group_per_shape = get_operation(operation).ranks_by_shape and (top is None or has_one_shape)
+    for key, group in group_rows(rows, has_group_per_shape).items():
+        yield make_group_table(group, shares, get_speed_up, top, baselines.get(key), has_group_per_shape)
+        yield Lines(describe_failures(group))
     if references := [row for row in rows if row.is_reference and row.operation == operation]:
         hidden = [replace(each, title="") for each in make_row_columns(references, shares, get_speed_up)]
         yield Table(hidden, references, key="measurements")
@@ -201,8 +203,9 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-#: The parts of a training step. The time of a part is that of its first phase, minus that of its second phase if there
-#: is one. A phase is a measured beginning of a step: forward, forward-backward or step.
+#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus that
+#: of the second phase if there is one. A run measures three phases of a step, which all begin with the step: its
+#: forward pass, its forward and backward passes, and the whole step.
 _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),
@@ -211,8 +214,8 @@ _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
 
 
 def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[Any, _RowsByPhase]]]:
-    """Return two columns for the time of a part of a step and for its uncertainty. The rows of the table are pairs of a
-    step and its measured phases.
+    """Return two columns: the time of a part of a step, and the half-width of its interval. The rows of the table are
+    pairs of a step and its measured phases.
     """
 
     def compute_milliseconds(pair: tuple[Any, _RowsByPhase]) -> float | None:
@@ -223,7 +226,7 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
         rows = [pair[1][phase] for phase in phases if phase in pair[1]]
         if len(rows) < len(phases) or not all(row.interval.is_known for row in rows):
             return None
-        # The half widths of the phases add up in quadrature, because the phases are independent measurements.
+        # The half-widths of the phases add up in quadrature, because the phases are independent measurements.
         return 1e3 * math.hypot(*(row.seconds * row.relative_half_width for row in rows))
 
     return [
@@ -233,17 +236,17 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
 
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
-    """Yield a table of the times of forward pass, backward pass and optimizer, for training steps of which several
-    phases were measured. Yield nothing if there is no such step.
+    """Yield a table with the times of forward pass, backward pass and optimizer of each training step of which several
+    phases were measured, and a line that explains it. Yield nothing if there is no such step.
     """
     steps = group_pairs(
         ((row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step")), row)
         for row in rows
         if row.ok and getattr(row.problem, "phase", None)
     )
-    by_phase = ((step, {row.problem.phase: row for row in same}) for step, same in steps.items())
-    measured = [each for each in by_phase if len(each[1]) > 1]
-    if not measured:
+    steps_with_phases = ((step, {row.problem.phase: row for row in group}) for step, group in steps.items())
+    with_several_phases = [each for each in steps_with_phases if len(each[1]) > 1]
+    if not with_several_phases:
         return
     columns: list[Column[tuple[Any, _RowsByPhase]]] = [
         Column("kernel", "kernel", lambda each: each[0][0], is_left_aligned=True),
@@ -251,7 +254,7 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
         Column("regime", "regime", lambda each: each[0][2], drop_priority=3, is_left_aligned=True),
         *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_part_columns(*part)),
     ]
-    yield Table(columns, measured, key="parts")
+    yield Table(columns, with_several_phases, key="parts")
     yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
 
 
@@ -272,23 +275,23 @@ def make_kernels_document(
     - ``baseline``: the kernel that speed-ups refer to.
     """
     header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
-    shown = [row for same in group_rows(rows).values() for row in same]
-    has_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
+    shown = [row for group in group_rows(rows).values() for row in group]
+    has_process_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [
         f"{operation} on {describe_machine(header)}",
         *([describe_counted_work(row.work for row in shown)] if shown else []),
         *(
             ["'memory MiB' counts the whole process, not only the kernel, because an old mamf wrote this log"]
-            if has_memory
+            if has_process_memory
             else []
         ),
         *(describe_devices(rows, header) if header.get("devices") else ()),
         *shares.describe_ceilings(rows),
     ]
-    in_table = {(each.regime, each.problem) for each in (confirmed or {}).values()}
+    with_ceiling = {(each.regime, each.problem) for each in (confirmed or {}).values()}
     answers: list[str] = []
-    for (regime, problem, _), same in group_rows(rows).items():
-        answers += describe_best_rows(same, shares) if same[0].ok and (regime, problem) not in in_table else []
+    for (regime, problem, _), group in group_rows(rows).items():
+        answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
     blocks: list[Block] = [
@@ -298,7 +301,7 @@ def make_kernels_document(
         Lines([describe_winners(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
         *make_part_table(rows),
-        Answer([*answers, *([] if answers or in_table else ["no row was measured"]), describe_end(summary)]),
+        Answer([*answers, *([] if answers or with_ceiling else ["no row was measured"]), describe_end(summary)]),
     ]
     return Document(
         f"{operation} on {header['device']['name']}", blocks, {"header": header, "summary": summary}, "measurements"
@@ -306,7 +309,7 @@ def make_kernels_document(
 
 
 def find_operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
-    """Return the operation of the first ranked row, or that of the plan if the log has no such row."""
+    """Return the name of the operation of the first ranked row, or of the plan if the log has no ranked row."""
     ranked = (row.operation for row in rows if not row.is_reference and not row.phase)
     return next(ranked, None) or str(header["plan"]["operation"])
 

@@ -42,13 +42,13 @@ GetSpeedUp = Callable[[Measurement], float | None]
 
 
 def make_row_columns(
-    rows: Sequence[Measurement], shares: ShareCalculator, speed_up: GetSpeedUp, of_one_shape: bool = False
+    rows: Sequence[Measurement], shares: ShareCalculator, get_speed_up: GetSpeedUp, has_one_shape: bool = False
 ) -> list[Column[Measurement]]:
     """Return the columns of a table of measured rows.
 
-    - ``rows``: the rows that share the table; their rates decide the unit.
-    - ``speed_up``: returns how many times as fast a row is as its baseline.
-    - ``of_one_shape``: whether all rows have one shape, so that the table compares kernels.
+    - ``rows``: all rows of the table; their rates decide the unit.
+    - ``get_speed_up``: returns how many times as fast a row is as its baseline.
+    - ``has_one_shape``: whether all rows have one shape, so that the table compares kernels.
     """
     plan = shares.header.get("plan", {})
     layers = dict(zip(plan.get("shapes", ()), plan.get("layers", ()), strict=False))
@@ -66,7 +66,7 @@ def make_row_columns(
             lambda name: label_kernel(name, shares.header),
             is_left_aligned=True,
         ),
-        Column("shape", "" if of_one_shape else "shape", lambda row: str(row.shape), format_any_value, 1, True),
+        Column("shape", "" if has_one_shape else "shape", lambda row: str(row.shape), format_any_value, 1, True),
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_shape_record(row.shape), has_titles=False
         ),
@@ -81,7 +81,7 @@ def make_row_columns(
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
         *(make_device_columns(rows) if any(row.device is not None for row in rows) else ()),
         *shares.make_share_columns(rows),
-        Column("speed_up", "speed-up" if of_one_shape else "", speed_up, lambda gain: f"{gain:.2f}x", 2),
+        Column("speed_up", "speed-up" if has_one_shape else "", get_speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
         *statistics,
         *make_columns_from_mappings(
@@ -111,8 +111,8 @@ def make_row_columns(
 
 
 def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
-    """Return the column of the rate, and columns of its interval and other statistics, all in a unit in which the rates
-    of ``rows`` read well.
+    """Return the column of the rate, and columns of its interval and other statistics. All have one unit, in which the
+    rates of ``rows`` are easy to read.
     """
     unit = rows[0].work.unit if rows else "TFLOPS"
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
@@ -138,14 +138,14 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
 
 
 def get_half_width_percent(row: Measurement) -> float | None:
-    """Return half the width of the 95 % interval of a row, in percent of its figure, or None if the interval is
-    unknown.
-    """
+    """Return half the width of a row's 95 % interval in percent of its rate, or None if the interval is unknown."""
     return 100 * row.relative_half_width if row.ok and row.interval.is_known else None
 
 
 def make_time_columns() -> list[Column[Measurement]]:
-    """Return columns of the time of a launch in milliseconds: the figure, statistics and interval."""
+    """Return columns of the time of a launch in milliseconds: the time that decides the rate, other statistics, and
+    the interval.
+    """
 
     def make_time_column(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
         return Column(
@@ -166,17 +166,17 @@ RowGroupKey = tuple[str, Any, Any]
 
 
 def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the rows with the best first and rows without a figure last."""
+    """Return the rows with the best first and rows without a rate last."""
     return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
 
 
-def group_rows(rows: Iterable[Measurement], by_shape: bool = False) -> dict[RowGroupKey, list[Measurement]]:
-    """Group the rows that are ranked together, each group with its best row first. ``by_shape``: whether each shape is
-    a separate group. References and rows of a search for ceilings are left out.
+def group_rows(rows: Iterable[Measurement], has_group_per_shape: bool = False) -> dict[RowGroupKey, list[Measurement]]:
+    """Group the rows that are ranked together, each group with its best row first. References and rows of a search for
+    ceilings are left out. ``has_group_per_shape``: whether each shape is a separate group.
     """
-    kept = (row for row in rows if not row.is_reference and not row.phase)
-    found = group_pairs(((row.regime, row.problem, row.shape if by_shape else None), row) for row in kept)
-    return {group: rank_rows(each) for group, each in found.items()}
+    ranked = (row for row in rows if not row.is_reference and not row.phase)
+    groups = group_pairs(((row.regime, row.problem, row.shape if has_group_per_shape else None), row) for row in ranked)
+    return {key: rank_rows(group) for key, group in groups.items()}
 
 
 def make_group_title(row: Measurement) -> str:
@@ -189,26 +189,26 @@ def format_row_label(row: Measurement) -> str:
 
 
 def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the rows that have a figure, best first. References and trials that only rank algorithms are left out."""
+    """Return the rows that have a rate, best first. References and trials that only rank algorithms are left out."""
     return rank_rows(row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
 
 
 def rank_by_regime(rows: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Return the rows of each regime that have a figure, best first. The regimes are in the order in which the run
+    """Return the rows of each regime that have a rate, best first. The regimes are in the order in which the run
     measured them.
     """
-    ranked = {
-        regime: select_ranked_rows(same) for regime, same in group_pairs((row.regime, row) for row in rows).items()
+    ranked_by_regime = {
+        regime: select_ranked_rows(group) for regime, group in group_pairs((row.regime, row) for row in rows).items()
     }
-    return {regime: same for regime, same in ranked.items() if same}
+    return {regime: ranked for regime, ranked in ranked_by_regime.items() if ranked}
 
 
 def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, Any]:
     """Return the last record of the log of a sweep: how it ended, the best row of each regime, and the means of the
     rates of all shapes. Rates of several devices are scaled to the first device of the run.
     """
-    ranked = rank_by_regime(rows)
-    rates = {regime: [row.comparable_rate for row in same] for regime, same in ranked.items()}
+    ranked_by_regime = rank_by_regime(rows)
+    rates = {regime: [row.comparable_rate for row in ranked] for regime, ranked in ranked_by_regime.items()}
     return {
         **end.make_summary(len(select_ranked_rows(rows))),
         "best": {
@@ -221,7 +221,7 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
                 "geometric_mean_tflops": round_to_six_digits(geometric_mean(rates[regime])),
                 "shapes": len(rates[regime]),
             }
-            for regime, (best, *_) in ranked.items()
+            for regime, (best, *_) in ranked_by_regime.items()
         },
     }
 
@@ -230,18 +230,18 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
 
 
 def summarize_failure(row: Measurement) -> str:
-    """Return in at most a line why a row has no figure. The log has the full text."""
+    """Say in one short line why a row has no rate. The log has the full text."""
     return "out of memory" if row.status == "out_of_memory" else f"{row.status}: {shorten_line(row.reason)}"
 
 
 def describe_failures(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line for each kernel and status of rows without a figure: how many there are, and why the first row
-    failed.
+    """Return a line for each kernel and status of rows without a rate: the first such row, the number of others, and
+    why the first row failed.
     """
-    found = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
+    failures = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
         f"{format_row_label(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
-        for first, *others in found.values()
+        for first, *others in failures.values()
     ]
 
 
@@ -250,7 +250,7 @@ def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
     or an unknown interval.
     """
     is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
-    aside = len(row.implausible_samples)
+    implausible_count = len(row.implausible_samples)
     parts = [
         "" if row.ok else summarize_failure(row),
         f"ran {row.details['ran']}" if "ran" in row.details else "",
@@ -259,14 +259,14 @@ def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
         *row.remarks,
         f"timer error up to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",
         UNKNOWN_INTERVAL_REASON if row.ok and not row.interval.is_known else "",
-        f"{format_count(aside, 'implausible sample')} left out" if aside else "",
+        f"{format_count(implausible_count, 'implausible sample')} left out" if implausible_count else "",
     ]
     return [part for part in parts if part]
 
 
 def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> Iterator[str]:
-    """Yield lines about the best row of a group: its rate, shares, clock and power, and the means over all shapes if
-    one kernel measured them. ``rows``: best first.
+    """Yield lines about the best row of a group: its rate, shares, clock and power, and the mean rates over all shapes
+    if the group has only one kernel. ``rows``: the rows of the group, best first.
     """
     best, *_ = measured = [row for row in rows if row.ok]
     figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.best_by}) @ {best.shape} by {best.kernel}"
@@ -279,9 +279,8 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         "" if best.device is None else describe_row_device(best),
-        *(
-            text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON
-        ),  # the interval in the first line says it
+        # The first line already says if the interval is unknown.
+        *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]
     if any(details):
         yield f"    {'; '.join(filter(None, details))}"
@@ -292,8 +291,8 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
 
 
 def describe_row_interval(row: Measurement) -> str:
-    """Return the interval of a row's rate in words: a repeat interval, which covers new runs, or an interval within
-    this measurement.
+    """Return the interval of a row's rate in words: a repeat interval, which also holds for new runs, or an interval
+    that holds only for this measurement.
     """
     interval = row.rate_interval
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
@@ -305,12 +304,13 @@ def describe_row_interval(row: Measurement) -> str:
 
 # -- devices that measured one run together ----------------------------------------------------------------------------
 
+#: The title of the column with rates that are scaled to the first device of the run.
 COMPARABLE_RATE_TITLE = "comparable"
 
 
 def make_device_record(row: Measurement) -> dict[str, Any]:
-    """Return the fields of a row in the summary that name its device, if several devices shared the run.
-    ``device_speed``: the speed of this device divided by that of the first device, by the reference that both
+    """Return the fields of the summary that name the device of a row, if several devices shared the run.
+    ``device_speed`` is the speed of this device divided by the speed of the first device, from the reference that both
     measured; None if it is unknown.
     """
     speed = row.device_speed and round_to_six_digits(row.device_speed)
@@ -357,17 +357,17 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
     for (regime, dtype), speeds in compute_device_speeds(rows).items():
         first = min(speeds)
         others = [
-            f"device {each} {100 * (speed.relative_speed - 1):+.2f} "
+            f"device {index} {100 * (speed.relative_speed - 1):+.2f} "
             f"+-{100 * speed.relative_speed * speed.half_width:.2f} %"
-            for each, speed in sorted(speeds.items())
-            if each != first
+            for index, speed in sorted(speeds.items())
+            if index != first
         ]
-        same = [row for row in rows if (row.regime, row.problem.dtype) == (regime, dtype)]
-        visit = next(row for row in same if row.is_reference and row.ok)
-        is_by_ceilings = any(row.phase == CONFIRM_PHASE and row.device is not None for row in same)
-        by = "their ceilings" if is_by_ceilings else f"the reference {visit.shape}, {visit.kernel}"
-        compared = f"{', '.join(others)} relative to device {first}, by {by}" if others else f"device {first} alone"
-        lines.append(f"{regime} {dtype}: {compared}")
+        group = [row for row in rows if (row.regime, row.problem.dtype) == (regime, dtype)]
+        reference = next(row for row in group if row.is_reference and row.ok)
+        is_by_ceilings = any(row.phase == CONFIRM_PHASE and row.device is not None for row in group)
+        measure = "their ceilings" if is_by_ceilings else f"the reference {reference.shape}, {reference.kernel}"
+        relative = f"{', '.join(others)} relative to device {first}, by {measure}"
+        lines.append(f"{regime} {dtype}: {relative if others else f'device {first} alone'}")
     if uncompared := sorted({row.device for row in rows if row.device is not None and row.device_speed is None}):
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
     return [
@@ -377,18 +377,18 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
     ]
 
 
-def describe_drift(visits: Sequence[Measurement]) -> Iterator[str]:
+def describe_drift(references: Sequence[Measurement]) -> Iterator[str]:
     """Yield a line for each reference that a device measured more than once: its median rate, and how far the lowest
     and the highest rate are from the median.
     """
-    groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in visits if row.ok)
+    groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in references if row.ok)
     for (device, _, shape, _), rows in groups.items():
         if len(rows) > 1:
             rates = [row.best_rate for row in rows]
             middle = median(rates)
-            below, above = 100 * (min(rates) / middle - 1), 100 * (max(rates) / middle - 1)
-            where = "" if device is None else f" on device {device}"
+            lowest, highest = 100 * (min(rates) / middle - 1), 100 * (max(rates) / middle - 1)
+            on_device = "" if device is None else f" on device {device}"
             yield (
-                f"reference {shape}{where}, measured {len(rows)} times: "
-                f"median {format_rate(middle, rows[0].work.unit)}, lowest {below:+.2f} %, highest {above:+.2f} %"
+                f"reference {shape}{on_device}, measured {len(rows)} times: "
+                f"median {format_rate(middle, rows[0].work.unit)}, lowest {lowest:+.2f} %, highest {highest:+.2f} %"
             )

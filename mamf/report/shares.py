@@ -43,7 +43,8 @@ from mamf.report.document import (
     split_shared_parts,
 )
 
-#: What the ceilings of matmuls are called, by regime: maximum achievable and maximum sustained matmul FLOPS.
+#: Names of the ceilings of matmuls, by regime: maximum achievable and maximum sustained matmul FLOPS. Titles end with
+#: them.
 HEADLINE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
@@ -55,7 +56,7 @@ def make_problem_title(regime: str, problem: Any) -> str:
 
 
 def make_problem_title_in_words(regime: str, problem: Any) -> str:
-    """Return a title like ``make_problem_title``, but with the fields in words for reports."""
+    """Return a title like that of ``make_problem_title``, but describe the fields in words, for reports."""
     return ", ".join([regime, problem.dtype, *get_operation(problem.operation).describe_problem(problem)])
 
 
@@ -81,9 +82,13 @@ def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> floa
 
 def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
     """Return a table with a row for each ceiling. The title has the parts that the names of all ceilings share."""
-    is_one = len({each.regime for each in ceilings}) == 1  # with one regime, the title has room for "(MAMF)"
+    # Only if there is one regime, the title of the table has room for "(MAMF)" or "(MSMF)".
+    has_one_regime = len({each.regime for each in ceilings}) == 1
     names, shared = split_shared_parts(
-        [make_ceiling_title(each) if is_one else make_problem_title(each.regime, each.problem) for each in ceilings]
+        [
+            make_ceiling_title(each) if has_one_regime else make_problem_title(each.regime, each.problem)
+            for each in ceilings
+        ]
     )
     name_by_id = dict(zip(map(id, ceilings), names, strict=True))
     unit = ceilings[0].unit if ceilings else "TFLOPS"
@@ -129,18 +134,18 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
 
 
 def describe_clock(conditions: Conditions) -> str:
-    """Say which share of the compute units' cycles a kernel used and at which clock, as far as both are known: ``98.0 %
-    of the units' cycles at 1629 MHz``.
+    """Say which share of the compute units' cycles a kernel used and at which clock: ``98.0 % of the units' cycles at
+    1629 MHz``. Leave out what is unknown.
     """
     requested = f"{conditions.clock_hz / 1e6:.0f} MHz" if conditions.clock_hz else ""
     if not conditions.true_clock_hz:
         return requested and f"{requested} requested"
     used = f"{100 * conditions.cycles_used:.1f} % of the units' cycles at " if conditions.cycles_used else ""
-    beside = f" (requested: {requested})" if requested else ""
-    return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{beside}"
+    in_brackets = f" (requested: {requested})" if requested else ""
+    return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{in_brackets}"
 
 
-#: Text in place of a share that is so far above 1 that the ceiling must be wrong.
+#: Text that replaces a share so far above 1 that the ceiling must be wrong.
 WRONG_CEILING_TEXT = (
     f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
@@ -148,11 +153,11 @@ WRONG_CEILING_TEXT = (
 
 @dataclass(frozen=True)
 class ShareCalculator:
-    """Computes shares for the rows of one log.
+    """The shares that the rates of one log are of peaks, ceilings and roofs.
 
     - ``header``: the header of the log.
     - ``measured_ceilings``: the ceilings that were measured together with the rows.
-    - ``known_ceilings``: ceilings that the user gave or others contributed.
+    - ``known_ceilings``: ceilings that the user gave on the command line, or that results/ contains.
     - ``roofs``: the roofs of the device; None if the report has no roofs.
     """
 
@@ -165,7 +170,7 @@ class ShareCalculator:
         return divide_by_peak(row.best_rate, row.problem, self.header) if row.ok else None
 
     def compute_row_mamfu(self, row: Measurement) -> float | None:
-        """Return the row's share of the ceiling of its dtype and regime, or None if there is no ceiling."""
+        """Return a row's rate as a share of the ceiling of its dtype and regime, or None if no ceiling is known."""
         if not row.work.has_products:
             return None
         share = compute_mamfu(row, self.measured_ceilings)
@@ -185,8 +190,10 @@ class ShareCalculator:
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
     def describe_mamfu(self, row: Measurement) -> str:
-        """Return MAMFU with its name, or that the ceiling is wrong if MAMFU exceeds MAX_SHARE_OF_CEILING. If the kernel
-        multiplies in another dtype than the row's, the text names the dtype of the ceiling, and the share may exceed 1.
+        """Return the MAMFU of a row in words, or say that the ceiling is wrong if MAMFU exceeds MAX_SHARE_OF_CEILING.
+
+        If the kernel multiplies in another dtype than that of the row, MAMFU may exceed 1. Then the text names the
+        dtype of the ceiling.
         """
         share = self.compute_row_mamfu(row)
         if share is not None and "product_dtypes" in row.details:
@@ -223,24 +230,24 @@ class ShareCalculator:
         ]
 
     def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks that explain the shares of a row: ceilings of other dtypes, drift of the device, or a share
-        above 1.
+        """Yield remarks about the shares of a row: the shares of ceilings of other dtypes, a device whose speed changed
+        since the ceiling was measured, or a share above 1.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
-            other = find_rate(self.measured_ceilings, dtype, row.regime)
-            if other is not None and other.interval.is_known and row.ok:
-                share = other.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
+            ceiling = find_rate(self.measured_ceilings, dtype, row.regime)
+            if ceiling is not None and ceiling.interval.is_known and row.ok:
+                share = ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_card_drifted(row, self.measured_ceilings):
             yield f"device speed drifted by more than {100 * MAX_DRIFT_SHARE:.0f} % since the ceiling was measured"
-        own = compute_mamfu(row, self.measured_ceilings)
-        # Drift of the device and the error of the timer explain a share of up to ``highest``.
-        highest = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
-        if own is not None and own > highest and "product_dtypes" not in row.details:
+        mamfu = compute_mamfu(row, self.measured_ceilings)
+        # A drift of the device's speed and the error of the timer explain a MAMFU of up to ``max_plausible_mamfu``.
+        max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
+        if mamfu is not None and mamfu > max_plausible_mamfu and "product_dtypes" not in row.details:
             yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
-        """Return lines that name the ceilings which the shares of ``rows`` refer to, and that say how accurate the
+        """Return lines that name the ceilings of which the shares of ``rows`` are computed, and say how accurate the
         shares are.
         """
         regimes = {row.regime for row in rows}
@@ -250,9 +257,9 @@ class ShareCalculator:
             for (dtype, regime), each in self.measured_ceilings.items()
             if regime in regimes
         ]
-        known = (compute_mamfu_error(row, self.measured_ceilings) for row in rows if not row.is_reference)
-        accuracies = sorted(filter(None, known))
-        bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*accuracies[:1], *accuracies[-1:]))
+        errors = (compute_mamfu_error(row, self.measured_ceilings) for row in rows if not row.is_reference)
+        known_errors = sorted(filter(None, errors))
+        bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*known_errors[:1], *known_errors[-1:]))
         accuracy = [
             f"MAMFU: the error of the timer is up to {' to '.join(bounds)} % of a share, and largest for short launches"
         ]
@@ -266,8 +273,8 @@ class ShareCalculator:
         return [*measured, *describe_known_ceilings(self.known_ceilings.values()), *(accuracy if bounds else [])]
 
     def describe_peak_share(self, row: Measurement) -> str:
-        """Return the row's share of the peak in the datasheet with the source of the peak, or an empty text if there is
-        no peak.
+        """Return the rate of a row as a share of the datasheet's peak, with the source of the peak, or an empty text if
+        no peak is known.
         """
         device = self.header["device"]
         peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
@@ -277,10 +284,10 @@ class ShareCalculator:
         return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.device_label}"
 
 
-def describe_known_ceilings(known: Iterable[Rate]) -> list[str]:
-    """Return a line for each given or contributed ceiling that MAMFU refers to."""
+def describe_known_ceilings(ceilings: Iterable[Rate]) -> list[str]:
+    """Return a line for each ceiling that MAMFU refers to and that the run did not measure itself."""
     return [
         f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: "
         f"{each.description}"
-        for each in known
+        for each in ceilings
     ]

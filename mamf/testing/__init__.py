@@ -1,5 +1,5 @@
-"""Test third-party plugins (backends, kernels, operations) with a pytest suite for each contract, and with a simulated
-device that runs in virtual time.
+"""Test third-party plugins (backends, kernels, operations) with a pytest suite for each kind of plugin, and with a
+simulated device that runs in virtual time. To test a backend, for example, write:
 
     class TestMyBackend(BackendContract):
         @pytest.fixture
@@ -24,8 +24,14 @@ from mamf.testing.simulated_kernels import (
     SimulatedModel,
 )
 
-# Names of the pytest suites. They are imported on first use, so that the simulated device does not need pytest.
-_SUITES = ("AnyKernelContract", "AttentionKernelContract", "BackendContract", "KernelContract", "OperationContract")
+# Names of the pytest suites. They are imported on first use, because the simulated device must not need pytest.
+_PYTEST_SUITE_NAMES = (
+    "AnyKernelContract",
+    "AttentionKernelContract",
+    "BackendContract",
+    "KernelContract",
+    "OperationContract",
+)
 __all__ = [
     "Physics",
     "SimulatedAttention",
@@ -35,11 +41,11 @@ __all__ = [
     "SimulatedCopies",
     "SimulatedMatmul",
     "SimulatedModel",
-    *_SUITES,
+    *_PYTEST_SUITE_NAMES,
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUITES:
+    if name in _PYTEST_SUITE_NAMES:
         return getattr(importlib.import_module("mamf.testing.contracts"), name)
     raise AttributeError(f"module 'mamf.testing' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Pytest suites that test whether backends, kernels and operations keep their contracts, for authors of plugins.
+"""Pytest suites for authors of plugins, which test whether backends, kernels and operations keep their contracts.
 
-Derive a class from a suite, define its fixtures, and inherit all of its tests.
+To use a suite, derive a class from it and define the fixtures that its docstring names. The class inherits all tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mamf.plugins.contracts import check_attribute, wrap_method_with_checks
 class BackendContract:
     """The tests that every backend must pass. Define the fixture ``backend``, an open device."""
 
-    #: The error that the library of the vendor raises when device memory is exhausted.
+    #: The error that the vendor's library raises if it runs out of device memory.
     out_of_memory: BaseException = MemoryError("out of memory")
 
     def test_attributes_and_return_values_meet_the_contract(self, backend: Backend) -> None:
@@ -51,7 +51,7 @@ class BackendContract:
         assert backend.explain_unavailability() is None
         assert backend.count_devices() > backend.index >= 0
 
-    def test_rejects_an_index_of_no_device(self, backend: Backend) -> None:
+    def test_rejects_index_without_device(self, backend: Backend) -> None:
         with pytest.raises(MamfError, match=str(backend.count_devices())):
             type(backend)(backend.count_devices())
 
@@ -64,16 +64,16 @@ class BackendContract:
         backend.flush_cache()
         end = stamps.record_stamp()
         backend.synchronize()
-        passed = stamps.compute_elapsed(start, end)
-        assert passed is not None and passed.seconds > 0
-        assert 1e8 < passed.cycles / passed.seconds < 1e10
+        elapsed = stamps.compute_elapsed(start, end)
+        assert elapsed is not None and elapsed.seconds > 0
+        assert 1e8 < elapsed.cycles / elapsed.seconds < 1e10
 
     def test_describes_the_device_in_base_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
         assert info.name == add_sharing_to_name(backend.read_device_name(backend.index), parse_sharing(info.name))
-        for bytes_ in (info.memory_bytes, info.cache_bytes):
-            assert bytes_ is None or bytes_ > 1024
+        for size_bytes in (info.memory_bytes, info.cache_bytes):
+            assert size_bytes is None or size_bytes > 1024
         assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11
         assert info.power_limit_watts is None or 1 < info.power_limit_watts < 1e4
         assert info.compute_units is None or info.compute_units > 0
@@ -87,9 +87,14 @@ class BackendContract:
         backend.flush_cache()
         third = backend.record_mark()
         backend.synchronize()
-        one, two = backend.compute_seconds_between(first, second), backend.compute_seconds_between(second, third)
-        assert min(one, two) > 0
-        assert math.isclose(backend.compute_seconds_between(first, third), one + two, rel_tol=0.01, abs_tol=1e-5)
+        first_seconds, second_seconds = (
+            backend.compute_seconds_between(first, second),
+            backend.compute_seconds_between(second, third),
+        )
+        assert min(first_seconds, second_seconds) > 0
+        assert math.isclose(
+            backend.compute_seconds_between(first, third), first_seconds + second_seconds, rel_tol=0.01, abs_tol=1e-5
+        )
 
     def test_waiting_for_a_mark_returns(self, backend: Backend) -> None:
         backend.flush_cache()
@@ -119,9 +124,9 @@ class BackendContract:
         assert unavailable is None or (unavailable.reason and unavailable.remedy)
 
     def test_host_time_goes_forward(self, backend: Backend) -> None:
-        before = backend.now()
+        start_seconds = backend.now()
         backend.sleep(0.001)
-        assert backend.now() >= before + 0.001
+        assert backend.now() >= start_seconds + 0.001
 
     def test_takes_operands_and_releases_memory(self, backend: Backend) -> None:
         backend.reset_peak_memory()
@@ -140,7 +145,9 @@ class BackendContract:
         if isinstance(backend.telemetry, Unavailable):
             assert backend.telemetry.reason and backend.telemetry.remedy
             return
-        assert backend.telemetry.read().joules is None, "read the slow energy counter only if energy=True"
+        assert backend.telemetry.read().joules is None, (
+            "the sensors read the slow energy counter: read it only if energy=True"
+        )
         reading = backend.telemetry.read(energy=True)
         assert reading.clock_hz is None or 1e6 < reading.clock_hz < 1e11
         assert reading.watts is None or 0 <= reading.watts < 1e5
@@ -165,7 +172,8 @@ def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) 
 class AnyKernelContract:
     """The tests that a kernel of any operation must pass.
 
-    Define the fixtures ``backend`` and ``kernel``, and a ``problem`` and a small ``shape`` that the kernel supports.
+    Define the fixtures ``backend``, ``kernel``, ``problem`` and ``shape``. The kernel must support the problem and the
+    shape, which should be small.
     """
 
     def test_is_available_and_supports_the_problem(
@@ -193,7 +201,9 @@ class AnyKernelContract:
             checked.verify_last_outputs()
             checked.require_unchanged_operands()
 
-    def test_a_poisoned_output_is_wrong(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:
+    def test_verification_rejects_poisoned_output(
+        self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
+    ) -> None:
         pool = backend.make_operand_pool(problem.data, problem.seed)
         with kernel.apply_settings(backend, problem):
             prepared = kernel.prepare(backend, problem, shape, pool)
@@ -244,7 +254,7 @@ class KernelContract(AnyKernelContract):
 class AttentionKernelContract(AnyKernelContract):
     """The tests that every attention kernel must pass. Define the fixtures ``backend`` and ``kernel``.
 
-    Override the fixtures ``problem`` and ``shape`` if the kernel does not support the problem or shape defined here.
+    If the kernel does not support the default ``problem`` or ``shape``, override these fixtures.
     """
 
     @pytest.fixture
@@ -261,8 +271,9 @@ class AttentionKernelContract(AnyKernelContract):
 
 
 class OperationContract:
-    """The tests that every operation must pass. Define the fixtures ``backend``, ``operation`` and ``kernel``, a kernel
-    of the operation.
+    """The tests that every operation must pass.
+
+    Define the fixtures ``backend``, ``operation`` and ``kernel``. The kernel must be one of the operation.
     """
 
     def test_shapes_are_read_as_they_are_written(self, backend: Backend, operation: Operation[Any, Any]) -> None:
@@ -273,9 +284,9 @@ class OperationContract:
         assert len(set(shapes)) >= 1, "shapes must be hashable"
 
     def test_rejects_an_invalid_shape_in_one_line(self, operation: Operation[Any, Any]) -> None:
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as raised:
             operation.parse_shape("what is this")
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(raised.value)
 
     def test_problems_stay_equal_when_logged_and_read(self, backend: Backend, operation: Operation[Any, Any]) -> None:
         problem = operation.make_problem(backend, {})

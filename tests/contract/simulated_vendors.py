@@ -311,11 +311,11 @@ def simulate_accelerator(monkeypatch, calls):
     def load():
         module.clock += 30.0
 
-    known_load = kind._make_known_load
-    monkeypatch.setattr(kind, "_make_known_load", lambda self: load)
+    reference_load = kind._make_reference_load
+    monkeypatch.setattr(kind, "_make_reference_load", lambda self: load)
     # Events advance the clock by themselves; the host reads it after them.
     monkeypatch.setattr(kind, "now", lambda self: module.clock * 1e-3 + time.perf_counter() * 1e-9)
-    return SimpleNamespace(kind=kind, torch=simulated, module=module, own=own, known_load=known_load)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, own=own, reference_load=reference_load)
 
 
 def simulate_mps(monkeypatch, calls):

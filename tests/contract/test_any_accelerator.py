@@ -127,13 +127,13 @@ def test_a_synchronize_that_does_not_wait_is_refused(accelerator, monkeypatch, w
     memory = Memory(accelerator.module, waits)
     monkeypatch.setattr(accelerator.torch, "zeros", lambda *size, **options: memory, raising=False)
     monkeypatch.setattr(accelerator.own, "synchronize", lambda device: memory.finish() if waits else None)
-    known_load = accelerator.known_load
+    reference_load = accelerator.reference_load
     if waits:
-        known_load(backend)()
+        reference_load(backend)()
         assert memory.pending >= 20.0
     else:
         with pytest.raises(UnavailableError, match=r"npu devices cannot be timed: synchronize returned after 0.0 ms"):
-            known_load(backend)
+            reference_load(backend)
 
 
 # -- what is found by trying -------------------------------------------------------------------------------------------

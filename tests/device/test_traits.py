@@ -14,7 +14,7 @@ class Unclaimed(load_backend_class("accelerator")):
     """The generic adapter, as if no other named this device."""
 
     @classmethod
-    def find_adapter(cls, device_type):
+    def find_dedicated_backend(cls, device_type):
         return None
 
 

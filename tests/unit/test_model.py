@@ -128,7 +128,7 @@ def test_backward_and_optimizer_are_differences_with_intervals(backend):
     rows = [measured(backend, ModelProblem(phase=phase), SHAPE, Sustained) for phase in PHASES]
     table, _ = make_part_table(rows)
     ((step, phases),) = table.rows
-    read = {column.name: column.read((step, phases)) for column in table.columns}
+    read = {column.name: column.read_value((step, phases)) for column in table.columns}
     forward, both, whole = (1e3 * row.seconds for row in rows)
     assert read["forward_ms"] == forward
     assert read["backward_ms"] == pytest.approx(both - forward)

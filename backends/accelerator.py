@@ -282,7 +282,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
 
     def explain_missing_compiler(self) -> Unavailable | None:
         return Unavailable(
-            f"mamf cannot use torch.compile on {self.find_device_type()}", "'mamf kernels' lists other kernels"
+            f"mamf cannot use torch.compile on {self.find_device_type()}",
+            "run 'mamf kernels' to see which kernels do not need it",
         )
 
     def check_machine(self) -> list[Advice]:

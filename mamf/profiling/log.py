@@ -149,7 +149,9 @@ def read_rank_logs(folder: Path) -> ProfilesByRank:
             if script_and_profile := read_profile_or_none(path):
                 profiles_by_rank[rank] = script_and_profile
     if not profiles_by_rank:
-        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOG_PATTERN})")
+        raise UsageError(
+            f"{folder} has no profiles of ranks: give a folder with {RANK_LOG_PATTERN} from 'mamf profile --ranks all'"
+        )
     return profiles_by_rank
 
 

@@ -355,7 +355,7 @@ class StepProfiler:
         if function is not None:
             return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"
         return (
-            "no optimizer of torch stepped in this process; name a function that is a step, such as "
+            "no torch optimizer stepped in this process: name the function that is a training step, such as "
             "--calls torch:Tensor.backward or --calls __main__:train"
         )
 

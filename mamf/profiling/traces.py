@@ -213,7 +213,7 @@ def _read_and_unpack_file(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > max_bytes:
-        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB after decompression: trace fewer steps")
     return content
 
 

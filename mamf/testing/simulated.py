@@ -209,7 +209,7 @@ class SimulatedBackend(Backend):
     def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
         count = self.count_devices()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}; it has {count}")
+            raise UnavailableError(f"{self.name} has no device {index}: the number of its devices is {count}")
         self.index = index
         self.device_physics = physics or self.physics
         self.random = random.Random(seed)

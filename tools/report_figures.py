@@ -58,7 +58,7 @@ def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
             if value not in (None, ""):
                 yield f"{table.key} {name}", label, f"{value:.5g}" if isinstance(value, (int, float)) else str(value)
     for row in table.visible_rows:
-        values = {column.name: column.read(row) for column in table.columns}
+        values = {column.name: column.read_value(row) for column in table.columns}
         label = " ".join(str(values.get(name, "")) for name in _LABELS)
         for column in table.columns:
             if column.title and values[column.name] is not None:

@@ -1,5 +1,5 @@
-"""Measure the traits (reaction to load, wake-up, cache size) by which the regimes time their rests and launches, on
-devices whose backend only assumes them.
+"""Measure the traits of a device: its reaction to load, its wake-up and the size of its cache. The regimes need them to
+time rests and launches. mamf measures them on devices whose backend only assumes them.
 
 In about 7 s, the code measures how much slower launches are after a rest, when the power controller reacts to load, how
 long the device must rest after load to regain its speed, and the size of the cache (from the bandwidth of copies).
@@ -27,18 +27,18 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 Launch = Callable[[], object]
 _MATMUL_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# The host hardly affects the time of a launch of _MIN_LAUNCH_SECONDS. Flushes of _LEAD_BYTES that take the device
-# _LEAD_SECONDS put the host ahead of the device.
+# The host hardly affects the time of a launch of _MIN_LAUNCH_SECONDS. Cache flushes of _LEAD_BYTES each, which keep the
+# device busy for _LEAD_SECONDS, put the host ahead of the device.
 _MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
 _WAKE_UP_REST_SECONDS, _WAKE_UP_ROUND_COUNT, _WAKE_UP_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
-# A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones, slowed by load if launches
-# take more than _MIN_SLOWED_RATIO times as long as the first ones, and recovered if they take at most
+# A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones. Load has slowed it if
+# launches take more than _MIN_SLOWED_RATIO times as long as the first ones. It has recovered if launches take at most
 # _MAX_RECOVERED_RATIO times as long as the first ones. It has settled if launch times differ by at most the share
 # _MAX_SETTLED_DEVIATION.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
-# Burst's trains (launches between two rests) may take a quarter of the time after which the power controller reacts to
-# load. A device has recovered if it keeps its initial speed for three quarters of that time.
+# The trains of burst (launches between two rests) may take a quarter of the time after which the power controller
+# reacts to load. A device has recovered if it keeps its initial speed for three quarters of that time.
 _TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
 # The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZE_COUNT of
 # these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
@@ -49,7 +49,7 @@ _COPY_LAUNCH_COUNT, _MIN_CACHED_SIZE_COUNT, _MIN_CACHE_SPEEDUP = 20, 2, 1.3
 @dataclass(frozen=True)
 class MeasuredTraits:
     """The traits of one device as mamf measured them, for the regimes burst and sustained. ``cache_bytes``: the size of
-    its cache; None if copies show none. ``findings``: the traits in words, for the terminal.
+    the cache; None if copies of all sizes are equally fast. ``findings``: the traits in words, for the terminal.
     """
 
     burst_traits: BurstTraits
@@ -59,7 +59,7 @@ class MeasuredTraits:
 
 
 #: The traits that this process has measured, by the backend, index and name of the device.
-_traits_by_device: dict[tuple[str, int, str], MeasuredTraits] = {}
+_TRAITS_BY_DEVICE: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
 def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
@@ -71,24 +71,24 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
         return ()
     info = backend.info
     key = (backend.name, backend.index, info.name)
-    if key not in _traits_by_device:
+    if key not in _TRAITS_BY_DEVICE:
         on_start(
             f"measuring for 8 s how the speed of {info.name} changes after a rest and under load, because backend "
             f"{backend.name} does not know it"
         )
         try:
-            _traits_by_device[key] = measure_traits(backend)
-        except get_catchable_plugin_errors() as error:  # These include whatever a vendor's library raises.
+            _TRAITS_BY_DEVICE[key] = measure_traits(backend)
+        except get_catchable_plugin_errors() as error:  # Catch whatever a vendor's library raises.
             remark = (
                 f"mamf uses default rest times between launches, because measuring them failed: {describe_error(error)}"
             )
             burst = replace(backend.burst_traits, remark=remark)
             sustained = replace(backend.sustained_traits, remark=remark)
-            _traits_by_device[key] = MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
-    found = _traits_by_device[key]
-    backend.burst_traits, backend.sustained_traits = found.burst_traits, found.sustained_traits
-    backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
-    return found.findings
+            _TRAITS_BY_DEVICE[key] = MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
+    measured = _TRAITS_BY_DEVICE[key]
+    backend.burst_traits, backend.sustained_traits = measured.burst_traits, measured.sustained_traits
+    backend.info = replace(info, cache_bytes=info.cache_bytes or measured.cache_bytes)
+    return measured.findings
 
 
 def measure_traits(backend: Backend) -> MeasuredTraits:
@@ -136,12 +136,12 @@ def _make_burst_traits(
 
 
 def measure_cache_bytes(backend: Backend) -> int | None:
-    """Return the size of the device's cache in bytes: the size of the largest arrays that are copied clearly faster
-    than arrays that no cache can contain. Return None if no arrays are.
+    """Return the size of the device's cache in bytes: the total size of the largest arrays that are copied clearly
+    faster than arrays that no cache can contain. Return None if too few sizes are copied that fast.
     """
-    of = make_operation("bandwidth")
-    ((_, kernel), *_others) = choose_kernels(of, backend)
-    problem = of.make_problem(backend, {"pattern": "copy"})
+    operation = make_operation("bandwidth")
+    ((_, kernel), *_others) = choose_kernels(operation, backend)
+    problem = operation.make_problem(backend, {"pattern": "copy"})
     pool, free = backend.make_operand_pool(problem.data, problem.seed), backend.read_free_memory_bytes()
     probe, rates = _TraitProbe(backend, lambda: None), dict[int, float]()
     # Begin with the largest size, so that the pool allocates only once.
@@ -149,10 +149,10 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     try:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
-            once = _measure_launch_seconds(backend, launch, 1)
+            seconds = _measure_launch_seconds(backend, launch, 1)
             probe.queue_flushes_ahead()  # Without flushes ahead, small copies would wait for the host.
             rates[size] = size / _measure_launch_seconds(
-                backend, launch, 3 if once > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
+                backend, launch, 3 if seconds > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
             )
     finally:
         pool.release_buffers()
@@ -197,8 +197,8 @@ def _prepare_matmul_launch(backend: Backend) -> Iterator[Launch]:
 
 
 class WakeUp(NamedTuple):
-    """The wake-up of a device after a rest: the first launch takes ``slowdown_ratio`` times as long as later ones, and
-    it takes ``wake_seconds`` of load until launches are no longer slow (0 if none is slow).
+    """The wake-up of a device after a rest. The first launch takes ``slowdown_ratio`` times as long as later ones.
+    Launches are slow for the first ``wake_seconds`` of load (0 if no launch is slow).
     """
 
     slowdown_ratio: float
@@ -231,16 +231,16 @@ class LoadReaction(NamedTuple):
 def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
     """Return the seconds of load after which the power controller only oscillates around one speed: the start of the
     last two oscillation periods, if the mean launch times of both periods agree. Return None if they do not agree, or
-    if blocks of launches are too long to tell. ``ends``, ``seconds``: the end of each block since the start of the
-    load, and the mean seconds of a launch in it.
+    if blocks of launches are too long to tell. ``ends``: the seconds from the start of the load to the end of each
+    block. ``seconds``: the mean seconds of a launch in each block.
     """
-    swing, last = backend.sustained_traits.swing_seconds, ends[-1]
+    period, end_time = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
-        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + swing]
-        for since in (last - 2 * swing, last - swing)
+        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + period]
+        for since in (end_time - 2 * period, end_time - period)
     )
     agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
-    return last - 2 * swing if agree else None
+    return end_time - 2 * period if agree else None
 
 
 class _TraitProbe:
@@ -256,26 +256,27 @@ class _TraitProbe:
             self.backend.flush_cache(_LEAD_BYTES)
 
     def measure_wake_up(self) -> WakeUp:
-        """Return the largest slowdown and the longest wake-up after rests of different lengths. Of repeated rests of
-        one length, the shortest wake-up counts, because noise only makes a wake-up longer.
+        """Return the largest slowdown and the longest wake-up after rests of different lengths. For each length, rest
+        several times and use the shortest wake-up, because noise only makes a wake-up longer.
         """
-        found = [
+        seconds_and_ratios = [
             min(self._measure_wake_up_after(rest) for _ in range(_WAKE_UP_ROUND_COUNT))
             for rest in _WAKE_UP_REST_SECONDS
         ]
-        self.wake_seconds = max(seconds for seconds, _times in found)
-        return WakeUp(max(times for _seconds, times in found), self.wake_seconds)
+        self.wake_seconds = max(seconds for seconds, _times in seconds_and_ratios)
+        return WakeUp(max(times for _seconds, times in seconds_and_ratios), self.wake_seconds)
 
-    def _measure_wake_up_after(self, rest: float) -> tuple[float, float]:
+    def _measure_wake_up_after(self, rest_seconds: float) -> tuple[float, float]:
         self.backend.synchronize()
-        self.backend.sleep(rest)
-        windows = self._run_train(_WAKE_UP_TRAIN_SECONDS)
-        steady = median(windows[len(windows) // 2 :])
+        self.backend.sleep(rest_seconds)
+        launch_seconds = self._run_train(_WAKE_UP_TRAIN_SECONDS)
+        steady = median(launch_seconds[len(launch_seconds) // 2 :])
         slow = next(
-            (index for index, window in enumerate(windows) if window <= _MAX_AWAKE_RATIO * steady), len(windows)
+            (index for index, window in enumerate(launch_seconds) if window <= _MAX_AWAKE_RATIO * steady),
+            len(launch_seconds),
         )
-        after = windows[slow : slow + 10] or windows
-        return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
+        after = launch_seconds[slow : slow + 10] or launch_seconds
+        return _LEAD_SECONDS + sum(launch_seconds[:slow]) if slow else 0.0, launch_seconds[0] / median(after)
 
     def _run_train(self, seconds: float) -> list[float]:
         """Launch for about ``seconds`` behind flushes that put the host ahead, and return each launch's seconds."""
@@ -339,24 +340,24 @@ class _TraitProbe:
         backend.synchronize()
         return ends[1:], each
 
-    def measure_recovery(self, first_launch_seconds: float, reaction: float) -> float | None:
-        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is again as fast as at first.
+    def measure_recovery(self, first_launch_seconds: float, reaction_seconds: float) -> float | None:
+        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is as fast as before the load.
         Return None if even the longest of these rests is too short.
 
-        After the rest, the device must stay as fast for nearly ``reaction`` seconds, the time after which its power
-        controller reacts to load. ``first_launch_seconds``: the seconds of a launch at first.
+        After the rest, the device must stay as fast for nearly ``reaction_seconds``, the time after which its power
+        controller reacts to load. ``first_launch_seconds``: the seconds of a launch before the device slowed down.
         """
         for rest in _RECOVERY_REST_SECONDS:
-            self._load_and_time_blocks(max(0.2, 3 * reaction))
+            self._load_and_time_blocks(max(0.2, 3 * reaction_seconds))
             self.backend.sleep(rest)
-            train = self._run_train(_RECOVERY_SHARE_OF_REACTION * reaction)
+            train = self._run_train(_RECOVERY_SHARE_OF_REACTION * reaction_seconds)
             if median(train[len(train) // 2 :]) <= _MAX_RECOVERED_RATIO * first_launch_seconds:
                 return rest
         return None
 
 
 def _describe_findings(
-    wake: WakeUp, reaction: LoadReaction, recovery: float | None, cache: int | None
+    wake: WakeUp, reaction: LoadReaction, recovery: float | None, cache_bytes: int | None
 ) -> Sequence[Advice]:
     woken = (
         f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
@@ -372,10 +373,12 @@ def _describe_findings(
             f"longer than at the start of the load; {back}"
         )
     size = (
-        "mamf could not find the cache size from the bandwidth of copies" if cache is None else f"{cache / MIB:.3g} MiB"
+        "mamf could not find the cache size from the bandwidth of copies"
+        if cache_bytes is None
+        else f"{cache_bytes / MIB:.3g} MiB"
     )
     return (
         Advice("wake-up", "ok", woken),
         Advice("reaction to load", "ok" if reaction.settling_seconds is not None else "unknown", slowed),
-        Advice("cache", "ok" if cache else "unknown", size),
+        Advice("cache", "ok" if cache_bytes else "unknown", size),
     )

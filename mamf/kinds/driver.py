@@ -31,9 +31,9 @@ from mamf.plans import ALGORITHM_PHASE
 
 
 class ResumedLog(NamedTuple):
-    """A log that a run continues. It was locked against other writers before it was read.
+    """A log that a run continues. mamf locked the file against other writers before it read the log.
 
-    - ``log``: the log as it was read. ``writer``: the open, locked writer of its file.
+    - ``log``: the log as mamf read it. ``writer``: the open, locked writer of its file.
     """
 
     log: RunLog
@@ -83,16 +83,16 @@ class Run(RunSetup):
         self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
-        """Return whether a row is a result of the run. Measurements of the reference matmul, which show drift, and
-        trials of algorithms are not results.
+        """Return whether a row is a result of the run. Measurements of the reference matmul, which show drift, and of
+        algorithms, which only choose the fastest one, are not results.
         """
         return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 
     def yield_measurements(self) -> Generator[Measurement, None, None]:
         """Measure the plan, and yield each row after it is written to the log.
 
-        Creates the log at once, before the first row is requested, and writes its summary when the iterator ends or is
-        closed. Raises UsageError if the log cannot be created.
+        Create the log at once, before the caller requests the first row, and write its summary when the iterator ends
+        or is closed. Raises UsageError if the log cannot be created.
         """
         strategy = (self.make_run_strategy or self.kind.make_strategy)(self)
         if self.log_path is None and self.resumed_log is None:
@@ -102,25 +102,25 @@ class Run(RunSetup):
         return driven
 
     def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
-        for found in strategy.yield_results():
-            if isinstance(found, Measurement):
-                self.rows.append(found)
-                yield found
+        for record in strategy.yield_results():
+            if isinstance(record, Measurement):
+                self.rows.append(record)
+                yield record
 
     def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
-        """Open the log and yield None, then measure, write and yield the rows, and at last write the summary."""
+        """Open the log and yield None. Then measure, write and yield each row, and finally write the summary."""
         with ExitStack() as opened:
             with self.shield_from_signals():
                 self.writer = opened.enter_context(self._open_log())
             yield None
-            begun, seconds, is_idle = self.backend.now(), 0.0, False
+            start_time, seconds, is_idle = self.backend.now(), 0.0, False
             status, reason = "interrupted", "by the caller"
             try:
-                for found in strategy.yield_results():
+                for record in strategy.yield_results():
                     with self.shield_from_signals():
-                        self._write_record(found)
-                    if isinstance(found, Measurement):
-                        yield found
+                        self._write_record(record)
+                    if isinstance(record, Measurement):
+                        yield record
                     self.check_signals()
                 is_cut, is_idle = self.kind.is_cut_short(self, strategy.skipped_count), True
                 status = "interrupted" if is_cut else "complete"
@@ -137,7 +137,7 @@ class Run(RunSetup):
             finally:
                 with self.shield_from_signals():
                     with suppress(Exception):  # If the device failed, its clock may fail too.
-                        seconds = self.backend.now() - begun
+                        seconds = self.backend.now() - start_time
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_remaining_steps(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
@@ -173,8 +173,8 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work, so that the timer and the sharing of the card can be
-        checked again. After a failure or an interruption the device may never answer, so these checks are skipped.
+        ``is_idle``: True if the device has finished its work, so that mamf can check the timer and the sharing of the
+        card again. After a failure or an interruption the device may never answer, so skip these checks.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
@@ -188,7 +188,7 @@ class Run(RunSetup):
         self.is_summary_written = True
 
     def build_log(self) -> RunLog:
-        """Return the log as an object that equals what reading its file would return."""
+        """Return the log of this run, equal to what reading the file of the log would return."""
         log = RunLog(
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
         )

@@ -39,7 +39,8 @@ class ReportOptions:
 
     - ``max_rows``: the maximum number of rows per table; None: no limit.
     - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
-    - ``baseline_kernel``: the name of the kernel that speed-ups are relative to; None: eager, or else the slowest one.
+    - ``baseline_kernel``: the name of the kernel with which speed-ups compare; None: eager, or the slowest kernel if
+      the log has no eager.
     """
 
     max_rows: int | None = None
@@ -48,9 +49,9 @@ class ReportOptions:
 
 
 class RunKind:
-    """A kind of run, such as a sweep: how mamf measures it, and how it reports, draws and summarizes its logs.
+    """A kind of run, such as a sweep: how mamf measures such a run, and how it reports, draws and summarizes its logs.
 
-    By default its logs have rows of several kernels of one operation, which reports rank together.
+    The default methods suit logs with rows of several kernels of one operation, which reports rank together.
 
     - ``name``: the name of the kind in plans and logs.
     - ``noun_phrase``: what such a run is called in a sentence, with an article.
@@ -68,22 +69,22 @@ class RunKind:
         return self.name
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
-        """Make the strategy that measures the plan of ``setup``: it chooses one step (shape, kernel and regime) after
-        another.
+        """Make the strategy that measures the plan of ``setup``: it chooses the steps (shape, kernel and regime) one
+        after another.
         """
         from mamf.engine.strategies.rows import RowsStrategy
 
         return RowsStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
-        """Return how many steps of the plan have no row yet or, for a search, how many ceilings are not
-        confirmed yet.
+        """Return the number of steps of the plan that have no row yet or, for a search, the number of ceilings that are
+        not confirmed yet.
         """
         return len(setup.remaining_steps)
 
     def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that the budget
-        excluded.
+        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that were not
+        measured because the budget ended.
         """
         return bool(skipped_count)
 
@@ -92,9 +93,11 @@ class RunKind:
         shares = ShareCalculator(
             log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
-        own = log.own_ceilings if self.has_ceilings else None
+        confirmed = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
-        return make_kernels_document(rows, shares, end, top=report_options.max_rows, confirmed=own, baseline=baseline)
+        return make_kernels_document(
+            rows, shares, end, top=report_options.max_rows, confirmed=confirmed, baseline=baseline
+        )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         """Make the chart of a log. ``regime``: the regime to draw; None: the kind of the run chooses. ``directions``:
@@ -124,8 +127,8 @@ class SweepKind(RunKind):
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
 
-        of = get_operation(setup.plan.operation)
-        return super().make_strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
+        operation = get_operation(setup.plan.operation)
+        return super().make_strategy(setup) if operation.compares_kernels else OneKernelStrategy(setup)
 
     def format_command(self, plan: Plan) -> str:
         return get_operation(plan.operation).command_name or f"{SWEEP} --operation {plan.operation}"
@@ -134,34 +137,36 @@ class SweepKind(RunKind):
         from mamf.report.charts.attention import make_attention_chart, make_decode_chart
         from mamf.report.charts.logs import make_model_chart, make_sweep_chart
 
-        rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
-        if of.chart == "lengths":
+        rows, header, operation = log.measurements, log.header, get_operation(log.plan.operation)
+        if operation.chart == "lengths":
             return make_attention_chart(rows, log.all_ceilings, header, regime, directions)
-        if of.chart == "caches":
+        if operation.chart == "caches":
             return make_decode_chart(
-                [row for row in rows if row.operation == of.name], _build_confirmed_roofs(log), header, regime
+                [row for row in rows if row.operation == operation.name], _build_confirmed_roofs(log), header, regime
             )
-        if of.chart == "phases":
+        if operation.chart == "phases":
             return make_model_chart(rows, log.known_ceilings, header, regime)
-        if of.chart == "shapes":
+        if operation.chart == "shapes":
             return make_sweep_chart(rows, header, regime)
         return super().make_chart(log, regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        of = get_operation(plan.operation)
-        if of.has_shares and not of.has_memory_shares:
-            return make_shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
+        operation = get_operation(plan.operation)
+        if operation.has_shares and not operation.has_memory_shares:
+            return make_shares_summary_record(
+                [row for row in rows if row.operation == operation.name], dict(ceilings), end
+            )
         return (
-            super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else make_summary_record(rows, end)
+            super().make_summary(plan, rows, ceilings, end)
+            if operation.compares_kernels
+            else make_summary_record(rows, end)
         )
 
 
 class FindKind(RunKind):
-    """A kind of run that confirms ceilings, either with a search on a grid of shapes or from the best of
-    given shapes.
-    """
+    """A kind of run that confirms ceilings, with a search on a grid of shapes or from the best of given shapes."""
 
     name = FIND
     has_ceilings = True
@@ -173,13 +178,13 @@ class FindKind(RunKind):
         return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
-        """Return the number of ceilings that are not confirmed yet, without problems that no kernel supports."""
-        plan, found = setup.plan, setup.confirmed_ceilings
+        """Return the number of ceilings that are not confirmed yet. Problems that no kernel supports do not count."""
+        plan, confirmed = setup.plan, setup.confirmed_ceilings
         if explain_missing_ceiling(setup.rows):
             return 0
         failed = {step for step, row in setup.answered_rows.items() if not row.ok}
-        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
-        return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
+        supported_problems = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
+        return sum(key not in confirmed for key in itertools.product(supported_problems, plan.regimes))
 
     def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         return bool(skipped_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
@@ -212,8 +217,8 @@ class FindKind(RunKind):
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Build the roofs of the ceilings that a log has confirmed. Returns None if it has no roof for its operation, or if
-    memory bandwidth never limits rows of this operation.
+    """Build the roofs of the ceilings that a log has confirmed. Return None if the log confirmed no ceiling, or if the
+    rows of its operation are not compared with memory bandwidth.
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
         return None
@@ -225,7 +230,7 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
 def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
     """Make the summary, which is the last record of a log, for an operation whose rows are shares of a ceiling.
 
-    It names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
+    The summary names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
     best_rows: dict[str, Measurement] = {}

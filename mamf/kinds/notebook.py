@@ -1,6 +1,4 @@
-"""Render rows, ceilings, logs and comparisons as html for a notebook. They look like the reports on the
-command line.
-"""
+"""Render rows, ceilings, logs and comparisons as HTML for a notebook. The result looks like reports in a terminal."""
 
 from __future__ import annotations
 
@@ -23,17 +21,17 @@ from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
 from mamf.report.shares import ShareCalculator, make_ceiling_table
 
-#: The maximum number of rows in one table, which shows the best ones, and in all tables of a log together.
-_MAX_ROWS_OF_TABLE, _MAX_ROWS_OF_LOG = 10, 50
+#: The maximum number of rows in one table, which shows the best rows, and in all tables of a log together.
+_MAX_TABLE_ROWS, _MAX_LOG_ROWS = 10, 50
 
 
 @functools.singledispatch
-def render_html(shown: object) -> str:
-    raise TypeError(f"mamf cannot render a {type(shown).__name__} as HTML")
+def render_html(value: object) -> str:
+    raise TypeError(f"mamf cannot render a {type(value).__name__} as HTML")
 
 
 def _make_device_header(device: str) -> dict[str, Any]:
-    """Make the header of a log with only the name of the device, for rows and ceilings that belong to no log."""
+    """Make the header of a log with only the name of the device, for rows and ceilings outside a log."""
     return {"device": asdict(DeviceInfo("", 0, device, ""))}
 
 
@@ -55,25 +53,25 @@ def _(ceiling: Ceiling) -> str:
 
 
 @render_html.register
-def _(found: Comparison) -> str:
-    return render_fragment(make_comparison_document(found, DEFAULT_REGRESSION_TOLERANCE))
+def _(comparison: Comparison) -> str:
+    return render_fragment(make_comparison_document(comparison, DEFAULT_REGRESSION_TOLERANCE))
 
 
 @render_html.register
 def _(log: RunLog) -> str:
-    document, shown, room = (
-        get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_ROWS_OF_TABLE)),
+    document, shown_blocks, free_rows = (
+        get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS)),
         list[Block](),
-        _MAX_ROWS_OF_LOG,
+        _MAX_LOG_ROWS,
     )
     for block in document.visible_blocks:
         if isinstance(block, Table):
-            room -= len(block.visible_rows)
-        if room >= 0 or not isinstance(block, Table):
-            shown.append(block)
+            free_rows -= len(block.visible_rows)
+        if free_rows >= 0 or not isinstance(block, Table):
+            shown_blocks.append(block)
     more = (
         [Lines(["this log has more tables: 'mamf show' prints all of them, and 'mamf report' writes a page"])]
-        if room < 0
+        if free_rows < 0
         else []
     )
-    return _render_blocks(Lines([str(log.path)]), *shown, *more)
+    return _render_blocks(Lines([str(log.path)]), *shown_blocks, *more)

@@ -1,4 +1,4 @@
-"""Find the kind of a run (sweep, find, guard...) by its plan, and use it to title a run and to draw its log."""
+"""Find the kind of a run (sweep, find, guard...) by its plan, and use the kind to title the run and to draw its log."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ RUN_KINDS: dict[str, RunKind] = {kind.name: kind for kind in (SweepKind(), FindK
 def get_kind(plan: Plan) -> RunKind:
     """Return the kind of run that a plan belongs to.
 
-    Returns the kind of a sweep if this version of mamf does not know the kind, because its log has rows that can be
-    shown.
+    If this version of mamf does not know the kind, return the kind of a sweep, which can show the rows of any log.
     """
     if plan.kind not in RUN_KINDS:
         from mamf.kinds.studies import STUDY_KINDS
@@ -44,11 +43,10 @@ def make_log_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Picture:
-    """Make the chart of a log.
+    """Make the chart of a log. Raises UsageError if the log does not have the regime or the directions to draw.
 
     ``regime``: the regime to draw; None: the first regime of an attention log, all regimes of other logs.
-    ``directions``: the directions to draw; None: all. Raises UsageError if the log does not have this regime or
-    direction.
+    ``directions``: the directions to draw; None: all.
     """
     from mamf.operations.attention.operation import DIRECTIONS
 

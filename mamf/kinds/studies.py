@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 
 class ExplainKind(RunKind):
-    """A kind of run that measures one matmul with several kinds of data, to show why it is slower than the datasheet
-    says.
+    """A kind of run that measures one matmul with several kinds of data, to show why the matmul is slower than the
+    datasheet says.
     """
 
     name = EXPLAIN
@@ -110,8 +110,8 @@ class OverlapKind(RunKind):
 
 
 class RooflineKind(FindKind):
-    """A kind of run of old logs, with compute and bandwidth ceilings in one log. Today ``mamf roofline`` writes one log
-    per find.
+    """The kind of runs in old logs of ``mamf roofline``, which have compute and bandwidth ceilings in one log. Today
+    ``mamf roofline`` writes a separate log of each search.
     """
 
     name = ROOFLINE
@@ -152,13 +152,13 @@ class VerifyKind(RunKind):
 
 
 class ReproduceKind(RunKind):
-    """A kind of run that measures claims (rates from another log or text) again on this device, and compares the two
-    setups.
+    """A kind of run that measures claims (rates from another log or text) again on this device, and compares the device
+    and software of both measurements.
     """
 
     name = REPRODUCE
     noun_phrase = "a reproduction"
-    is_accepted_in_results = False  # Claims chose what was measured, so the rows are not a fair sample.
+    is_accepted_in_results = False  # The claims chose what was measured, so the rows are not a fair sample.
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy
@@ -171,42 +171,42 @@ class ReproduceKind(RunKind):
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options
-        judged = judge_claims(options, log.measurements)
-        found = find_setup_differences(options, judged, log.header)
+        judged_claims = judge_claims(options, log.measurements)
+        differences = find_setup_differences(options, judged_claims, log.header)
         data = {
             "header": log.header,
             "summary": log.summary,
             "source": options.source,
-            "differences": [asdict(each) for each in found] if options.recorded else None,
+            "differences": [asdict(each) for each in differences] if options.recorded else None,
         }
         unknown = (
             []
             if options.recorded
             else ["the claims name no device or software, so differences between the two setups are unknown"]
         )
-        shown: list[Block] = [
+        blocks: list[Block] = [
             Lines(
                 [
                     f"claims of {options.source}, measured on {describe_machine(log.header)}",
                     *unknown,
-                    *describe_differences("the claims were measured under other conditions: ", found),
+                    *describe_differences("the claims were measured under other conditions: ", differences),
                 ]
             ),
             Table(
-                _make_claim_columns(judged),
-                judged,
+                _make_claim_columns(judged_claims),
+                judged_claims,
                 key="claims",
                 get_remarks=_yield_claim_remarks,
                 get_label=_make_claim_label,
             ),
-            Answer([*(_format_verdict_line(each, found) for each in judged), describe_end(log.summary)]),
+            Answer([*(_format_verdict_line(each, differences) for each in judged_claims), describe_end(log.summary)]),
         ]
-        return Document("Reproduction", shown, data)
+        return Document("Reproduction", blocks, data)
 
 
-def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
-    unit = next((each.measured_here.unit for each in judged if each.measured_here), "TFLOPS")
-    title, factor = choose_unit(unit, [each.claim.rate for each in judged])
+def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
+    unit = next((each.measured_here.unit for each in judged_claims if each.measured_here), "TFLOPS")
+    title, factor = choose_unit(unit, [each.claim.rate for each in judged_claims])
     interval = partial(format_interval, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
@@ -232,45 +232,45 @@ def _make_claim_columns(judged: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
     ]  # fmt: skip
 
 
-def _make_problem_title(judged: JudgedClaim) -> str:
-    return make_problem_title_in_words(*judged.claim.step[:2])
+def _make_problem_title(judged_claim: JudgedClaim) -> str:
+    return make_problem_title_in_words(*judged_claim.claim.step[:2])
 
 
-def _make_claim_label(judged: JudgedClaim) -> str:
-    return f"{_make_problem_title(judged)}, {judged.claim.step[2]} by {judged.claim.step[3]}"
+def _make_claim_label(judged_claim: JudgedClaim) -> str:
+    return f"{_make_problem_title(judged_claim)}, {judged_claim.claim.step[2]} by {judged_claim.claim.step[3]}"
 
 
-def _yield_claim_remarks(judged: JudgedClaim) -> Iterator[str]:
-    if judged.claim.error is None:
+def _yield_claim_remarks(judged_claim: JudgedClaim) -> Iterator[str]:
+    if judged_claim.claim.error is None:
         yield (
             "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters "
             "as much as the measurement here"
         )
-    if any(judged.cycles):
+    if any(judged_claim.cycles):
         yield "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates"
     yield (
-        f"{judged.measured_here.status}: {judged.measured_here.reason}"
-        if judged.measured_here and judged.measured_here.reason
+        f"{judged_claim.measured_here.status}: {judged_claim.measured_here.reason}"
+        if judged_claim.measured_here and judged_claim.measured_here.reason
         else ""
     )
 
 
-def _format_verdict_line(judged: JudgedClaim, differences: Sequence[Difference]) -> str:
-    unit, change = judged.measured_here.unit if judged.measured_here else "TFLOPS", ""
-    if judged.pair and judged.measured_here:
-        change = f"{100 * (judged.pair.ratio - 1):+.2f} % ({format_change_interval(judged.pair.interval)})"
-        then, now = judged.cycles
+def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Difference]) -> str:
+    unit, change = judged_claim.measured_here.unit if judged_claim.measured_here else "TFLOPS", ""
+    if judged_claim.pair and judged_claim.measured_here:
+        change = f"{100 * (judged_claim.pair.ratio - 1):+.2f} % ({format_change_interval(judged_claim.pair.interval)})"
+        then, now = judged_claim.cycles
         cycles = (
             f"; {format_percent(then)} % of the units' cycles claimed, {format_percent(now)} % here"
             if then and now
             else ""
         )
-        change = f", {format_rate(judged.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
-    beyond = f" by more than {format_share(judged.tolerance)}" if judged.is_slower else ""
+        change = f", {format_rate(judged_claim.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
+    beyond = f" by more than {format_share(judged_claim.tolerance)}" if judged_claim.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in differences) else ""
     return (
-        f"{judged.verdict}{beyond}{device}: {_make_claim_label(judged)}: "
-        f"{format_rate(judged.claim.rate, unit)} claimed{change}"
+        f"{judged_claim.verdict}{beyond}{device}: {_make_claim_label(judged_claim)}: "
+        f"{format_rate(judged_claim.claim.rate, unit)} claimed{change}"
     )
 
 

@@ -32,15 +32,15 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
         return partial(getattr(torch, self.function), a, b, out=c)
 
     def make_operand_set(
-        self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a = view_in_layout(
-            flat["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding_elements
+            buffers["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding_elements
         )
         b = view_in_layout(
-            flat["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding_elements
+            buffers["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding_elements
         )
-        c = view_as(flat["c"], shape.batch, shape.m, shape.n)
+        c = view_as(buffers["c"], shape.batch, shape.m, shape.n)
         return make_matmul_operand_set(
             problem,
             self.bind_operands(a, b, c),

@@ -38,11 +38,11 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
         """Return a function that launches the kernel on A (T,K), B (E,K,N) and C (T,N), for T tokens and E experts."""
 
     def make_operand_set(
-        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = view_in_layout(flat["a"], shape.tokens, shape.k, problem.layout[0])
-        b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens_by_expert = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
+        a = view_in_layout(buffers["a"], shape.tokens, shape.k, problem.layout[0])
+        b = view_in_layout(buffers["b"], shape.k, shape.n, problem.layout[1], shape.experts)
+        c, tokens_by_expert = view_as(buffers["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
 
         def split_into_parts(output: torch.Tensor) -> list[MatmulPart]:
             groups = zip(a.split(list(tokens_by_expert)), b.mT, output.split(list(tokens_by_expert)), strict=True)
@@ -153,9 +153,13 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
         )
 
     def make_operand_set(
-        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: GroupedProblem, shape: GroupedShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        c, tokens_by_expert, n = view_as(flat["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape), shape.n
+        c, tokens_by_expert, n = (
+            view_as(buffers["c"], shape.tokens, shape.n),
+            problem.count_expert_tokens(shape),
+            shape.n,
+        )
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens_by_expert)]))]
         expert_ranges = [(start, stop, expert * n, (expert + 1) * n) for expert, start, stop in ranges if start < stop]
 
@@ -170,7 +174,7 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
             ]
 
         return make_scaled_operand_set(
-            *(backend, problem, shape, flat, c),
+            *(backend, problem, shape, buffers, c),
             bind_operands=lambda a, b: self.bind_operands(
                 problem, shape, a, b, compute_row_ends(tokens_by_expert, c.device)
             ),

@@ -78,8 +78,8 @@ def serve_launches(
     request, operands = channel.receive()
     if "operands" not in request:
         return request
-    flat = take_pool_buffers(pool, problem.list_buffers(shape))
-    _fill_buffers_from_bytes(flat, request["operands"], operands)
+    tensors = take_pool_buffers(pool, problem.list_buffers(shape))
+    _fill_buffers_from_bytes(tensors, request["operands"], operands)
     prepared = kernel.prepare(backend, problem, shape, pool)
     prepared.poison_outputs([None])
     while "operands" in request or "launches" in request:
@@ -90,7 +90,7 @@ def serve_launches(
         if "launches" in request:
             channel.send()
         else:
-            _send_results(channel, {name: flat[name] for name in flat.keys() - set(request["operands"])}, result)
+            _send_results(channel, {name: tensors[name] for name in tensors.keys() - set(request["operands"])}, result)
         request, _ = channel.receive()
     return request
 
@@ -135,12 +135,12 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     if prepared.change_operands:
         prepared.change_operands()  # Use random operands, so that no kernel can know the result in advance.
     buffers = problem.list_buffers(shape)
-    flat = take_pool_buffers(pool, buffers)
+    tensors = take_pool_buffers(pool, buffers)
     operands = [name for name, buffer in buffers.items() if buffer.fill]
-    channel.send(*(_convert_to_bytes(flat[name]) for name in operands), operands=operands)
+    channel.send(*(_convert_to_bytes(tensors[name]) for name in operands), operands=operands)
     fields, parts = channel.receive()
     written_count = len(fields["written"])
-    _fill_buffers_from_bytes(flat, fields["written"], parts[:written_count])
+    _fill_buffers_from_bytes(tensors, fields["written"], parts[:written_count])
     result = _rebuild_result(fields, parts[written_count:])
     for verify in (prepared.verify, prepared.verify_whole):
         verdict = verify and verify(0, result)
@@ -194,9 +194,9 @@ def _convert_to_bytes(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _fill_buffers_from_bytes(flat: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
+def _fill_buffers_from_bytes(tensors: Mapping[str, torch.Tensor], names: Sequence[str], parts: Sequence[bytes]) -> None:
     for name, part in zip(names, parts, strict=True):
-        flat[name].view(torch.uint8).copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
+        tensors[name].view(torch.uint8).copy_(torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
 
 def _rebuild_result(fields: Mapping[str, Any], parts: Sequence[bytes]) -> Any:

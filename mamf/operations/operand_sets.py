@@ -72,9 +72,9 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
 
     @abstractmethod
     def make_operand_set(
-        self, backend: Backend, problem: ProblemT, shape: ShapeT, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: ProblemT, shape: ShapeT, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        """Make one operand set. ``flat``: the memory of each of the problem's buffers, by name, as a flat tensor.
+        """Make one operand set. ``buffers``: the memory of each buffer of the problem, by name, as a flat tensor.
 
         A tensor may be larger than the operand; ``view_as`` views its beginning in the shape of the operand.
         """
@@ -98,7 +98,8 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
-            kernel.make_operand_set(backend, problem, shape, flat) for flat in split_buffers_into_sets(tensors, sets)
+            kernel.make_operand_set(backend, problem, shape, set_buffers)
+            for set_buffers in split_buffers_into_sets(tensors, sets)
         ]
         prepared = combine_operand_sets(operand_sets, find_changed_operands)
         if not rewrite or not operand_sets[0].outputs:
@@ -121,9 +122,9 @@ def split_buffers_into_sets(tensors_by_name: Mapping[str, torch.Tensor], sets: i
     return [{name: parts[name][index] for name in tensors_by_name} for index in range(sets)]
 
 
-def view_as(flat: torch.Tensor, *sizes: int) -> torch.Tensor:
+def view_as(buffer: torch.Tensor, *sizes: int) -> torch.Tensor:
     """View the beginning of a one-dimensional tensor as a tensor of these sizes."""
-    return flat[: math.prod(sizes)].view(sizes)
+    return buffer[: math.prod(sizes)].view(sizes)
 
 
 def combine_operand_sets(
@@ -336,15 +337,15 @@ def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
     return lambda: int(checksum.item())
 
 
-def view_as_words(flat: torch.Tensor) -> torch.Tensor:
+def view_as_words(buffer: torch.Tensor) -> torch.Tensor:
     """View the memory of a one-dimensional tensor as integers of the widest dtype that fits its size and alignment: 32,
     16 or 8 bits.
     """
-    nbytes = flat.numel() * flat.element_size()
+    nbytes = buffer.numel() * buffer.element_size()
     for dtype in (torch.int32, torch.int16):
-        if nbytes % dtype.itemsize == 0 and flat.storage_offset() * flat.element_size() % dtype.itemsize == 0:
-            return flat.view(dtype)
-    return flat.view(torch.int8)
+        if nbytes % dtype.itemsize == 0 and buffer.storage_offset() * buffer.element_size() % dtype.itemsize == 0:
+            return buffer.view(dtype)
+    return buffer.view(torch.int8)
 
 
 # -- operands that change between launches -----------------------------------------------------------------------------

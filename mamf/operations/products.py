@@ -172,7 +172,7 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
 
 def view_in_layout(
-    flat: torch.Tensor, rows: int, columns: int, layout: str, *leading_sizes: int, padding: int = 0
+    buffer: torch.Tensor, rows: int, columns: int, layout: str, *leading_sizes: int, padding: int = 0
 ) -> torch.Tensor:
     """View a one-dimensional tensor as an operand (*leading_sizes, rows, columns).
 
@@ -180,8 +180,8 @@ def view_in_layout(
     other. ``padding``: the number of unused elements after each row or column in memory.
     """
     if layout == "t":
-        return view_in_layout(flat, columns, rows, "n", *leading_sizes, padding=padding).mT
-    return view_as(flat, *leading_sizes, rows, columns + padding)[..., :columns]
+        return view_in_layout(buffer, columns, rows, "n", *leading_sizes, padding=padding).mT
+    return view_as(buffer, *leading_sizes, rows, columns + padding)[..., :columns]
 
 
 def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
@@ -303,23 +303,23 @@ def make_scaled_operand_set(
     backend: Backend,
     problem: BaseMatmulProblem,
     shape: BaseMatmulShape,
-    flat: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
     c: torch.Tensor,
     bind_operands: Callable[[QuantizedOperand, QuantizedOperand], Callable[[], object]],
     split_into_parts: Callable[[MatmulOperand, MatmulOperand, torch.Tensor], Sequence[MatmulPart]],
 ) -> OperandSet:
     """Quantize A and B, and make the operand set of one launch that multiplies them.
 
-    - ``flat``: the memory of all buffers, by name. ``c``: the memory of the output.
+    - ``buffers``: the memory of all buffers, by name. ``c``: the memory of the output.
     - ``bind_operands``: returns the launch, given the quantized operands.
     - ``split_into_parts``: splits an output into batches of matmuls of one shape, given A and B (quantized or not) and
       the output.
     """
-    a, b = (quantize_operand(backend, problem, shape, name, flat) for name in ("a", "b"))
+    a, b = (quantize_operand(backend, problem, shape, name, buffers) for name in ("a", "b"))
     # Create the detector before ``bind_operands``, because a kernel may already overwrite the operands there.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
     find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
-    unquantized_operands = [view_as(flat[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]
+    unquantized_operands = [view_as(buffers[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]
     return make_matmul_operand_set(
         problem,
         bind_operands(a, b),
@@ -332,14 +332,18 @@ def make_scaled_operand_set(
 
 
 def quantize_operand(
-    backend: Backend, problem: BaseMatmulProblem, shape: BaseMatmulShape, operand: str, flat: Mapping[str, torch.Tensor]
+    backend: Backend,
+    problem: BaseMatmulProblem,
+    shape: BaseMatmulShape,
+    operand: str,
+    buffers: Mapping[str, torch.Tensor],
 ) -> QuantizedOperand:
     """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
 
-    ``flat``: the memory of all buffers, by name. The result uses the memory of ``a_quantized`` or ``b_quantized``.
+    ``buffers``: the memory of all buffers, by name. The result uses the memory of ``a_quantized`` or ``b_quantized``.
     """
     float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.element_counts[operand] // (scaled_format.values_per_byte if scaled_format else 1)
-    memory = flat[f"{operand}_quantized"][:nbytes]
-    values = view_as(flat[operand], shape.row_counts[operand], shape.k)
+    memory = buffers[f"{operand}_quantized"][:nbytes]
+    values = view_as(buffers[operand], shape.row_counts[operand], shape.k)
     return quantize_to_format(values, problem.dtype, operand, memory, float8_dtype)

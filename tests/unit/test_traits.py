@@ -21,7 +21,7 @@ WAKING = Physics(waking_time_factor=3.0, waking_seconds=0.004)
 @pytest.fixture(autouse=True)
 def simulated(monkeypatch):
     library.install(monkeypatch)
-    monkeypatch.setattr(traits, "_traits_by_device", {})
+    monkeypatch.setattr(traits, "_TRAITS_BY_DEVICE", {})
 
 
 def unknown(physics=None):

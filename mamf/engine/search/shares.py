@@ -46,13 +46,13 @@ class SharesStrategy(RowsStrategy):
         self.choose_references, self.on_failure = choose_references, on_failure
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
-        begun, budget = self.backend.now(), self.plan.budget_seconds
+        start_time, budget = self.backend.now(), self.plan.budget_seconds
         yield from self.records
         for search in self.search_plans:
             yield from self._find_ceilings(search)
         if budget is not None:
-            left = budget - (self.backend.now() - begun)
-            self.plan = replace(self.plan, budget_seconds=max(left, _MIN_BUDGET_SECONDS))
+            seconds_left = budget - (self.backend.now() - start_time)
+            self.plan = replace(self.plan, budget_seconds=max(seconds_left, _MIN_BUDGET_SECONDS))
         self.records, self.reference_kernels = (), self.choose_references(self.found_ceilings)
         yield from super().yield_results()
 
@@ -62,8 +62,8 @@ class SharesStrategy(RowsStrategy):
         """
         problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
         opened = choose_kernels(get_operation(search.operation), backend, search.kernels)
-        held = [row for row in self.setup.rows if row.phase and row.problem == problem]
-        find = RunSetup(search, backend, opened, held)
+        interrupted_rows = [row for row in self.setup.rows if row.phase and row.problem == problem]
+        find = RunSetup(search, backend, opened, interrupted_rows)
         find.report_phase = lambda text: self.setup.report_phase(f"{name} ceiling, {text}")
         strategy = FindStrategy(find) if search.is_search else KernelsFindStrategy(find)
         for row in strategy.yield_results():

@@ -127,17 +127,17 @@ def compute_distances(
     features: CandidateFeatures, rows: list[int], other_rows: list[int] | None = None
 ) -> FeatureDistances:
     """Return the distances in each feature from the candidates ``rows`` to ``other_rows`` (None: all candidates)."""
-    own = features.pair_indices[rows]
-    pairs = np.arange(len(features.wave_features)) if other_rows is None else features.pair_indices[other_rows]
-    which = features.pair_indices if other_rows is None else np.arange(len(other_rows))
+    pairs_of_rows = features.pair_indices[rows]
+    other_pairs = np.arange(len(features.wave_features)) if other_rows is None else features.pair_indices[other_rows]
+    other_pair_indices = features.pair_indices if other_rows is None else np.arange(len(other_rows))
     others = slice(None) if other_rows is None else other_rows
     return FeatureDistances(
         compute_squared_distances(features.size_features, rows, other_rows),
         # The squared difference for each tile size. The axes are tile sizes, candidates, pairs of M and N.
-        (features.wave_features[own].T[:, :, None] - features.wave_features[pairs].T[:, None, :]) ** 2,
-        (features.log_aspect_ratios[own] - features.log_aspect_ratios[pairs].T) ** 2,
-        np.equal.outer(own, pairs).astype(float),
-        which,
+        (features.wave_features[pairs_of_rows].T[:, :, None] - features.wave_features[other_pairs].T[:, None, :]) ** 2,
+        (features.log_aspect_ratios[pairs_of_rows] - features.log_aspect_ratios[other_pairs].T) ** 2,
+        np.equal.outer(pairs_of_rows, other_pairs).astype(float),
+        other_pair_indices,
         None
         if features.kernel_indices is None
         else np.equal.outer(features.kernel_indices[rows], features.kernel_indices[others]).astype(float),
@@ -221,9 +221,9 @@ class Hyperparameters:
         """Return the log prior probability of these hyperparameters, from how many steps they differ from the defaults.
         The prior is necessary because with only a dozen measurements the likelihood alone is not reliable.
         """
-        usual = replace(Hyperparameters(), kernel_share=self.kernel_share)
+        defaults = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
-            math.log(getattr(self, name) / getattr(usual, name), step)
+            math.log(getattr(self, name) / getattr(defaults, name), step)
             for name, (step, _, _) in _FACTORS_AND_BOUNDS.items()
             if self.kernel_share or name != "kernel_share"
         )
@@ -361,8 +361,8 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
 
 def compute_noisy_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
     """Return the covariance of measured candidates: the prior covariance plus measurement noise."""
-    found = compute_covariance(parts, hyperparameters)
-    return found + hyperparameters.noise_share * np.eye(len(found))
+    covariance = compute_covariance(parts, hyperparameters)
+    return covariance + hyperparameters.noise_share * np.eye(len(covariance))
 
 
 def find_likeliest_hyperparameters(
@@ -429,6 +429,6 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
         unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
         return compute_log_likelihood(unit_parts, values, hyperparameters)
 
-    found = {units: compute_likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
-    likeliest = max(found, key=found.__getitem__)
-    return likeliest if found[likeliest] > compute_likelihood(None) + _MIN_LIKELIHOOD_GAIN else None
+    likelihoods = {units: compute_likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
+    likeliest = max(likelihoods, key=likelihoods.__getitem__)
+    return likeliest if likelihoods[likeliest] > compute_likelihood(None) + _MIN_LIKELIHOOD_GAIN else None

@@ -44,11 +44,11 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
         """Return a function that launches C = A @ B^T, with A (M, K), B (N, K) and C (M, N)."""
 
     def make_operand_set(
-        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        c = view_as(flat["c"], shape.m, shape.n)
+        c = view_as(buffers["c"], shape.m, shape.n)
         return make_scaled_operand_set(
-            *(backend, problem, shape, flat, c),
+            *(backend, problem, shape, buffers, c),
             bind_operands=lambda a, b: self.bind_operands(backend, problem, a, b, c),
             split_into_parts=lambda a, b, output: [MatmulPart(a, b, output[None])],
         )
@@ -90,8 +90,8 @@ def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":
-        flat = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
-        return flat.view(getattr(torch, scaling.scale_dtype))
+        flat_scales = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
+        return flat_scales.view(getattr(torch, scaling.scale_dtype))
     if scaling.block_rows > 1:
         # cuBLAS expects a multiple of 4 scales along K.
         return torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4))

@@ -37,11 +37,11 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
         return {}
 
     def make_operand_set(
-        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = view_in_layout(flat["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding_elements)
-        b = view_in_layout(flat["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding_elements)
-        c = view_as(flat["c"], shape.m, shape.n)
+        a = view_in_layout(buffers["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding_elements)
+        b = view_in_layout(buffers["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding_elements)
+        c = view_as(buffers["c"], shape.m, shape.n)
         launch, scale = self.bind_operands(problem, a, b, c)
         return make_matmul_operand_set(
             problem,

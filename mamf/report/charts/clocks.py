@@ -29,14 +29,12 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The left, lower, right and upper edge of a box, in units of 1/72 inch.
-_Box = tuple[float, float, float, float]
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
 #: Places of a label relative to its marker, the preferred place first: the distance to the right and up in 1/72 inch,
 #: and whether the text ends there instead of beginning there.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
-#: Approximate shares of the picture's width and height that the axes take, and size of a letter in font sizes.
-_AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH, _LETTER_HEIGHT = 0.94, 0.72, 0.6, 1.0
+#: Approximate shares of the picture's width and height that the axes take, and the width of a letter in font sizes.
+_AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH = 0.94, 0.72, 0.6
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
@@ -164,24 +162,20 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
 def _choose_label_places(
     centers: Sequence[tuple[float, float]], label_widths: Sequence[float]
 ) -> Iterator[tuple[float, float, bool]]:
-    """Choose for the label of each marker the first of ``_LABEL_PLACES`` where it covers as little as possible of the
-    markers and of the labels before it.
+    """Choose for the label of each marker the first of ``_LABEL_PLACES`` where it covers the fewest markers and
+    earlier labels.
 
     ``centers``: the positions of the markers, in units of 1/72 inch. ``label_widths``: in the same unit.
     """
+    from matplotlib.transforms import Bbox
+
     half = _MARKER_SIZE_POINTS / 2
-    occupied = [(x - half, y - half, x + half, y + half) for x, y in centers]
+    occupied = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in centers]
     for (x, y), width in zip(centers, label_widths, strict=True):
-        boxes: dict[tuple[int, int, bool], _Box] = {}
-        for right, up, ends in _LABEL_PLACES:
-            begin, low = x + right - (width if ends else 0), y + up
-            boxes[right, up, ends] = begin, low, begin + width, low + _LETTER_HEIGHT * SMALL_FONT_POINTS
-        place = min(boxes, key=lambda each: sum(_compute_overlap(boxes[each], box) for box in occupied))
+        boxes = {
+            (right, up, ends): Bbox.from_bounds(x + right - width * ends, y + up, width, SMALL_FONT_POINTS)
+            for right, up, ends in _LABEL_PLACES
+        }
+        place = min(boxes, key=lambda each: boxes[each].count_overlaps(occupied))
         occupied.append(boxes[place])
         yield place
-
-
-def _compute_overlap(one: _Box, other: _Box) -> float:
-    """Return the area that two boxes share, in (1/72 inch)**2."""
-    width, height = min(one[2], other[2]) - max(one[0], other[0]), min(one[3], other[3]) - max(one[1], other[1])
-    return max(0.0, width) * max(0.0, height)

@@ -63,10 +63,10 @@ class TorchLayerNorm(TorchKernel[LayerNormProblem, Rows]):
         return None if problem.dtype in _TOLERANCES else f"it takes {', '.join(_TOLERANCES)}"
 
     def make_operand_set(
-        self, backend: Backend, problem: LayerNormProblem, shape: Rows, flat: Mapping[str, torch.Tensor]
+        self, backend: Backend, problem: LayerNormProblem, shape: Rows, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         normalize = functools.partial(layer_norm, normalized_shape=[shape.width], eps=problem.eps)
-        x = view_as(flat["x"], shape.rows, shape.width)
+        x = view_as(buffers["x"], shape.rows, shape.width)
 
         def verify(result: torch.Tensor) -> Verdict:
             reference = normalize(x[:16].cpu().double())

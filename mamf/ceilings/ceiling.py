@@ -147,12 +147,12 @@ def confirm_ceilings(
     rows = list(rows)
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
     for problem, regime, default in requested:
-        same = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        ceiling = confirm_ceiling(same, device, uuid_hash, default)
+        rows_of_ceiling = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
+        ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default)
         if ceiling is not None:
             unknown = replace(ceiling.interval, low=0.0)
             ceilings[problem, regime] = (
-                replace(ceiling, interval=unknown) if has_faster_visit(ceiling, same) else ceiling
+                replace(ceiling, interval=unknown) if has_faster_visit(ceiling, rows_of_ceiling) else ceiling
             )
     return ceilings
 
@@ -164,8 +164,10 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     else may have used the device during that visit. No log in results/ has such a faster visit.
     """
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
-    own = (row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner)
-    return max(own, default=0.0) > _CLEARLY_FASTER_FACTOR * max(ceiling.interval.high, ceiling.rate)
+    winner_rates = (
+        row.best_rate for row in rows if row.ok and (row.problem, row.regime, row.shape, row.kernel) == winner
+    )
+    return max(winner_rates, default=0.0) > _CLEARLY_FASTER_FACTOR * max(ceiling.interval.high, ceiling.rate)
 
 
 def explain_missing_ceiling(rows: Sequence[Measurement]) -> str | None:
@@ -185,21 +187,26 @@ def confirm_ceiling(
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
     choosing = [row for row in rows if row.phase == CHOOSE_PHASE]
-    fresh = group_rounds(row for row in rows if row.phase != CHOOSE_PHASE)
+    confirming_rounds = group_rounds(row for row in rows if row.phase != CHOOSE_PHASE)
     # Logs converted from an older version have only one phase. Its rounds choose the winner and also give its rate,
     # which is therefore biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
     winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
-    if winner is None or len(fresh.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
+    if winner is None or len(confirming_rounds.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
         return None
-    own = fresh[winner]
+    winner_rounds = confirming_rounds[winner]
     shape, kernel = winner
-    rate, interval = combine_rounds(list(own.values()))
+    rate, interval = combine_rounds(list(winner_rounds.values()))
     gain = None
-    compared = group_rounds(choosing) or fresh
-    if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared:
-        gain = stdlib_statistics.median(compute_rate_ratios(compared[winner], compared[shape, default_kernel])) - 1
-    row = next(iter(own.values()))
+    compared_rounds = group_rounds(choosing) or confirming_rounds
+    if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared_rounds:
+        gain = (
+            stdlib_statistics.median(
+                compute_rate_ratios(compared_rounds[winner], compared_rounds[shape, default_kernel])
+            )
+            - 1
+        )
+    row = next(iter(winner_rounds.values()))
     return Ceiling(
         device=device,
         uuid_hash=uuid_hash,
@@ -209,13 +216,15 @@ def confirm_ceiling(
         shape=shape,
         rate=rate,
         interval=interval,
-        rounds=len(own),
+        rounds=len(winner_rounds),
         tied=tuple(
-            other for other in _find_remaining_candidates(fresh) if other != winner and is_tied(own, fresh[other])
+            other
+            for other in _find_remaining_candidates(confirming_rounds)
+            if other != winner and is_tied(winner_rounds, confirming_rounds[other])
         ),
-        conditions=summarize_conditions(own.values()),
+        conditions=summarize_conditions(winner_rounds.values()),
         gain_over_default=gain,
-        repeatability=find_median_repeatability(list(own.values())),
+        repeatability=find_median_repeatability(list(winner_rounds.values())),
     )
 
 
@@ -225,17 +234,21 @@ def _find_remaining_candidates(
     """Return the candidates that all rounds measured. Also return candidates that only the last round did not measure,
     because the last round may be incomplete.
     """
-    most = max(map(len, rounds_by_candidate.values()), default=0)
-    return [candidate for candidate, found in rounds_by_candidate.items() if len(found) >= most - 1]
+    round_count = max(map(len, rounds_by_candidate.values()), default=0)
+    return [candidate for candidate, found in rounds_by_candidate.items() if len(found) >= round_count - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
     """Sort the candidates of a search by their median rate over rounds, best first. Candidates that the search has
     dropped come last.
     """
-    found = group_rounds(rows)
-    kept = set(_find_remaining_candidates(found))
-    return sorted(found, key=lambda each: (each in kept, compute_median_rate(found[each].values())), reverse=True)
+    rounds_by_candidate = group_rounds(rows)
+    remaining = set(_find_remaining_candidates(rounds_by_candidate))
+    return sorted(
+        rounds_by_candidate,
+        key=lambda each: (each in remaining, compute_median_rate(rounds_by_candidate[each].values())),
+        reverse=True,
+    )
 
 
 def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
@@ -245,14 +258,17 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. If the
     rounds have no calibration, in logs converted from an older version, the interval comes from order statistics.
     """
-    known = find_median_repeatability(rounds)
-    if known is None:
+    repeatability = find_median_repeatability(rounds)
+    if repeatability is None:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), compute_median_interval(rates)
-    seconds, middle, errors = _combine_round_seconds(rounds)
+    seconds, combined_seconds, errors = _combine_round_seconds(rounds)
     celsius = compute_known_median(row.conditions.celsius for row in rounds)
-    interval, scale = compute_repeat_interval(seconds, middle, errors, known, celsius), rounds[0].amount / TERA
-    return scale / middle, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+    interval, scale = (
+        compute_repeat_interval(seconds, combined_seconds, errors, repeatability, celsius),
+        rounds[0].amount / TERA,
+    )
+    return scale / combined_seconds, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
 
 def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
@@ -283,8 +299,8 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 
     The median is enough, because a kernel that varies between runs does so in most rounds.
     """
-    known = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
-    return known[len(known) // 2] if known else None
+    repeatabilities = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
+    return repeatabilities[len(repeatabilities) // 2] if repeatabilities else None
 
 
 def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
@@ -308,8 +324,8 @@ def is_tied(winner: Mapping[int, Measurement], other: Mapping[int, Measurement])
 
     A candidate that is faster than the winner in these rounds is tied as well, because earlier rounds chose the winner.
     """
-    compared = compute_rate_ratios(winner, other)
-    return bool(compared) and compute_median_interval(compared).low <= 1.0
+    ratios = compute_rate_ratios(winner, other)
+    return bool(ratios) and compute_median_interval(ratios).low <= 1.0
 
 
 def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
@@ -319,19 +335,21 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     In sustained the power is total energy divided by total time, not a median.
     """
     rows = list(rows)
-    seen = [row.conditions for row in rows]
-    reasons = sorted({reason for each in seen for reason in each.throttle_reasons})
+    conditions = [row.conditions for row in rows]
+    reasons = sorted({reason for each in conditions for reason in each.throttle_reasons})
     return Conditions(
-        clock_hz=compute_known_median(each.clock_hz for each in seen),
+        clock_hz=compute_known_median(each.clock_hz for each in conditions),
         watts=_compute_mean_watts(rows)
         if rows and rows[0].regime == SUSTAINED
-        else compute_known_median(each.watts for each in seen),
-        celsius=compute_known_median(each.celsius for each in seen),
+        else compute_known_median(each.watts for each in conditions),
+        celsius=compute_known_median(each.celsius for each in conditions),
         throttle_reasons=tuple(
-            reason for reason in reasons if 2 * sum(reason in each.throttle_reasons for each in seen) >= len(seen)
+            reason
+            for reason in reasons
+            if 2 * sum(reason in each.throttle_reasons for each in conditions) >= len(conditions)
         ),
-        true_clock_hz=compute_known_median(each.true_clock_hz for each in seen),
-        cycles_used=compute_known_median(each.cycles_used for each in seen),
+        true_clock_hz=compute_known_median(each.true_clock_hz for each in conditions),
+        cycles_used=compute_known_median(each.cycles_used for each in conditions),
     )
 
 
@@ -393,8 +411,12 @@ def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
 
     Returns None if the run did not measure the reference matmul or there is no ceiling.
     """
-    ceiling, seen = find_row_ceiling(row, ceilings), row.details.get("reference_tflops")
-    return None if ceiling is None or seen is None else float(seen) / (row.device_speed or 1.0) / ceiling.tflops - 1
+    ceiling, reference_tflops = find_row_ceiling(row, ceilings), row.details.get("reference_tflops")
+    return (
+        None
+        if ceiling is None or reference_tflops is None
+        else float(reference_tflops) / (row.device_speed or 1.0) / ceiling.tflops - 1
+    )
 
 
 def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:

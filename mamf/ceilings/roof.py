@@ -51,13 +51,13 @@ class Roofs:
 
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
         """Return a copy with only the ceilings of these regimes. Raises UsageError if no ceiling is left."""
-        kept = tuple(regimes)
-        compute = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept}
-        bandwidth = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept}
+        kept_regimes = tuple(regimes)
+        compute = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
+        bandwidth = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}
         if not compute and not bandwidth:
             raise UsageError(
-                f"no ceiling is known in the regime {' or '.join(kept)}: choose from the regimes with a ceiling, "
-                f"{', '.join(self.regimes)}"
+                f"no ceiling is known in the regime {' or '.join(kept_regimes)}: choose from the regimes with a "
+                f"ceiling, {', '.join(self.regimes)}"
             )
         return replace(self, compute_ceilings=compute, bandwidth_ceilings=bandwidth)
 
@@ -134,9 +134,9 @@ def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
     return READ_BANDWIDTH_KEY if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
-def get_ceiling_name(search: Plan) -> str:
+def get_ceiling_name(search_plan: Plan) -> str:
     """Return the name of the ceiling that a search finds: the dtype of a matmul ceiling, else READ_BANDWIDTH_KEY."""
-    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH_KEY
+    return str(search_plan.problem.dtype) if search_plan.is_search else READ_BANDWIDTH_KEY
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
@@ -161,11 +161,13 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
     """
     compute: dict[tuple[str, str], Ceiling] = {}
     bandwidth: dict[tuple[str, str], Ceiling] = {}
-    found = list(ceilings)
-    for ceiling in found:
+    all_ceilings = list(ceilings)
+    for ceiling in all_ceilings:
         problem = ceiling.problem
         if not anyway:
-            require_same_device((found[0].device, found[0].uuid_hash), (ceiling.device, ceiling.uuid_hash))
+            require_same_device(
+                (all_ceilings[0].device, all_ceilings[0].uuid_hash), (ceiling.device, ceiling.uuid_hash)
+            )
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
                 key = ceiling.dtype, ceiling.regime
@@ -180,7 +182,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
             "the logs contain no compute or bandwidth ceiling: give logs of 'mamf roofline', or of 'mamf find' and "
             "'mamf find --operation bandwidth'"
         )
-    return Roofs(found[0].device, found[0].uuid_hash, compute, bandwidth)
+    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, compute, bandwidth)
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:

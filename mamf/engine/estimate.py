@@ -58,8 +58,8 @@ def measure_matmul_flops(
                 if not seconds > 0:
                     raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
                 flops = shape.flop / seconds
-                enough = _MIN_PROBE_LAUNCH_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_MATMUL_SECONDS
-                if seconds >= enough or size >= max_size:
+                min_seconds = _MIN_PROBE_LAUNCH_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_MATMUL_SECONDS
+                if seconds >= min_seconds or size >= max_size:
                     return flops
                 size *= 2
     except PluginError:
@@ -98,8 +98,8 @@ def choose_working_kernels(
     if is_quick:
         # If results/ says which kernels are fastest on cards of this model, keep only these kernels, the default kernel
         # and all kernels that need no compilation.
-        known = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
-        winners = {ceiling.kernel.partition("[")[0] for ceiling in known if ceiling.regime == BURST}
+        known_ceilings = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
+        winners = {ceiling.kernel.partition("[")[0] for ceiling in known_ceilings if ceiling.regime == BURST}
         if any(each.name in winners for each in kernels):
             kernels = [
                 each for each in kernels if each is kernels[0] or each.name in winners or each.has_cheap_variants

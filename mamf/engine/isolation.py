@@ -41,8 +41,8 @@ class IsolatedChecker:
         If the kernel gave a wrong result, or was slower than in the row, the returned row has the status
         ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.
         """
-        wanted = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
-        if not (row.ok and wanted and backend.has_tensors):
+        must_check = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
+        if not (row.ok and must_check and backend.has_tensors):
             return row
         key = (row.kernel, row.problem, row.shape)
         if key not in self._answers_by_kernel_and_shape:
@@ -59,16 +59,16 @@ class IsolatedChecker:
         return row
 
     def _request_check(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> dict[str, str]:
-        of, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
-        if not of.returns_tensors:
-            return {"unknown": f"launches of {of.name} return no tensors to check"}
+        operation, tensors = get_operation(row.operation), importlib.import_module("mamf.operations.isolated")
+        if not operation.returns_tensors:
+            return {"unknown": f"launches of {operation.name} return no tensors to check"}
         pool = backend.make_operand_pool(row.problem.data, row.problem.seed)
         process, is_whole = self._checking_process or _start_checking_process(), False
         assert process.stdin and process.stdout
         try:
             channel = tensors.Channel(process.stdout, process.stdin)
-            problem, shape = of.make_problem_record(row.problem), of.make_shape_record(row.shape)
-            channel.send(operation=of.name, problem=problem, shape=shape, seconds=row.seconds)
+            problem, shape = operation.make_problem_record(row.problem), operation.make_shape_record(row.shape)
+            channel.send(operation=operation.name, problem=problem, shape=shape, seconds=row.seconds)
             with kernel.apply_settings(backend, row.problem):
                 answer = dict(tensors.serve_launches(channel, kernel, backend, row.problem, row.shape, pool))
             is_whole = True

@@ -65,7 +65,7 @@ def launch_in_profiler_window(
         raise UnsupportedError(reason)
     try:
         with kernel.apply_settings(backend, problem):
-            begun = backend.now()
+            start_time = backend.now()
             pool = backend.make_operand_pool(problem.data, problem.seed)
             ready = kernel.prepare(backend, problem, shape, pool)
             checked = CheckedKernel(ready)
@@ -84,7 +84,7 @@ def launch_in_profiler_window(
                 checked.require_unchanged_operands()
             return ProfiledLaunches(
                 launch_seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
-                preparation_seconds=prepared - begun,
+                preparation_seconds=prepared - start_time,
                 worst_verdict=checked.verdict if must_verify else None,
                 device_kernel_names=find_device_kernels and tuple(find_device_kernels(checked.launches[0])),
                 is_deterministic=_check_determinism(checked, backend, repeat_count, ready.queue_checksum),
@@ -107,13 +107,16 @@ def time_kernel_parts(
             f"kernel {kernel.name} is one launch, so its parts cannot be timed: choose the kernel eager"
         )
     parts = kernel.make_part_launches(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
-    found = {}
+    flop_and_seconds_by_part = {}
     for name, (flop, launch) in parts.items():
         # Ignore the first launch, because it only warms up the device.
         _, *marks = [launch_between_marks(launch, backend) for _ in range(launch_count + 1)]
         backend.synchronize()
-        found[name] = flop, statistics.median(backend.compute_seconds_between(*each) for each in marks)
-    return found
+        flop_and_seconds_by_part[name] = (
+            flop,
+            statistics.median(backend.compute_seconds_between(*each) for each in marks),
+        )
+    return flop_and_seconds_by_part
 
 
 def _check_determinism(

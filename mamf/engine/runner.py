@@ -60,9 +60,11 @@ class CrashRecord:
         process on this shape, or too often on other shapes. Return an empty string if the kernel may be launched.
         """
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
-        same = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
-        ends = sum(not row.reason.startswith(GIVEN_UP_REASON) for row in of_kernel)
-        return same or (f"{GIVEN_UP_REASON}, so mamf no longer launches it" if ends >= _MAX_CRASHES_OF_KERNEL else "")
+        reason_of_step = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
+        crash_count = sum(not row.reason.startswith(GIVEN_UP_REASON) for row in of_kernel)
+        return reason_of_step or (
+            f"{GIVEN_UP_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_OF_KERNEL else ""
+        )
 
 
 _CRASH_RECORD_BY_BACKEND: WeakKeyDictionary[Backend, CrashRecord] = WeakKeyDictionary()
@@ -123,7 +125,7 @@ class Runner:
         self.start_time = self.now()
         self.deadline = None if self.budget_seconds is None else self.start_time + self.budget_seconds
         self._unused_rows = deque(self.interrupted_rows)
-        self._pools: dict[object, OperandPool] = {}
+        self._operand_pools: dict[object, OperandPool] = {}
         self._has_measured_row = self._has_tried_step = False
 
     def measure_steps(self, steps: StepGenerator) -> Iterator[Measurement]:
@@ -131,20 +133,20 @@ class Runner:
         discards the measurement in progress.
         """
         try:
-            asked = next(steps)
+            next_item = next(steps)
             while True:
                 row = None
-                if isinstance(asked, Measurement):
-                    yield asked
+                if isinstance(next_item, Measurement):
+                    yield next_item
                 # The next row of the interrupted run answers any step of that row's phase, even if the step asks for
                 # another shape or kernel.
-                elif self._unused_rows and self._unused_rows[0].phase == asked.phase:
+                elif self._unused_rows and self._unused_rows[0].phase == next_item.phase:
                     row = self._unused_rows.popleft()
                 else:
-                    row = self._measure_step(asked)
-                    if row is not None and asked.is_reported:
+                    row = self._measure_step(next_item)
+                    if row is not None and next_item.is_reported:
                         yield row
-                asked = steps.send(row)
+                next_item = steps.send(row)
         except StopIteration:
             return
         finally:
@@ -209,15 +211,15 @@ class Runner:
             ) from error
         return regime
 
-    def allocate_largest_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+    def allocate_largest_operands(self, problem: Problem, needed_buffers: Iterable[Mapping[str, Buffer]]) -> None:
         """Allocate one buffer per operand that is large enough for all later steps, because the device would cool while
-        mamf enlarges a buffer between two measurements. ``needed``: the buffers of each step, by operand. If the
-        largest buffers do not fit in memory, the rows of large shapes fail later. Raise DeviceError if the device
-        fails.
+        mamf enlarges a buffer between two measurements. If the largest buffers do not fit in memory, the rows of large
+        shapes fail later. Raise DeviceError if the device fails. ``needed_buffers``: the buffers of each step, by
+        operand.
         """
         self.report_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
-        for buffers in needed:
+        for buffers in needed_buffers:
             largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}
         try:
             for name, buffer in largest.items():
@@ -234,15 +236,15 @@ class Runner:
     def get_operand_pool(self, problem: Problem) -> OperandPool:
         """Return the operand buffers for a problem. Problems with equal operation, data and seed share a pool."""
         key = (problem.operation, problem.data, problem.seed)
-        if key not in self._pools:
-            self._pools[key] = self.backend.make_operand_pool(problem.data, problem.seed)
-        return self._pools[key]
+        if key not in self._operand_pools:
+            self._operand_pools[key] = self.backend.make_operand_pool(problem.data, problem.seed)
+        return self._operand_pools[key]
 
     def release_pools(self) -> None:
         """Release the memory of all operands of this run."""
-        for pool in self._pools.values():
+        for pool in self._operand_pools.values():
             pool.release_buffers()
-        self._pools.clear()
+        self._operand_pools.clear()
 
     # -- measuring steps ---------------------------------------------------------------------------------------------
 
@@ -335,20 +337,22 @@ class RunSetup:
     def answered_rows(self) -> dict[StepKey, Measurement]:
         """The rows that answer steps of the plan, by step (regime, problem, shape and kernel)."""
         requested = {kernel.name: name for name, kernel in self.kernels}
-        found = {}
+        row_by_step = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
                 library = row.kernel.partition("[")[0]  # Drop the name of an algorithm, which may follow in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
-                found[row.step._replace(kernel=name)] = row
-        return found
+                row_by_step[row.step._replace(kernel=name)] = row
+        return row_by_step
 
     @property
     def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:
         """The ceilings (highest rates that repeated measurements confirm) of this run's rows, by problem and regime."""
         default_kernel = self.plan_kernels[0].name
-        wanted = [(problem, regime, default_kernel) for problem in self.plan.problems for regime in self.plan.regimes]
-        return confirm_ceilings(self.rows, wanted, self.backend.info.name, self.backend.info.uuid_hash)
+        requested = [
+            (problem, regime, default_kernel) for problem in self.plan.problems for regime in self.plan.regimes
+        ]
+        return confirm_ceilings(self.rows, requested, self.backend.info.name, self.backend.info.uuid_hash)
 
 
 class Strategy(Protocol):

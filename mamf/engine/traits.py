@@ -85,10 +85,10 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
             burst = replace(backend.burst_traits, remark=remark)
             sustained = replace(backend.sustained_traits, remark=remark)
             _TRAITS_BY_DEVICE[key] = MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
-    found = _TRAITS_BY_DEVICE[key]
-    backend.burst_traits, backend.sustained_traits = found.burst_traits, found.sustained_traits
-    backend.info = replace(info, cache_bytes=info.cache_bytes or found.cache_bytes)
-    return found.findings
+    measured = _TRAITS_BY_DEVICE[key]
+    backend.burst_traits, backend.sustained_traits = measured.burst_traits, measured.sustained_traits
+    backend.info = replace(info, cache_bytes=info.cache_bytes or measured.cache_bytes)
+    return measured.findings
 
 
 def measure_traits(backend: Backend) -> MeasuredTraits:
@@ -96,13 +96,13 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
     cache = backend.info.cache_bytes or measure_cache_bytes(backend)
     with _prepare_matmul_launch(backend) as launch, disable_garbage_collection():
         probe = _TraitProbe(backend, launch)
-        wake, reaction = probe.measure_wake_up(), probe.measure_reaction()
-        recovery = (
+        wake_up, reaction = probe.measure_wake_up(), probe.measure_reaction()
+        recovery_seconds = (
             None
             if reaction.seconds_until_slower is None
             else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds_until_slower)
         )
-    burst = _make_burst_traits(backend.burst_traits, wake, reaction, recovery)
+    burst = _adapt_burst_traits(backend.burst_traits, wake_up, reaction, recovery_seconds)
     sustained = backend.sustained_traits
     if reaction.settling_seconds is None:
         remark = f"the speed of this device did not settle within {_LOAD_SECONDS:g} s of continuous load"
@@ -112,25 +112,33 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
             max(each, reaction.settling_seconds) for each in (sustained.settle_seconds, sustained.restart_seconds)
         )
         sustained = replace(sustained, settle_seconds=settle, restart_seconds=restart, remark="")
-    return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
+    return MeasuredTraits(burst, sustained, cache, _describe_findings(wake_up, reaction, recovery_seconds, cache))
 
 
-def _make_burst_traits(
-    assumed: BurstTraits, wake: WakeUp, reaction: LoadReaction, recovery: float | None
+def _adapt_burst_traits(
+    assumed_traits: BurstTraits, wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None
 ) -> BurstTraits:
-    traits, remarks = replace(assumed, wake_seconds=wake.wake_seconds), [reaction.remark]
-    if wake.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
+    traits, remarks = replace(assumed_traits, wake_seconds=wake_up.wake_seconds), [reaction.remark]
+    if wake_up.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
         remarks.append(
-            f"for at least {wake.wake_seconds:.2g} s after a rest, launches take {wake.slowdown_ratio:.2g} times as "
-            "long as later launches"
+            f"for at least {wake_up.wake_seconds:.2g} s after a rest, launches take {wake_up.slowdown_ratio:.2g} times "
+            "as long as later launches"
         )
     if reaction.seconds_until_slower is not None:
         train = min(
             max(_TRAIN_SHARE_OF_REACTION * reaction.seconds_until_slower, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS
         )
-        traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
-        remarks += [] if recovery else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
-    elif wake.wake_seconds or reaction.remark:  # Load does not slow this device, so rests would only delay the wake-up.
+        traits = replace(
+            traits, train_seconds=train, longest_rest_seconds=recovery_seconds or traits.longest_rest_seconds
+        )
+        remarks += (
+            []
+            if recovery_seconds
+            else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
+        )
+    elif (
+        wake_up.wake_seconds or reaction.remark
+    ):  # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
@@ -139,9 +147,9 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     """Return the size of the device's cache in bytes: the total size of the largest arrays that are copied clearly
     faster than arrays that no cache can contain. Return None if too few sizes are copied that fast.
     """
-    of = make_operation("bandwidth")
-    ((_, kernel), *_others) = choose_kernels(of, backend)
-    problem = of.make_problem(backend, {"pattern": "copy"})
+    operation = make_operation("bandwidth")
+    ((_, kernel), *_others) = choose_kernels(operation, backend)
+    problem = operation.make_problem(backend, {"pattern": "copy"})
     pool, free = backend.make_operand_pool(problem.data, problem.seed), backend.read_free_memory_bytes()
     probe, rates = _TraitProbe(backend, lambda: None), dict[int, float]()
     # Begin with the largest size, so that the pool allocates only once.
@@ -149,10 +157,10 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     try:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
-            once = _measure_launch_seconds(backend, launch, 1)
+            seconds = _measure_launch_seconds(backend, launch, 1)
             probe.queue_flushes_ahead()  # Without flushes ahead, small copies would wait for the host.
             rates[size] = size / _measure_launch_seconds(
-                backend, launch, 3 if once > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
+                backend, launch, 3 if seconds > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
             )
     finally:
         pool.release_buffers()
@@ -234,13 +242,13 @@ def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], bac
     if blocks of launches are too long to tell. ``ends``: the seconds from the start of the load to the end of each
     block. ``seconds``: the mean seconds of a launch in each block.
     """
-    swing, last = backend.sustained_traits.swing_seconds, ends[-1]
+    period, end_time = backend.sustained_traits.swing_seconds, ends[-1]
     before, after = (
-        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + swing]
-        for since in (last - 2 * swing, last - swing)
+        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + period]
+        for since in (end_time - 2 * period, end_time - period)
     )
     agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
-    return last - 2 * swing if agree else None
+    return end_time - 2 * period if agree else None
 
 
 class _TraitProbe:
@@ -259,23 +267,24 @@ class _TraitProbe:
         """Return the largest slowdown and the longest wake-up after rests of different lengths. For each length, rest
         several times and use the shortest wake-up, because noise only makes a wake-up longer.
         """
-        found = [
+        seconds_and_ratios = [
             min(self._measure_wake_up_after(rest) for _ in range(_WAKE_UP_ROUND_COUNT))
             for rest in _WAKE_UP_REST_SECONDS
         ]
-        self.wake_seconds = max(seconds for seconds, _times in found)
-        return WakeUp(max(times for _seconds, times in found), self.wake_seconds)
+        self.wake_seconds = max(seconds for seconds, _times in seconds_and_ratios)
+        return WakeUp(max(times for _seconds, times in seconds_and_ratios), self.wake_seconds)
 
     def _measure_wake_up_after(self, rest_seconds: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest_seconds)
-        windows = self._run_train(_WAKE_UP_TRAIN_SECONDS)
-        steady = median(windows[len(windows) // 2 :])
+        launch_seconds = self._run_train(_WAKE_UP_TRAIN_SECONDS)
+        steady = median(launch_seconds[len(launch_seconds) // 2 :])
         slow = next(
-            (index for index, window in enumerate(windows) if window <= _MAX_AWAKE_RATIO * steady), len(windows)
+            (index for index, window in enumerate(launch_seconds) if window <= _MAX_AWAKE_RATIO * steady),
+            len(launch_seconds),
         )
-        after = windows[slow : slow + 10] or windows
-        return _LEAD_SECONDS + sum(windows[:slow]) if slow else 0.0, windows[0] / median(after)
+        after = launch_seconds[slow : slow + 10] or launch_seconds
+        return _LEAD_SECONDS + sum(launch_seconds[:slow]) if slow else 0.0, launch_seconds[0] / median(after)
 
     def _run_train(self, seconds: float) -> list[float]:
         """Launch for about ``seconds`` behind flushes that put the host ahead, and return each launch's seconds."""
@@ -356,17 +365,21 @@ class _TraitProbe:
 
 
 def _describe_findings(
-    wake: WakeUp, reaction: LoadReaction, recovery: float | None, cache_bytes: int | None
+    wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None, cache_bytes: int | None
 ) -> Sequence[Advice]:
     woken = (
-        f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
-        "later launches"
-        if wake.wake_seconds
+        f"for {wake_up.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake_up.slowdown_ratio:.2g} times as "
+        "long as later launches"
+        if wake_up.wake_seconds
         else "launches after a rest take as long as launches before it"
     )
     slowed = reaction.remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
     if reaction.seconds_until_slower is not None:
-        back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
+        back = (
+            "no rest restores the speed"
+            if recovery_seconds is None
+            else f"a rest of {recovery_seconds:g} s restores the speed"
+        )
         slowed = (
             f"after {reaction.seconds_until_slower * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%} "
             f"longer than at the start of the load; {back}"

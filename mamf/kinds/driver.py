@@ -102,10 +102,10 @@ class Run(RunSetup):
         return driven
 
     def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
-        for found in strategy.yield_results():
-            if isinstance(found, Measurement):
-                self.rows.append(found)
-                yield found
+        for record in strategy.yield_results():
+            if isinstance(record, Measurement):
+                self.rows.append(record)
+                yield record
 
     def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
         """Open the log and yield None. Then measure, write and yield each row, and finally write the summary."""
@@ -113,14 +113,14 @@ class Run(RunSetup):
             with self.shield_from_signals():
                 self.writer = opened.enter_context(self._open_log())
             yield None
-            begun, seconds, is_idle = self.backend.now(), 0.0, False
+            start_time, seconds, is_idle = self.backend.now(), 0.0, False
             status, reason = "interrupted", "by the caller"
             try:
-                for found in strategy.yield_results():
+                for record in strategy.yield_results():
                     with self.shield_from_signals():
-                        self._write_record(found)
-                    if isinstance(found, Measurement):
-                        yield found
+                        self._write_record(record)
+                    if isinstance(record, Measurement):
+                        yield record
                     self.check_signals()
                 is_cut, is_idle = self.kind.is_cut_short(self, strategy.skipped_count), True
                 status = "interrupted" if is_cut else "complete"
@@ -137,7 +137,7 @@ class Run(RunSetup):
             finally:
                 with self.shield_from_signals():
                     with suppress(Exception):  # If the device failed, its clock may fail too.
-                        seconds = self.backend.now() - begun
+                        seconds = self.backend.now() - start_time
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_remaining_steps(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:

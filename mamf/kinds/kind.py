@@ -93,9 +93,11 @@ class RunKind:
         shares = ShareCalculator(
             log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
-        own = log.own_ceilings if self.has_ceilings else None
+        confirmed = log.own_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
-        return make_kernels_document(rows, shares, end, top=report_options.max_rows, confirmed=own, baseline=baseline)
+        return make_kernels_document(
+            rows, shares, end, top=report_options.max_rows, confirmed=confirmed, baseline=baseline
+        )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         """Make the chart of a log. ``regime``: the regime to draw; None: the kind of the run chooses. ``directions``:
@@ -125,8 +127,8 @@ class SweepKind(RunKind):
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.rows import OneKernelStrategy
 
-        of = get_operation(setup.plan.operation)
-        return super().make_strategy(setup) if of.compares_kernels else OneKernelStrategy(setup)
+        operation = get_operation(setup.plan.operation)
+        return super().make_strategy(setup) if operation.compares_kernels else OneKernelStrategy(setup)
 
     def format_command(self, plan: Plan) -> str:
         return get_operation(plan.operation).command_name or f"{SWEEP} --operation {plan.operation}"
@@ -135,27 +137,31 @@ class SweepKind(RunKind):
         from mamf.report.charts.attention import make_attention_chart, make_decode_chart
         from mamf.report.charts.logs import make_model_chart, make_sweep_chart
 
-        rows, header, of = log.measurements, log.header, get_operation(log.plan.operation)
-        if of.chart == "lengths":
+        rows, header, operation = log.measurements, log.header, get_operation(log.plan.operation)
+        if operation.chart == "lengths":
             return make_attention_chart(rows, log.all_ceilings, header, regime, directions)
-        if of.chart == "caches":
+        if operation.chart == "caches":
             return make_decode_chart(
-                [row for row in rows if row.operation == of.name], _build_confirmed_roofs(log), header, regime
+                [row for row in rows if row.operation == operation.name], _build_confirmed_roofs(log), header, regime
             )
-        if of.chart == "phases":
+        if operation.chart == "phases":
             return make_model_chart(rows, log.known_ceilings, header, regime)
-        if of.chart == "shapes":
+        if operation.chart == "shapes":
             return make_sweep_chart(rows, header, regime)
         return super().make_chart(log, regime)
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        of = get_operation(plan.operation)
-        if of.has_shares and not of.has_memory_shares:
-            return make_shares_summary_record([row for row in rows if row.operation == of.name], dict(ceilings), end)
+        operation = get_operation(plan.operation)
+        if operation.has_shares and not operation.has_memory_shares:
+            return make_shares_summary_record(
+                [row for row in rows if row.operation == operation.name], dict(ceilings), end
+            )
         return (
-            super().make_summary(plan, rows, ceilings, end) if of.compares_kernels else make_summary_record(rows, end)
+            super().make_summary(plan, rows, ceilings, end)
+            if operation.compares_kernels
+            else make_summary_record(rows, end)
         )
 
 
@@ -173,12 +179,12 @@ class FindKind(RunKind):
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return the number of ceilings that are not confirmed yet. Problems that no kernel supports do not count."""
-        plan, found = setup.plan, setup.confirmed_ceilings
+        plan, confirmed = setup.plan, setup.confirmed_ceilings
         if explain_missing_ceiling(setup.rows):
             return 0
         failed = {step for step, row in setup.answered_rows.items() if not row.ok}
-        hopeful = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
-        return sum(key not in found for key in itertools.product(hopeful, plan.regimes))
+        supported_problems = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
+        return sum(key not in confirmed for key in itertools.product(supported_problems, plan.regimes))
 
     def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         return bool(skipped_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))

@@ -172,12 +172,12 @@ class ReproduceKind(RunKind):
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options
         judged_claims = judge_claims(options, log.measurements)
-        found = find_setup_differences(options, judged_claims, log.header)
+        differences = find_setup_differences(options, judged_claims, log.header)
         data = {
             "header": log.header,
             "summary": log.summary,
             "source": options.source,
-            "differences": [asdict(each) for each in found] if options.recorded else None,
+            "differences": [asdict(each) for each in differences] if options.recorded else None,
         }
         unknown = (
             []
@@ -189,7 +189,7 @@ class ReproduceKind(RunKind):
                 [
                     f"claims of {options.source}, measured on {describe_machine(log.header)}",
                     *unknown,
-                    *describe_differences("the claims were measured under other conditions: ", found),
+                    *describe_differences("the claims were measured under other conditions: ", differences),
                 ]
             ),
             Table(
@@ -199,7 +199,7 @@ class ReproduceKind(RunKind):
                 get_remarks=_yield_claim_remarks,
                 get_label=_make_claim_label,
             ),
-            Answer([*(_format_verdict_line(each, found) for each in judged_claims), describe_end(log.summary)]),
+            Answer([*(_format_verdict_line(each, differences) for each in judged_claims), describe_end(log.summary)]),
         ]
         return Document("Reproduction", blocks, data)
 

@@ -40,10 +40,10 @@ _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
 def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
-    """Return the report of a run of mamf-finder. Confirmed rows come first, because the short trials of mamf-finder
-    give higher rates than its confirmations; the other rows are sorted by their first figure.
+    """Return the report of a run of mamf-finder. Put confirmed rows first, because the short trials of mamf-finder give
+    higher rates and would come before them. Sort the other rows by their first figure.
     """
-    rest = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
+    run_fields = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()
     records = {name: {each.name: each.read_value(row) for each in columns} for name, row in run.best.items()}
     rows = sorted(
@@ -57,7 +57,7 @@ def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
         get_label=lambda row: str(row.shape or "unknown"),
     )
     blocks: list[Block] = [Lines(list(_describe_finder_run(run))), table, Answer(list(_describe_finder_end(run)))]
-    return Document(f"mamf-finder on {run.device}", blocks, {"tier": LEGACY_TIER, **rest, "best": records})
+    return Document(f"mamf-finder on {run.device}", blocks, {"tier": LEGACY_TIER, **run_fields, "best": records})
 
 
 class Headline(NamedTuple):
@@ -70,13 +70,12 @@ class Headline(NamedTuple):
 
 
 class ComparedRun(NamedTuple):
-    """A run of mamf or mamf-finder, reduced to what both have.
+    """A run of mamf or mamf-finder with only what both programs log.
 
     - ``name``: a label with the log, the program and the device.
-    - ``statistic``: the statistic of the figures (mamf-finder), or the regime (mamf).
-    - ``tflops_by_shape``: TFLOPS by shape.
-    - ``headline_by_name``: MAMF and MSMF by these names, if the run has them.
-    - ``regime``: the regime of the figures; empty for mamf-finder.
+    - ``statistic``: the statistic of ``tflops_by_shape`` (mamf-finder), or the regime (mamf).
+    - ``headline_by_name``: the headline figures by their names "MAMF" and "MSMF", as far as the run has them.
+    - ``regime``: the regime of ``tflops_by_shape``; empty for mamf-finder.
     """
 
     name: str
@@ -91,45 +90,47 @@ class ComparedRun(NamedTuple):
 
 
 def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
-    """Convert a log of mamf or mamf-finder for a comparison. ``name``: what to call a log of mamf-finder.
+    """Convert a log of mamf or mamf-finder for a comparison. ``name``: the name of a log of mamf-finder in the report.
 
-    The figures of mamf-finder are in the statistic that most rows have; if a shape has several rows, the highest figure
+    The rates of mamf-finder are in the statistic that most rows have. If a shape has several rows, the highest rate
     counts. Raises UsageError if a log of mamf has no matmuls.
     """
     if isinstance(log, RunLog):
         return _convert_run_log(log)
     statistic = max(_LOOP_STATISTICS, key=lambda each: sum(each in row.tflops for row in log.rows))
     measured = ((row.shape, row.tflops[statistic]) for row in log.rows if row.shape and statistic in row.tflops)
-    figures = {str(shape): max(rates) for shape, rates in group_pairs(measured).items()}
+    tflops_by_shape = {str(shape): max(rates) for shape, rates in group_pairs(measured).items()}
     headlines = {
         key: Headline(row.tflops[key], str(row.shape)) for key, row in log.best.items() if key in _HEADLINE_REGIMES
     }
     label = f"{name}: mamf-finder {log.version or ''} on {log.device or 'unknown device'}"
-    return ComparedRun(label, statistic, figures, headlines)
+    return ComparedRun(label, statistic, tflops_by_shape, headlines)
 
 
 def _convert_run_log(log: RunLog) -> ComparedRun:
-    """Convert the matmuls and ceilings of a log of mamf for a comparison. The figures are from regime classic, which is
-    the loop of mamf-finder, or else from the first regime of the log.
+    """Convert the matmuls and ceilings of a log of mamf for a comparison. Use the rates of regime classic, which is the
+    loop of mamf-finder, or those of the first regime in the log if it has no regime classic.
     """
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
         raise UsageError(f"{log.path} has no matmuls: compare mamf-finder with 'mamf sweep' or 'mamf find'")
     regime = CLASSIC if CLASSIC in regimes else regimes[0]
-    figures = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
+    tflops_by_shape = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
     ceilings = log.ceilings if log.plan.is_search else {}
     headlines = {
-        name: Headline(ceilings[of].rate, str(ceilings[of].shape))
-        for name, of in _HEADLINE_REGIMES.items()
-        if of in ceilings
+        name: Headline(ceilings[headline_regime].rate, str(ceilings[headline_regime].shape))
+        for name, headline_regime in _HEADLINE_REGIMES.items()
+        if headline_regime in ceilings
     }
-    return ComparedRun(f"{log.path.name}: mamf on {log.header['device']['name']}", regime, figures, headlines, regime)
+    return ComparedRun(
+        f"{log.path.name}: mamf on {log.header['device']['name']}", regime, tflops_by_shape, headlines, regime
+    )
 
 
 def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
-    """Return a report that compares the MAMF and MSMF of two runs if both have them, and their common shapes otherwise.
-    It has no verdict. Raises UsageError if the runs have nothing in common.
+    """Return a report that compares two runs without a verdict: their MAMF and MSMF if both runs have them, or their
+    common shapes. Raises UsageError if the runs have nothing in common.
     """
     names = [name for name in a.headline_by_name if name in b.headline_by_name]
     if names:
@@ -138,7 +139,7 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
         figures = [dict(a.tflops_by_shape), dict(b.tflops_by_shape)]
         names = [shape for shape, rate in a.tflops_by_shape.items() if rate and b.tflops_by_shape.get(shape)]
     if not names:
-        raise UsageError("the two logs have no shape in common")
+        raise UsageError("the two logs have no shape in common: give logs with rates of the same shapes")
     is_headline = names[0] in _HEADLINE_REGIMES
     ratios = {name: figures[1][name] / figures[0][name] for name in names}
     columns: list[Column[str]] = [
@@ -157,20 +158,20 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
         ),
         Column("ratio", "B/A", ratios.__getitem__, "{:.4f}".format),
     ]
-    what = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
-    answer = what or f"{format_count(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
+    headline_ratios = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
+    shape_ratios = f"{format_count(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
         Table(columns, names),
         Lines([f"mamf gives no verdict: {_explain_missing_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
-        Answer([answer]),
+        Answer([headline_ratios or shape_ratios]),
     ]
     return Document("mamf-finder and mamf side by side", blocks)
 
 
 def _explain_missing_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
-    """Say why a comparison with mamf-finder has no verdict. ``is_headline``: whether it compares MAMF and MSMF instead
-    of shapes.
+    """Say why a comparison with mamf-finder has no verdict. ``is_headline``: whether the comparison is of MAMF and MSMF
+    instead of shapes.
     """
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
@@ -183,28 +184,28 @@ def _explain_missing_verdict(runs: Sequence[ComparedRun], is_headline: bool = Fa
 
 def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     """Draw the rates of each run as a line. The horizontal axis is M if all shapes have the same N and K, otherwise the
-    FLOP of the shape. Raises UsageError if no run has a figure of a known shape.
+    FLOP of the shape. Raises UsageError if no run has a rate with a shape.
     """
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.tflops_by_shape}
     if not shapes:
-        raise UsageError("there is nothing to draw, because no log has a figure of a known shape")
+        raise UsageError("there is nothing to draw, because no log has a rate with the shape of the matmul")
     is_m = len({(shape.n, shape.k) for shape in shapes.values()}) == 1
-    place = {text: float(shape.m if is_m else shape.flop) for text, shape in shapes.items()}
-    by_place = sorted(place, key=place.__getitem__)
+    x_by_shape = {text: float(shape.m if is_m else shape.flop) for text, shape in shapes.items()}
+    by_x = sorted(x_by_shape, key=x_by_shape.__getitem__)
     lines = []
     for run in runs:
-        if held := [(place[text], run.tflops_by_shape[text]) for text in by_place if text in run.tflops_by_shape]:
-            lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in held)))
+        if rates := [(x_by_shape[text], run.tflops_by_shape[text]) for text in by_x if text in run.tflops_by_shape]:
+            lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in rates)))
     axis = Axis("M", ticks=make_even_ticks([shape.m for shape in shapes.values()]))
     if not is_m:
-        first, last = (math.log10(place[text]) for text in (by_place[0], by_place[-1]))
+        first, last = (math.log10(x_by_shape[text]) for text in (by_x[0], by_x[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
         axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks))
     title = "mamf-finder and mamf"
     if len(runs) == 1 and not is_m:
-        marked = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in place}
-        lines += [Line(name, (Point(place[each.shape], *[each.tflops] * 3),)) for name, each in marked.items()]
-        title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in marked.items()) or "mamf-finder"
+        headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}
+        lines += [Line(name, (Point(x_by_shape[each.shape], *[each.tflops] * 3),)) for name, each in headlines.items()]
+        title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in headlines.items()) or "mamf-finder"
     return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_missing_verdict(runs),))
 
 

@@ -1,5 +1,5 @@
-"""Report and draw rows below the roofs of a device: the most TFLOPS that its ceilings of computing and of memory
-bandwidth allow at a number of FLOP per byte. Also export the roofs for TraceLens.
+"""Report and draw rows below their roofs, and export the ceilings of a device for TraceLens. The roof of a row is the
+highest rate that the ceilings of computing and of memory bandwidth allow for its number of FLOP per byte.
 
 The format of TraceLens (``--gpu_arch_json_path``) is in "GPU Architecture Specifications" of the docs of
 github.com/AMD-AGI/TraceLens. Its ``matrix_*`` fields are rates of matmuls. Its ``vector_*`` fields are left out,
@@ -63,12 +63,12 @@ class NamedCeiling(NamedTuple):
 
 
 def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
-    """Return the measured rows as points below their roofs. References (rows that a run repeats to see drift) and rows
-    of a search for ceilings are left out.
+    """Return the measured rows as points below their roofs, without references (rows that a run repeats to see drift)
+    and without rows of a search for ceilings.
     """
-    kept = [row for row in rows if row.ok and not row.is_reference and not row.phase]
-    layers = name_layer_weights(row.shape for row in kept if isinstance(row.shape, MatmulShape))
-    return [make_roof_point(row, roofs, format_row_name(row), layers.get(row.shape, "")) for row in kept]
+    selected = [row for row in rows if row.ok and not row.is_reference and not row.phase]
+    layers = name_layer_weights(row.shape for row in selected if isinstance(row.shape, MatmulShape))
+    return [make_roof_point(row, roofs, format_row_name(row), layers.get(row.shape, "")) for row in selected]
 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
@@ -81,12 +81,11 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     the rows, or the ceilings if there are no rows.
 
     - ``head``: the first line of the report.
-    - ``top``: the maximum number of rows for people, those nearest to their roof first; None for all.
+    - ``top``: the maximum number of rows for people; None for all. Rows that are nearest to their roof come first.
 
     Columns ``balance_*`` have the balance point of a compute ceiling with a memory level: the FLOP per byte at which
     computing and memory limit a kernel equally.
     """
-
     best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
         NamedCeiling(name, each)
@@ -94,11 +93,11 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
         for (name, _), each in kind.items()
     ]
     columns: list[Column[NamedCeiling]] = [
-        Column("roof", "roof", lambda roof: roof.name, is_left_aligned=True),
-        Column("regime", "regime", lambda roof: roof.ceiling.regime, is_left_aligned=True),
-        Column("", "rate", lambda roof: format_rate(roof.ceiling.rate, roof.ceiling.unit)),
-        Column("rate", "", lambda roof: roof.ceiling.rate),
-        Column("unit", "", lambda roof: roof.ceiling.unit),
+        Column("roof", "roof", lambda named: named.name, is_left_aligned=True),
+        Column("regime", "regime", lambda named: named.ceiling.regime, is_left_aligned=True),
+        Column("", "rate", lambda named: format_rate(named.ceiling.rate, named.ceiling.unit)),
+        Column("rate", "", lambda named: named.ceiling.rate),
+        Column("unit", "", lambda named: named.ceiling.unit),
         *(
             Column(
                 f"balance_{level}_flop_per_byte",
@@ -109,9 +108,9 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
             )
             for level in MEMORY_LEVELS
         ),
-        *make_interval_columns(lambda roof: roof.ceiling.interval, "rate_{}"),
-        Column("at", "at", lambda roof: format_row_name(roof.ceiling), drop_priority=3, is_left_aligned=True),
-        Column("kernel", "kernel", lambda roof: roof.ceiling.kernel, drop_priority=2, is_left_aligned=True),
+        *make_interval_columns(lambda named: named.ceiling.interval, "rate_{}"),
+        Column("at", "at", lambda named: format_row_name(named.ceiling), drop_priority=3, is_left_aligned=True),
+        Column("kernel", "kernel", lambda named: named.ceiling.kernel, drop_priority=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
         Lines([head]),
@@ -124,8 +123,8 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
     )
 
 
-def compute_balance_point(roof: NamedCeiling, roofs: Roofs, level: str) -> float | None:
-    bandwidth, ceiling = roofs.bandwidth_ceilings.get((level, roof.ceiling.regime)), roof.ceiling
+def compute_balance_point(named: NamedCeiling, roofs: Roofs, level: str) -> float | None:
+    bandwidth, ceiling = roofs.bandwidth_ceilings.get((level, named.ceiling.regime)), named.ceiling
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
@@ -154,12 +153,12 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
     """
     known = [point for point in best_first if point.roof_share is not None]
     if known:
-        near, most = sum((point.roof_share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
+        near_count, nearest = sum((point.roof_share or 0.0) >= NEAR_LIMIT_SHARE for point in known), known[0]
         yield (
             f"near the limit ({100 * NEAR_LIMIT_SHARE:.0f} % of the roof and more): "
-            f"{near} of {format_count(len(known), 'row')}; "
-            f"nearest: {most.name} by {most.row.kernel}, "
-            f"{format_percent(most.roof_share or 0.0)} % of the {most.bound} roof"
+            f"{near_count} of {format_count(len(known), 'row')}; "
+            f"nearest: {nearest.name} by {nearest.row.kernel}, "
+            f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
         )
     for (dtype, regime), ceiling in () if best_first else roofs.compute_ceilings.items():
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
@@ -177,8 +176,8 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     """Return the ceilings of a device as an architecture file of TraceLens: ``max_achievable_tflops`` in TFLOPS,
     ``mem_bw_gbps`` in GB/s, and ``memory_gb`` in GiB, as in the files that TraceLens contains.
 
-    Each rate is the sustained one if it is known, because traces come from devices under load, or else the burst rate.
-    ``_regimes`` says which one it is.
+    Each rate is the sustained rate, because traces come from devices under load, or the burst rate if no sustained rate
+    is known. ``_regimes`` contains the regime of each rate.
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
@@ -189,16 +188,21 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
         name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
-    found: dict[str, Any] = {"name": roofs.device}
+    architecture: dict[str, Any] = {"name": roofs.device}
     memory = roofs.bandwidth_ceilings.get((MEMORY_LEVEL, SUSTAINED)) or roofs.bandwidth_ceilings.get(
         (MEMORY_LEVEL, BURST)
     )
     if memory is not None:
-        found["mem_bw_gbps"] = _round_rate(1e3 * memory.rate)
+        architecture["mem_bw_gbps"] = _round_rate(1e3 * memory.rate)
         regimes["mem_bw_gbps"] = memory.regime
     if memory_bytes is not None:
-        found["memory_gb"] = round(memory_bytes / 2**30)
-    return {**found, "max_achievable_tflops": tflops, "_regimes": regimes, "_reference": "measured by mamf roofline"}
+        architecture["memory_gb"] = round(memory_bytes / 2**30)
+    return {
+        **architecture,
+        "max_achievable_tflops": tflops,
+        "_regimes": regimes,
+        "_reference": "measured by mamf roofline",
+    }
 
 
 def _round_rate(rate: float) -> float:
@@ -207,15 +211,16 @@ def _round_rate(rate: float) -> float:
 
 #: A place in the chart: (FLOP per byte, TFLOPS).
 DataPoint = tuple[float, float]
-#: Factors by which the axes extend beyond the data: to the left, to the right, and both up and down.
+#: Factors by which the axes extend beyond the outermost data: to the left, to the right, and both up and down.
 _LEFT_MARGIN_FACTOR, _RIGHT_MARGIN_FACTOR, _VERTICAL_MARGIN_FACTOR = 3.0, 20.0, 2.0
-#: Minimum difference, as a share, between two rising ceilings that both get a label: nearer lines overlap.
+#: Minimum difference, as a share, between two rising ceilings that both get a label. Labels of closer lines overlap.
 _MIN_LABEL_DIFFERENCE = 0.05
-#: With more series of joined marks than this, only the highest and the lowest series get a label.
+#: Maximum number of series (markers that a line joins) that all get a label. If there are more series, only the highest
+#: and the lowest get one.
 _MAX_LABELED_SERIES = 3
-_MARKER_SIZE_POINTS = 9  # diameter of a mark in points
+_MARKER_SIZE_POINTS = 9  # diameter of a marker in points
 _BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
-# As shares of the axes: height of a label, width of a letter, and distances from a label to its mark or line.
+# As shares of the axes: height of a label, width of a letter, and distances from a label to its marker and to its line.
 _LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
 #: Positions of labels along a rising ceiling (0: left end, 1: right end), and the distance of the label of a flat
 #: sustained ceiling from the right end, as a share of the axis.
@@ -236,11 +241,11 @@ class RoofLine:
 
 @dataclass(frozen=True)
 class RooflineMarker:
-    """The mark of a row in the chart.
+    """The marker of a row in the chart.
 
     - ``label``: identifies the row.
-    - ``name``: the kernel, which decides color and marker.
-    - ``series``: the same text for marks of one kernel that a line joins; empty for a mark that is not joined.
+    - ``name``: the kernel, which decides color and form of the marker.
+    - ``series``: identifies the markers of this kernel that a line joins; empty if no line leads to this marker.
     """
 
     label: str
@@ -270,28 +275,28 @@ class RooflineChart(Picture):
         ]
 
     def make_legend(self) -> LegendEntries:
-        styles = choose_styles(mark.name for mark in self.markers)
-        names = dict.fromkeys(mark.name for mark in self.markers)
+        styles = choose_styles(marker.name for marker in self.markers)
+        names = dict.fromkeys(marker.name for marker in self.markers)
         return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
 
 
 def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """Draw rows below their roofs. Rows without FLOP are left out. ``header``: the header of any log of the device."""
-    marks = []
+    """Draw rows below their roofs, without rows that have no FLOP. ``header``: the header of any log of the device."""
+    markers = []
     for point in points:
         if point.tflops is not None and point.intensity is not None:
             regime = ", sustained" if point.row.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""
-            marks.append(
+            markers.append(
                 RooflineMarker(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series)
             )
-    # FLOP per byte at which each flat ceiling meets each rising ceiling.
-    ridges = [
+    # The FLOP per byte at which each flat ceiling meets each rising ceiling.
+    balance_points = [
         flat.rate / rising.rate
         for flat in roofs.compute_ceilings.values()
         for rising in roofs.bandwidth_ceilings.values()
     ]
-    shown = [mark.position[0] for mark in marks if mark.position[0]] + ridges
+    shown = [marker.position[0] for marker in markers if marker.position[0]] + balance_points
     x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
     note = (
         "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
@@ -300,7 +305,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute_ceilings)) or 'bandwidth alone'}",
         describe_machine_briefly(header),
         tuple(_yield_roof_lines(roofs, x_limits)),
-        tuple(marks),
+        tuple(markers),
         x_limits,
         notes=(f"{note} Joined marks: a layer with more tokens from left to right.",),
     )
@@ -308,7 +313,8 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 
 def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     left, right = x_limits
-    earlier_rates: list[float] = []  # rates of the rising ceilings so far: a ceiling close to one of them gets no label
+    # A rising ceiling gets no label if its rate is close to one of these.
+    earlier_rates: list[float] = []
     for regime in roofs.regimes:
         compute = {dtype: each.rate for (dtype, of), each in roofs.compute_ceilings.items() if of == regime}
         bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth_ceilings.items() if of == regime}
@@ -335,7 +341,7 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     axes.set_yscale("log")
     style_axes(axes)
     heights = [y for line in chart.lines for _, y in (line.start, line.end)] + [
-        mark.position[1] for mark in chart.markers
+        marker.position[1] for marker in chart.markers
     ]
     axes.set_xlim(*chart.x_limits)
     axes.set_ylim(min(heights) / _VERTICAL_MARGIN_FACTOR, max(heights) * _VERTICAL_MARGIN_FACTOR)
@@ -347,46 +353,48 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     for line in chart.lines:
         width = _SUSTAINED_LINE_WIDTH_POINTS if line.is_sustained else _BURST_LINE_WIDTH_POINTS
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING_LINE_STYLE, "linewidth": width})
-    styles = choose_styles(mark.name for mark in chart.markers)
-    for marks in group_markers_by_series(chart.markers):
-        places = zip(*(mark.position for mark in marks), strict=True)
-        axes.plot(*places, color=styles[marks[0].name].color, linewidth=1, alpha=0.6, zorder=3)
-    for mark in chart.markers:
-        x, y = mark.position
+    styles = choose_styles(marker.name for marker in chart.markers)
+    for group in group_markers_by_series(chart.markers):
+        positions = zip(*(marker.position for marker in group), strict=True)
+        axes.plot(*positions, color=styles[group[0].name].color, linewidth=1, alpha=0.6, zorder=3)
+    for marker in chart.markers:
+        x, y = marker.position
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
             "markeredgecolor": "white",
             "linestyle": "none",
             "zorder": 4,
         }
-        (drawn,) = axes.plot(x, y, **vars(styles[mark.name]), **marker_style)
-        TOOLTIPS[drawn] = [f"{mark.name}, {mark.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
+        (drawn,) = axes.plot(x, y, **vars(styles[marker.name]), **marker_style)
+        TOOLTIPS[drawn] = [f"{marker.name}, {marker.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
     _draw_labels(axes, chart)
 
 
 def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
-    """Label each flat ceiling at its right end, each rising ceiling along its line, and each series at its first mark;
-    if there are many series, only the highest and the lowest. A label moves down until it covers no mark and no
-    other label.
+    """Label each flat ceiling at its right end, each rising ceiling along its line, and each series at its first
+    marker. If there are more than three series, label only the highest and the lowest of them. Move a label down until
+    it covers no marker and no other label.
     """
     to_shares = axes.transData + axes.transAxes.inverted()
-    taken = [(x, x, y) for x, y in (to_shares.transform(mark.position) for mark in chart.markers)]
+    occupied = [(x, x, y) for x, y in (to_shares.transform(marker.position) for marker in chart.markers)]
 
-    def write_label(text: str, at: DataPoint, place: DataPoint, side: str) -> None:
-        """Write a text at the first free place from ``place`` downward, with a line to the point ``at`` that it names
-        if the text had to move far. ``side``: the side of the text that is at ``place``.
+    def write_label(text: str, target: DataPoint, place: DataPoint, side: str) -> None:
+        """Write a text at the first free place from ``place`` downward. If this is far below ``place``, join the text
+        by a line to the point ``target`` that it names. ``side``: the side of the text that is at ``place``.
         """
         width = _LETTER_WIDTH_SHARE * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]
         while any(
             left < right and start < left + width and abs(y - other) < _LABEL_HEIGHT_SHARE
-            for start, right, other in taken
+            for start, right, other in occupied
         ):
             y -= _LABEL_HEIGHT_SHARE / 4
-        taken.append((left, left + width, y))
-        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if at[1] - y > _LABEL_HEIGHT_SHARE else None
+        occupied.append((left, left + width, y))
+        arrow = (
+            {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if target[1] - y > _LABEL_HEIGHT_SHARE else None
+        )
         text_style: dict[str, Any] = {"fontsize": SMALL_FONT_POINTS, "ha": side, "va": "center", "zorder": 5}
-        axes.annotate(text, at, (place[0], y), "axes fraction", "axes fraction", arrow, **text_style)
+        axes.annotate(text, target, (place[0], y), "axes fraction", "axes fraction", arrow, **text_style)
 
     for line in sorted(chart.lines, key=lambda each: -each.end[1]):
         if line.start[1] != line.end[1]:
@@ -397,10 +405,10 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         write_label(
             line.label, (x, y), (x, y + (-_LABEL_OFFSET_SHARE if line.is_sustained else _LABEL_OFFSET_SHARE)), "right"
         )
-    firsts = sorted((marks[0] for marks in group_markers_by_series(chart.markers)), key=lambda each: -each.position[1])
-    for mark in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
-        x, y = to_shares.transform(mark.position)
-        write_label(mark.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
+    firsts = sorted((group[0] for group in group_markers_by_series(chart.markers)), key=lambda each: -each.position[1])
+    for marker in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
+        x, y = to_shares.transform(marker.position)
+        write_label(marker.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
 
 
 def _write_along_line(axes: Axes, line: RoofLine) -> None:
@@ -419,7 +427,7 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
     axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **text_style)
 
 
-def group_markers_by_series(marks: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:
-    """Group the marks that a line joins, those of the same kernel and series, each group from left to right."""
-    joined = group_pairs(((mark.name, mark.series), mark) for mark in marks if mark.series)
-    return [sorted(each, key=lambda mark: mark.position) for each in joined.values()]
+def group_markers_by_series(markers: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:
+    """Group the markers that a line joins: those of one kernel and series. Sort each group from left to right."""
+    groups = group_pairs(((marker.name, marker.series), marker) for marker in markers if marker.series)
+    return [sorted(group, key=lambda marker: marker.position) for group in groups.values()]

@@ -184,7 +184,7 @@ def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked
 
 def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     device, kernels = SimulatedBackend(), [SimulatedMatmul(), Other()]
-    plan = make_verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], number=7)
+    plan = make_verify_plan(device, {each.name: each for each in kernels}, 12.0, ["bfloat16"], problem_number=7)
     begun = device.now()
     rows = list(VerifyStrategy(setup_of(plan, kernels, device)).yield_results())
     assert 12 <= device.now() - begun < 15

@@ -207,12 +207,12 @@ class Regime(ABC):
         """Take samples, then verify the whole output of the last launches, and return the samples. Store the time that
         this took in ``last_visit_seconds``. ``launch_seconds``: about how many host seconds a launch takes.
         """
-        begun = self.backend.now()
+        start_time = self.backend.now()
         samples = self.take_samples(checked, rule, launch_seconds)
         samples.remarks += [self.row_remark] if self.row_remark else []
         self.require_no_unseen_work(checked, min(samples.seconds_per_launch, default=0.0))
         checked.verify_last_outputs(checks_all_elements=True)
-        self.last_visit_seconds = self.backend.now() - begun
+        self.last_visit_seconds = self.backend.now() - start_time
         return samples
 
     def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
@@ -244,13 +244,13 @@ class Regime(ABC):
         mark = self.backend.record_mark()
         return mark, self.queue_idle_mark(mark)
 
-    def wait_and_record_gap(self, checked: CheckedKernel, end: object, idle: object) -> None:
+    def wait_and_record_gap(self, checked: CheckedKernel, end: object, idle_mark: object) -> None:
         """Wait for the device. Then store the gap from ``end``, the mark after the last launch, to ``idle``, a later
         mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if ``idle`` is None.
         """
         self.backend.synchronize()
-        if idle is not None:
-            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end, idle))
+        if idle_mark is not None:
+            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end, idle_mark))
 
     def require_no_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
         """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
@@ -286,12 +286,12 @@ class Regime(ABC):
         device was idle before the host had queued both.
         """
         for count in flushes:
-            begun = self.backend.now()
-            mark, idle = self.queue_marks_behind_flushes(count)
-            queueing = self.backend.now() - begun
+            start_time = self.backend.now()
+            mark, idle_mark = self.queue_marks_behind_flushes(count)
+            queueing = self.backend.now() - start_time
             self.backend.synchronize()
-            if idle is not None:
-                yield self.backend.compute_seconds_between(mark, idle), queueing
+            if idle_mark is not None:
+                yield self.backend.compute_seconds_between(mark, idle_mark), queueing
 
     @cached_property
     def _idle_mark_gap_and_queueing_seconds(self) -> tuple[float, float]:
@@ -314,9 +314,9 @@ class Regime(ABC):
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
-    def read_sensors(self, energy: bool = False) -> Reading | None:
+    def read_sensors(self, includes_energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry
-        return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
+        return None if isinstance(telemetry, Unavailable) else telemetry.read(includes_energy)
 
 
 #: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this
@@ -403,11 +403,11 @@ class CheckedKernel:
         """Launch the kernel with the operand set ``index``, wait for the device, and return the host seconds that this
         took.
         """
-        begun = backend.now()
+        start_time = backend.now()
         self.launches[index]()
         backend.submit()
         backend.synchronize()
-        return backend.now() - begun
+        return backend.now() - start_time
 
     def change_operands_and_poison(self) -> None:
         """Change the operands, if the kernel can, and poison the outputs (overwrite them with wrong values), so that

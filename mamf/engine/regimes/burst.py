@@ -29,7 +29,7 @@ from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
 
-class Burst(Regime):
+class BurstRegime(Regime):
     """The regime that measures the rate before the slow power controller reacts, MAMF (maximum achievable matmul
     FLOPS). The fast power controller reacts within some 10 us, so it has lowered the true clock in burst too.
     """
@@ -83,13 +83,13 @@ class Burst(Regime):
         self._idle_mark_queueing_seconds = 0.0
 
     @classmethod
-    def make_from_plan(cls, backend: Backend, plan: Plan) -> Burst:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> BurstRegime:
         return cls(backend, plan.flush)
 
     @classmethod
     def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
-        traits, longest = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
-        of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, longest)) for launch in launches)
+        traits, max_seconds = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
+        of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, max_seconds)) for launch in launches)
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
@@ -100,9 +100,9 @@ class Burst(Regime):
         return self.backend.burst_traits.remark
 
     def explain_why_too_long(self, seconds: float) -> str | None:
-        longest = self.backend.burst_traits.train_seconds
-        durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {longest * 1e3:.3g} ms"
-        return f"{durations}: measure it in the sustained regime" if seconds > longest else None
+        max_seconds = self.backend.burst_traits.train_seconds
+        durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {max_seconds * 1e3:.3g} ms"
+        return f"{durations}: measure it in the sustained regime" if seconds > max_seconds else None
 
     def prepare_device(self) -> None:
         # Begin with the longest rest, because earlier work may have left the device throttled.
@@ -111,10 +111,10 @@ class Burst(Regime):
         self._rest_until = backend.now() + backend.burst_traits.longest_rest_seconds
         backend.flush_cache()
         backend.synchronize()
-        start, begun = backend.record_mark(), backend.now()
+        start, start_time = backend.record_mark(), backend.now()
         for _ in range(self.timed_flush_count):
             backend.flush_cache()
-        self._flush_queueing_seconds = (backend.now() - begun) / self.timed_flush_count
+        self._flush_queueing_seconds = (backend.now() - start_time) / self.timed_flush_count
         end = backend.record_mark()
         backend.synchronize()
         self._flush_seconds = backend.compute_seconds_between(start, end) / self.timed_flush_count
@@ -132,7 +132,7 @@ class Burst(Regime):
         unverified_seconds: list[float] = []
         self._rest_until_recovered()
         self._warm_up_device(checked, train_size, rule)
-        begun = self.backend.now()
+        start_time = self.backend.now()
         while True:
             seconds, reading = self._run_train(checked, train_size, lag_seconds)
             now = self.backend.now()
@@ -148,7 +148,7 @@ class Burst(Regime):
             trains += 1
             median = stdlib_statistics.median(samples.seconds_per_launch)
             is_representative = trains >= self.min_trains_of_short_launches or median >= self.max_short_launch_seconds
-            if rule.should_stop(samples.seconds_per_launch, now - begun, now, is_representative):
+            if rule.should_stop(samples.seconds_per_launch, now - start_time, now, is_representative):
                 samples.launch_count = len(samples.seconds_per_launch)
                 require_no_skipped_work(verified_seconds, unverified_seconds)
                 return samples
@@ -182,25 +182,27 @@ class Burst(Regime):
         backend = self.backend
         with disable_garbage_collection():
             self._queue_lead_and_warm_cache(launch, self.max_lead_seconds)
-            around = []
+            stamps_and_marks = []
             for _ in range(train_size):
                 if self.must_flush_cache:
                     backend.flush_cache()
-                around.append((stamps.record_stamp(), *launch_between_marks(launch, backend), stamps.record_stamp()))
-            idle = [stamps.record_stamp() for _ in range(self.idle_stamp_count)]
+                stamps_and_marks.append(
+                    (stamps.record_stamp(), *launch_between_marks(launch, backend), stamps.record_stamp())
+                )
+            idle_stamps = [stamps.record_stamp() for _ in range(self.idle_stamp_count)]
             backend.synchronize()
-        windows = [
+        launch_seconds = [
             subtract_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)
-            for _, *marks, _ in around
+            for _, *marks, _ in stamps_and_marks
         ]
         traits = backend.burst_traits
-        self._rest_until = backend.now() + min(sum(windows) * traits.rest_ratio, traits.longest_rest_seconds)
-        idle_gap = stamps.compute_elapsed(idle[0], idle[-1])
+        self._rest_until = backend.now() + min(sum(launch_seconds) * traits.rest_ratio, traits.longest_rest_seconds)
+        idle_gap = stamps.compute_elapsed(idle_stamps[0], idle_stamps[-1])
         idle_hz = idle_gap and idle_gap.clock_hz
-        stamp_gaps = [stamps.compute_elapsed(before, after) for before, *_, after in around]
+        stamp_gaps = [stamps.compute_elapsed(before, after) for before, *_, after in stamps_and_marks]
         return [
             (gap.cycles - (gap.seconds - seconds) * idle_hz) / seconds
-            for gap, seconds in zip(stamp_gaps, windows, strict=True)
+            for gap, seconds in zip(stamp_gaps, launch_seconds, strict=True)
             if idle_hz and gap is not None and 0 < seconds <= gap.seconds
         ]
 
@@ -208,11 +210,11 @@ class Burst(Regime):
         """Run trains of ``train_size`` launches and discard their times, until a device that was idle for long reaches
         its steady speed or the budget of the run ends.
         """
-        traits, begun = self.backend.burst_traits, self.backend.now()
-        if not self._is_cold and begun - self._rest_until <= traits.cold_after_seconds:
+        traits, start_time = self.backend.burst_traits, self.backend.now()
+        if not self._is_cold and start_time - self._rest_until <= traits.cold_after_seconds:
             return
         trains = 0
-        while not rule.is_budget_over(now := self.backend.now()) and now - begun < traits.warm_in_seconds:
+        while not rule.is_budget_over(now := self.backend.now()) and now - start_time < traits.warm_in_seconds:
             self.require_advancing_clock(trains)
             self._run_train(checked, train_size, lag_seconds=0.0)
             self._rest_until_recovered()
@@ -242,17 +244,17 @@ class Burst(Regime):
         """Return the number of launches in the next train. ``seconds_per_launch``: device seconds of a launch with its
         cache flush. ``sample_count``: the number of samples so far in this visit.
         """
-        shortest = self._compute_min_train_size(seconds_per_launch)
+        min_size = self._compute_min_train_size(seconds_per_launch)
         if sample_count <= self.min_train_launches:
             # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
-            return shortest
-        fitting = min(self.backend.burst_traits.train_seconds / seconds_per_launch, self.max_train_launches)
+            return min_size
+        max_size = min(self.backend.burst_traits.train_seconds / seconds_per_launch, self.max_train_launches)
         # With each launch, the host falls behind the device by this many seconds.
         lag_seconds = self._queueing_seconds - seconds_per_launch
         if lag_seconds > 0:
             spare = self.max_lead_seconds * self._compute_host_lead_per_flush_second() - self.min_lead_seconds
-            fitting = min(fitting, spare / lag_seconds)
-        return max(int(fitting), shortest)
+            max_size = min(max_size, spare / lag_seconds)
+        return max(int(max_size), min_size)
 
     def _compute_min_train_size(self, seconds_per_launch: float) -> int:
         """Return the minimum number of launches in a train: ``min_train_launches``, or fewer if these take longer than
@@ -273,9 +275,12 @@ class Burst(Regime):
         takes to run it, and the device must not wait while it is timed. To measure with a warm cache, also queue a
         launch, which fills the cache again.
         """
-        gain, waking = self._compute_host_lead_per_flush_second(), self.backend.burst_traits.wake_seconds
-        if gain > 0 or waking > 0:
-            lead = min(seconds / gain, self.max_lead_seconds) if gain > 0 else 0.0
+        lead_per_flush_second, waking = (
+            self._compute_host_lead_per_flush_second(),
+            self.backend.burst_traits.wake_seconds,
+        )
+        if lead_per_flush_second > 0 or waking > 0:
+            lead = min(seconds / lead_per_flush_second, self.max_lead_seconds) if lead_per_flush_second > 0 else 0.0
             for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
         if not self.must_flush_cache:
@@ -292,7 +297,7 @@ class Burst(Regime):
         backend, launch = self.backend, checked.launches[0]
         with disable_garbage_collection():
             self._queue_lead_and_warm_cache(launch, self.min_lead_seconds + train_size * lag_seconds)
-            begun = backend.now()
+            start_time = backend.now()
             marks = [self._flush_and_queue_launch(launch) for _ in range(train_size - 1)]
             paused = backend.now()
             # From here on, only the last launch can leave the output that mamf verifies.
@@ -307,10 +312,10 @@ class Burst(Regime):
                 checked.poison_outputs()
             resumed = backend.now()
             marks.append(self._flush_and_queue_launch(launch))
-            self._queueing_seconds = (backend.now() - begun - (resumed - paused)) / train_size
-            idle = self.queue_idle_mark(marks[-1][1])
+            self._queueing_seconds = (backend.now() - start_time - (resumed - paused)) / train_size
+            idle_mark = self.queue_idle_mark(marks[-1][1])
             reading = self.read_sensors()
-            self.wait_and_record_gap(checked, marks[-1][1], idle)
+            self.wait_and_record_gap(checked, marks[-1][1], idle_mark)
         seconds = [backend.compute_seconds_between(start, end) for start, end in marks]
         # Cache flushes draw less than the power limit, so the rest depends only on the time of the launches.
         traits = backend.burst_traits

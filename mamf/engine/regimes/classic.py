@@ -10,7 +10,7 @@ from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRul
 from mamf.plans import CLASSIC_WARMUP_SECONDS, Plan, SweepOptions
 
 
-class Classic(Regime):
+class ClassicRegime(Regime):
     """The regime that repeats mamf-finder's published loop. The device's clock is not controlled: it depends on earlier
     launches.
 
@@ -38,7 +38,7 @@ class Classic(Regime):
         self._warmup_seconds_left = warmup_seconds
 
     @classmethod
-    def make_from_plan(cls, backend: Backend, plan: Plan) -> Classic:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> ClassicRegime:
         options = plan.options if isinstance(plan.options, SweepOptions) else SweepOptions()
         return cls(backend, options.warmup_launches, options.timed_launches)
 
@@ -48,8 +48,10 @@ class Classic(Regime):
         return cls.warmup_seconds + sum(launches) * (regime.warmup_launches + regime.timed_launches)
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        begun, loops = self.backend.now(), 0
-        while self.backend.now() - begun < self._warmup_seconds_left and not rule.is_budget_over(self.backend.now()):
+        start_time, loops = self.backend.now(), 0
+        while self.backend.now() - start_time < self._warmup_seconds_left and not rule.is_budget_over(
+            self.backend.now()
+        ):
             self.require_advancing_clock(loops)
             self._run_loop(checked, rule)
             loops += 1
@@ -57,7 +59,7 @@ class Classic(Regime):
         return self._run_loop(checked, rule)
 
     def _run_loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
-        backend, begun = self.backend, self.backend.now()
+        backend, start_time = self.backend, self.backend.now()
         launch_marks: list[tuple[object, object]] = []
         samples = Samples()
         checked.change_operands_and_poison()
@@ -72,12 +74,14 @@ class Classic(Regime):
             if count > self.max_queued_launches:
                 backend.wait_for_mark(launch_marks[count - self.max_queued_launches][1])
             now = backend.now()
-            is_late = rule.max_seconds is not None and now - begun >= rule.max_seconds and count >= rule.min_samples
+            is_late = (
+                rule.max_seconds is not None and now - start_time >= rule.max_seconds and count >= rule.min_samples
+            )
             if is_late or rule.is_budget_over(now):
                 break
-        idle = self.queue_idle_mark(launch_marks[-1][1])
+        idle_mark = self.queue_idle_mark(launch_marks[-1][1])
         samples.add_reading(self.read_sensors())
-        self.wait_and_record_gap(checked, launch_marks[-1][1], idle)
+        self.wait_and_record_gap(checked, launch_marks[-1][1], idle_mark)
         checked.verify_last_outputs()
         if len(launch_marks) < launches:
             samples.remarks.append(f"the time limit stopped the loop after {len(launch_marks)} launches")

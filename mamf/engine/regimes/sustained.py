@@ -58,7 +58,7 @@ class LaunchBlock(NamedTuple):
     was_queued_in_visit: bool
 
 
-class Sustained(Regime):
+class SustainedRegime(Regime):
     """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
     by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
     nothing runs between them.
@@ -172,21 +172,23 @@ class Sustained(Regime):
         )
         if not is_held_back or not traits.rest_seconds:
             return self
-        swing = traits.swing_seconds
-        loaded = min(
+        period = traits.swing_seconds
+        loaded_seconds = min(
             seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
             traits.restart_seconds + self.min_visit_seconds,
         )
-        swings = max(_MIN_OSCILLATIONS_PER_VISIT, int(loaded / swing + 1e-9))
-        measured = min(swings - 1, max(1, int(self.min_visit_seconds / swing + 1e-9)))
-        return Sustained(self.backend, measured * swing, reset_settling_seconds=(swings - measured) * swing)
+        periods = max(_MIN_OSCILLATIONS_PER_VISIT, int(loaded_seconds / period + 1e-9))
+        measured_periods = min(periods - 1, max(1, int(self.min_visit_seconds / period + 1e-9)))
+        return SustainedRegime(
+            self.backend, measured_periods * period, reset_settling_seconds=(periods - measured_periods) * period
+        )
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         if self.reset_settling_seconds is not None:
             self.backend.sleep(self.backend.sustained_traits.rest_seconds)
-        begun = self.backend.now()
+        start_time = self.backend.now()
         stamps = self.backend.clock_stamps
-        if begun - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
+        if start_time - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
             self._loaded_seconds = 0.0
         samples = Samples()
         with disable_garbage_collection():
@@ -198,24 +200,24 @@ class Sustained(Regime):
             # Queue a mark and an idle mark (which waits for all queues of the device) after the last launch. If the
             # device has already finished that launch, queue cache flushes ahead of the marks, because another queue may
             # still be busy.
-            mark, idle = self.queue_marks_behind_flushes(0)
-            if idle is None and self.backend.has_idle_marks:
-                mark, idle = self.queue_marks_behind_flushes()
-            self.wait_and_record_gap(checked, mark, idle)
+            mark, idle_mark = self.queue_marks_behind_flushes(0)
+            if idle_mark is None and self.backend.has_idle_marks:
+                mark, idle_mark = self.queue_marks_behind_flushes()
+            self.wait_and_record_gap(checked, mark, idle_mark)
         if not isinstance(stamps, Unavailable):
-            passed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
-            samples.mean_clock_hz = passed and passed.clock_hz
+            elapsed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
+            samples.mean_clock_hz = elapsed and elapsed.clock_hz
         checked.verify_last_outputs()
         self._loaded_until = self.backend.now()
-        self._loaded_seconds += self._loaded_until - begun
+        self._loaded_seconds += self._loaded_until - start_time
         return samples
 
     def _run_until_settled(self, blocks: _BlockQueue, rule: StoppingRule) -> bool:
         """Run blocks of launches until their rate no longer drifts. Return False if that takes too long or the budget
         of the run ends first.
         """
-        traits, begun = self.backend.sustained_traits, self.backend.now()
-        shortest = (
+        traits, start_time = self.backend.sustained_traits, self.backend.now()
+        min_seconds = (
             max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
             if self.reset_settling_seconds is None
             else self.reset_settling_seconds
@@ -225,7 +227,7 @@ class Sustained(Regime):
             # Ignore the first blocks: they are short, and their clock still depends on the pause before them.
             if block.seconds_per_launch * block.launch_count >= self.block_seconds / 2:
                 recent_block_seconds.append(block.seconds_per_launch)
-            elapsed = self.backend.now() - begun
+            elapsed = self.backend.now() - start_time
             is_flat = (
                 len(recent_block_seconds) >= self.min_settled_blocks
                 and abs(compute_relative_slope(recent_block_seconds)) <= self.max_settled_slope
@@ -233,9 +235,9 @@ class Sustained(Regime):
             # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. Do
             # not wait until the rate is flat: if the power controller alternates between clocks, the rate of a few
             # blocks is never flat.
-            if elapsed >= shortest and (is_flat or self.reset_settling_seconds is not None):
+            if elapsed >= min_seconds and (is_flat or self.reset_settling_seconds is not None):
                 return True
-            if elapsed >= shortest + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
+            if elapsed >= min_seconds + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
                 break
         return False
 
@@ -243,24 +245,24 @@ class Sustained(Regime):
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
         # later blocks equally many launches.
         blocks.is_in_visit = blocks.must_poison = True
-        begun, ticks = self.backend.now(), list[EnergyTick]()
+        start_time, ticks = self.backend.now(), list[EnergyTick]()
         for block in blocks.finished_blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
             # The first and the last change (tick) of the energy counter give the power. So wait for the first change
             # and, near the end of the visit, for every change. Wait in every second block only, because the host may
             # fall behind while it waits.
-            is_near_end = now - begun + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
+            is_near_end = now - start_time + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
             if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.
-                begun = now
+                start_time = now
                 continue
             samples.seconds_per_launch.append(block.seconds_per_launch)
             samples.launch_count += block.launch_count
             samples.add_reading(block.reading)
-            is_long_enough = now - begun >= self.visit_seconds
+            is_long_enough = now - start_time >= self.visit_seconds
             if rule.is_budget_over(now) or (
-                is_long_enough and rule.should_stop(samples.seconds_per_launch, now - begun, now, statistic="mean")
+                is_long_enough and rule.should_stop(samples.seconds_per_launch, now - start_time, now, statistic="mean")
             ):
                 break
         # Compute the mean power between two changes of the counter. NVIDIA's counters change every 0.1 s, so between
@@ -272,10 +274,10 @@ class Sustained(Regime):
         """Wait until the energy counter changes, and return the change. Return None if the device has no energy
         counter, or if the counter does not change within ``max_wait_seconds``.
         """
-        begun, before = self.backend.now(), self.read_sensors(energy=True)
-        while before is not None and before.joules is not None and self.backend.now() - begun < max_wait_seconds:
+        start_time, before = self.backend.now(), self.read_sensors(includes_energy=True)
+        while before is not None and before.joules is not None and self.backend.now() - start_time < max_wait_seconds:
             self.backend.sleep(_ENERGY_POLL_SECONDS)
-            after = self.read_sensors(energy=True)
+            after = self.read_sensors(includes_energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:
                 return EnergyTick(self.backend.now(), after.joules)
         return None
@@ -292,9 +294,9 @@ class _BlockQueue:
       then, or if the device has no clock counter.
     """
 
-    def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:
+    def __init__(self, regime: SustainedRegime, checked: CheckedKernel) -> None:
         self._regime, self._checked = regime, checked
-        self._size = 1
+        self._launches_per_block = 1
         self.must_poison = True
         self.is_in_visit = False
         self.must_find_tick = False
@@ -304,32 +306,32 @@ class _BlockQueue:
     def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
         queued_blocks: deque[tuple[object, object, int, bool]] = deque()
-        reached, lasted = backend.record_mark(), 0.0
+        last_mark, block_seconds = backend.record_mark(), 0.0
         for blocks in itertools.count():
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
                 self._checked.change_operands_and_poison()
                 if self.is_in_visit and not isinstance(backend.clock_stamps, Unavailable):
                     self.first_stamp = backend.clock_stamps.record_stamp()
-                self.must_poison, reached = False, backend.record_mark()
-            for launch in itertools.islice(rotation, self._size):
+                self.must_poison, last_mark = False, backend.record_mark()
+            for launch in itertools.islice(rotation, self._launches_per_block):
                 launch()
                 backend.submit()
             end = backend.record_mark()
-            queued_blocks.append((reached, end, self._size, self.is_in_visit))
-            reached = end
+            queued_blocks.append((last_mark, end, self._launches_per_block, self.is_in_visit))
+            last_mark = end
             if len(queued_blocks) < 2:
                 continue
             reading = self._regime.read_sensors()
             # One block is running and another one is queued, so the device stays loaded while the host waits for the
             # energy counter.
-            longest = min(_MAX_TICK_INTERVAL_SECONDS, _MAX_BLOCKS_TO_WAIT * lasted)
-            tick = self._regime.wait_for_tick(longest) if self.must_find_tick else None
-            start, end, launched, was_queued_in_visit = queued_blocks.popleft()
+            max_wait_seconds = min(_MAX_TICK_INTERVAL_SECONDS, _MAX_BLOCKS_TO_WAIT * block_seconds)
+            tick = self._regime.wait_for_tick(max_wait_seconds) if self.must_find_tick else None
+            start, end, launch_count, was_queued_in_visit = queued_blocks.popleft()
             backend.wait_for_mark(end)
-            lasted = backend.compute_seconds_between(start, end)
-            seconds = lasted / launched
-            yield LaunchBlock(seconds, launched, reading, tick, was_queued_in_visit)
+            block_seconds = backend.compute_seconds_between(start, end)
+            seconds = block_seconds / launch_count
+            yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_visit)
             if not self.is_in_visit:
-                fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
-                self._size = min(max(1, fitting), 4 * self._size)
+                fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._launches_per_block
+                self._launches_per_block = min(max(1, fitting), 4 * self._launches_per_block)

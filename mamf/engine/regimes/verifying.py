@@ -25,7 +25,7 @@ from mamf.measurement import (
 _LAUNCHES_PER_COMPARISON = 8
 
 
-class Spaced(Regime):
+class SpacedRegime(Regime):
     """The regime that checks one launch at a time. Each launch follows a rest that is three times as long as the
     launch, at most ``max_rest_seconds``.
     """
@@ -41,9 +41,9 @@ class Spaced(Regime):
         self._load_seconds_left = self.first_load_seconds
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        begun, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES_KEY: 1, CHECKED_VALUES_KEY: 0})
+        start_time, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES_KEY: 1, CHECKED_VALUES_KEY: 0})
         rounds = 0
-        while self.backend.now() - begun < self._load_seconds_left:
+        while self.backend.now() - start_time < self._load_seconds_left:
             self.require_advancing_clock(rounds)
             self.prepare_device_for_checked_launch(checked, 0.0)
             self.backend.synchronize()
@@ -55,7 +55,7 @@ class Spaced(Regime):
         checked.verify_last_outputs(checks_all_elements=True)
         compare = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
         while not samples.seconds_per_launch or not rule.should_stop(
-            samples.seconds_per_launch, self.backend.now() - begun, self.backend.now(), False
+            samples.seconds_per_launch, self.backend.now() - start_time, self.backend.now(), False
         ):
             self._launch_and_compare_outputs(checked, samples, compare, rule, launch_seconds)
         if checked.prepared.verify_special_values is not None:
@@ -86,14 +86,14 @@ class Spaced(Regime):
         each output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if
         it differs from the first output although the kernel promises equal bits.
         """
-        marks, found = [], []
+        marks, read_comparisons = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
             self.prepare_device_for_checked_launch(checked, launch_seconds)
             checked.poison_outputs()
             start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
             marks.append((start, self.backend.record_mark()))
-            found += [compare(result)] if compare else []
+            read_comparisons += [compare(result)] if compare else []
             if not compare or not checked.prepared.is_deterministic:
                 checked.verify_last_outputs(checks_all_elements=True)
         samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
@@ -102,7 +102,7 @@ class Spaced(Regime):
             *samples.seconds_per_launch,
             *(self.backend.compute_seconds_between(*each) for each in marks),
         ][-_LAUNCHES_PER_COMPARISON:]
-        wrong = [each() for each in found]
+        wrong = [each() for each in read_comparisons]
         differing = [each for each in wrong if each.cells]
         samples.launch_count += len(marks)
         launches = int(samples.details[CHECKED_LAUNCHES_KEY]) + len(marks)
@@ -121,7 +121,7 @@ class Spaced(Regime):
             samples.details[DIFFERENT_BITS_KEY] = int(samples.details.get(DIFFERENT_BITS_KEY, 0)) + len(differing)
 
 
-class Loaded(Spaced):
+class LoadedRegime(SpacedRegime):
     """The regime that launches back to back. It checks only every ninth launch, because the device cools during a
     check.
     """

@@ -29,8 +29,8 @@ def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[Matmu
     shapes = list[MatmulShape]()
     for regime in CEILING_REGIMES:
         with suppress(MamfError, OSError):  # The log of the earlier search may be unreadable.
-            if left := find_cached_ceiling(info, problem, regime):
-                shapes.append(left.shape)
+            if cached_ceiling := find_cached_ceiling(info, problem, regime):
+                shapes.append(cached_ceiling.shape)
     for ceiling in find_contributed_rates(info.name, info.compute_units, label_dtype(problem)):
         shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
@@ -186,7 +186,7 @@ def plan_search(
             f"a budget of {budget_seconds:g} s is too short, because a {problem.dtype} matmul reaches only "
             f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
-    first = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
+    first_shapes = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
     plan = Plan(
         FIND,
         MATMUL,
@@ -195,7 +195,7 @@ def plan_search(
         regimes=regimes,
         precision=precision,
         budget_seconds=budget_seconds,
-        options=SearchOptions(grid, scouts, refinements, first, is_quick),
+        options=SearchOptions(grid, scouts, refinements, first_shapes, is_quick),
     )
     return plan, kernels
 
@@ -240,10 +240,10 @@ def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGr
     """
     shapes: dict[MatmulShape, None] = {}
     for leader in leaders:
-        near = [
+        nearby_sizes = [
             [size + offset * step for offset in range(-far, far + 1) if size + offset * step >= 16]
             for size, far in ((leader.m, reach), (leader.n, reach), (leader.k, reach // 2))
         ]
-        shapes |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*near)))
+        shapes |= dict.fromkeys(itertools.starmap(MatmulShape, itertools.product(*nearby_sizes)))
         shapes |= dict.fromkeys(MatmulShape(leader.m, leader.n, k) for k in grid.k)
     return [shape for shape in shapes if fits_grid(grid, shape)]

@@ -22,7 +22,7 @@ from mamf.ceilings.ceiling import (
     rank_candidates,
     summarize_conditions,
 )
-from mamf.engine.regimes import Regime, StoppingRule, Sustained
+from mamf.engine.regimes import Regime, StoppingRule, SustainedRegime
 from mamf.engine.runner import Runner, Step
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Conditions, Measurement, group_pairs
@@ -46,8 +46,10 @@ def list_default_candidates(
     """
     if all(kernel == default for _, kernel in candidates):
         return []
-    own = max((row for row in rows if row.ok and row.kernel == default), key=lambda row: row.best_rate, default=None)
-    shapes = [] if own is None else [own.shape]
+    fastest_row = max(
+        (row for row in rows if row.ok and row.kernel == default), key=lambda row: row.best_rate, default=None
+    )
+    shapes = [] if fastest_row is None else [fastest_row.shape]
     return [(shape, default) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
 
 
@@ -55,9 +57,9 @@ def choose_visited_candidates(visits: Sequence[Measurement], count: int) -> list
     """Choose ``count`` candidates from the rows of short visits in sustained: half of them by the lowest energy per
     FLOP, if the power is known, and the others by speed.
     """
-    seen = [row for row in visits if row.ok]
-    fastest = sorted(seen, key=lambda row: row.best_rate, reverse=True)
-    metered = [row for row in seen if row.conditions.watts]
+    successful_visits = [row for row in visits if row.ok]
+    fastest = sorted(successful_visits, key=lambda row: row.best_rate, reverse=True)
+    metered = [row for row in successful_visits if row.conditions.watts]
     frugal = sorted(metered, key=lambda row: (row.conditions.watts or 0.0) / row.best_rate)
     chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest))
     return list(chosen)[:count]
@@ -69,11 +71,19 @@ def drop_beaten_candidates(
     """Return those of ``candidates`` whose median rate over the rounds in ``rows`` is at most the share
     ``max_share_behind`` below the median rate of the best candidate.
     """
-    found = {candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in candidates}
-    if not found:
+    rounds_by_candidate = {
+        candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in candidates
+    }
+    if not rounds_by_candidate:
         return []
-    middle = {candidate: compute_median_rate(rounds.values()) for candidate, rounds in found.items()}
-    return [candidate for candidate in found if middle[candidate] >= (1 - max_share_behind) * max(middle.values())]
+    median_rates = {
+        candidate: compute_median_rate(rounds.values()) for candidate, rounds in rounds_by_candidate.items()
+    }
+    return [
+        candidate
+        for candidate in rounds_by_candidate
+        if median_rates[candidate] >= (1 - max_share_behind) * max(median_rates.values())
+    ]
 
 
 #: The length of a visit in sustained, in seconds.
@@ -162,11 +172,11 @@ class ConfirmationRounds:
         )
         if counts.choosing_rounds:
             self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
-            left = yield from self._repeat_rounds(choosing, candidates)
+            remaining = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
-                best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in left]
+                best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in remaining]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
-        if regime.name != Sustained.name:
+        if regime.name != SustainedRegime.name:
             confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming_rounds, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
@@ -192,10 +202,12 @@ class ConfirmationRounds:
             regime, step_seconds = step.regime, self.runner.now() - start_time
             self._min_step_seconds[regime.name] = min(step_seconds, self._min_step_seconds.get(regime.name, math.inf))
             preparation_seconds = max(0.0, step_seconds - (regime.fixed_visit_seconds or regime.last_visit_seconds))
-            shortest, longest = self._preparation_seconds.get(regime.name, (preparation_seconds, preparation_seconds))
+            min_seconds, max_seconds = self._preparation_seconds.get(
+                regime.name, (preparation_seconds, preparation_seconds)
+            )
             self._preparation_seconds[regime.name] = (
-                min(preparation_seconds, shortest),
-                max(preparation_seconds, longest),
+                min(preparation_seconds, min_seconds),
+                max(preparation_seconds, max_seconds),
             )
         return row
 
@@ -205,17 +217,17 @@ class ConfirmationRounds:
         run answer the steps.
         """
         needed = (
-            self._min_step_seconds.get(Sustained.name, 0.0)
+            self._min_step_seconds.get(SustainedRegime.name, 0.0)
             + self.runner.backend.sustained_traits.bridge_seconds
-            + self.estimate_confirm_seconds()
+            + self.estimate_confirmation_seconds()
         )
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
-    def estimate_confirm_seconds(self) -> float:
+    def estimate_confirmation_seconds(self) -> float:
         """Return the seconds that the shortest confirmation of a candidate in sustained takes, with preparation."""
         return MIN_CONFIRMING_ROUNDS * (
-            Sustained.compute_min_reset_visit_seconds(self.runner.backend)
-            + self._estimate_preparation_seconds(Sustained.name)
+            SustainedRegime.compute_min_reset_visit_seconds(self.runner.backend)
+            + self._estimate_preparation_seconds(SustainedRegime.name)
         )
 
     def _estimate_preparation_seconds(self, regime: str) -> float:
@@ -223,8 +235,12 @@ class ConfirmationRounds:
         visit in a regime, return the longest time in any other regime, because large shapes, like those of the
         candidates, take the longest.
         """
-        known = self._preparation_seconds.get(regime)
-        return known[0] if known else max((longest for _, longest in self._preparation_seconds.values()), default=0.0)
+        min_and_max = self._preparation_seconds.get(regime)
+        return (
+            min_and_max[0]
+            if min_and_max
+            else max((longest for _, longest in self._preparation_seconds.values()), default=0.0)
+        )
 
     def _confirm_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
@@ -232,16 +248,17 @@ class ConfirmationRounds:
         """Confirm a candidate: measure it in up to ``max_visits`` visits of the sustained regime, and return the rows.
         ``chosen_conditions``: the clock and other conditions of the device when the candidate was chosen.
         """
-        phase, longest = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
+        phase, visit_seconds = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
         for number in range(1, max_visits + 1):
             # The first visit shows how long preparation takes. If little time is left, shorten the required visits.
-            if (due := phase.min_rounds + 1 - number) > 0:
+            if (required_visits := phase.min_rounds + 1 - number) > 0:
                 preparation_seconds = self._estimate_preparation_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
-                    chosen_conditions, min(longest, (end_time - self.runner.now()) / due - preparation_seconds)
+                    chosen_conditions,
+                    min(visit_seconds, (end_time - self.runner.now()) / required_visits - preparation_seconds),
                 )
-                longest = phase.regime.fixed_visit_seconds
-                phase.end_time = end_time - longest - preparation_seconds if longest else end_time
+                visit_seconds = phase.regime.fixed_visit_seconds
+                phase.end_time = end_time - visit_seconds - preparation_seconds if visit_seconds else end_time
             yield from self._run_round(phase, number, [candidate])
             if len(phase.rows) < number or not phase.rows[-1].ok:
                 break
@@ -253,30 +270,32 @@ class ConfirmationRounds:
         """Measure rounds until time runs out or one candidate is left, drop slow candidates after each round, and
         return the remaining candidates. In rounds that confirm, the first candidate is dropped only if it fails.
         """
-        left, own = list(candidates), phase.rows
-        confirmed = [] if phase.is_choosing else left[:1]
-        begun = self.runner.now()
+        remaining, rows = list(candidates), phase.rows
+        confirmed = [] if phase.is_choosing else remaining[:1]
+        start_time = self.runner.now()
         for number in range(1, phase.max_rounds + 1):
-            due = yield from self._run_round(phase, number, left)
-            if due is None:
-                return left
-            seconds_each = (self.runner.now() - begun) / max(len(own), 1)
+            unmeasured = yield from self._run_round(phase, number, remaining)
+            if unmeasured is None:
+                return remaining
+            seconds_each = (self.runner.now() - start_time) / max(len(rows), 1)
             if phase.is_choosing:  # Leave time for the rounds that confirm.
-                phase.end_time = min(phase.end_time, self.deadline - MIN_CONFIRMING_ROUNDS * len(left) * seconds_each)
+                phase.end_time = min(
+                    phase.end_time, self.deadline - MIN_CONFIRMING_ROUNDS * len(remaining) * seconds_each
+                )
             if not self._has_next_step(phase, number + 1, is_required=number < phase.min_rounds):
                 break
-            left = [each for each in left if each not in due]
-            left = drop_beaten_candidates(
-                own, left, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
+            remaining = [each for each in remaining if each not in unmeasured]
+            remaining = drop_beaten_candidates(
+                rows, remaining, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
             )
-            if number < phase.min_rounds and left and not self.runner.is_replaying:
+            if number < phase.min_rounds and remaining and not self.runner.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
-                left = self._select_affordable_candidates(own, left, seconds_each, rounds)
-            failed = {(row.shape, row.kernel) for row in own if not row.ok}
-            left = [each for each in dict.fromkeys((*confirmed, *left)) if each not in failed]
-            if len(left) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
+                remaining = self._select_affordable_candidates(rows, remaining, seconds_each, rounds)
+            failed = {(row.shape, row.kernel) for row in rows if not row.ok}
+            remaining = [each for each in dict.fromkeys((*confirmed, *remaining)) if each not in failed]
+            if len(remaining) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
                 break
-        return drop_beaten_candidates(own, left, self.max_share_behind)
+        return drop_beaten_candidates(rows, remaining, self.max_share_behind)
 
     def _run_round(
         self, phase: _RoundsPhase, number: int, candidates: Sequence[Candidate]
@@ -287,24 +306,28 @@ class ConfirmationRounds:
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         # In sustained, more rounds make the rate more precise, so do not make visits longer.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
-        rule = StoppingRule(self.precision, SUSTAINED_VISIT_SECONDS if regime.name == Sustained.name else seconds_left)
+        rule = StoppingRule(
+            self.precision, SUSTAINED_VISIT_SECONDS if regime.name == SustainedRegime.name else seconds_left
+        )
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
-        is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name
-        due = list(candidates) if is_choosing_by_visits else self.order_chooser.sample(candidates, len(candidates))
-        while due:
+        is_choosing_by_visits = phase.is_choosing and regime.name == SustainedRegime.name
+        unmeasured = (
+            list(candidates) if is_choosing_by_visits else self.order_chooser.sample(candidates, len(candidates))
+        )
+        while unmeasured:
             can_wait = is_choosing_by_visits and phase.rows and not self.has_time_to_confirm()
             if not self._has_next_step(phase, number, is_required=number <= phase.min_rounds and not can_wait):
                 break
-            shape, kernel = due[0]
+            shape, kernel = unmeasured[0]
             step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.phase_name, number)
             row = yield from self.measure_step(step)
             if row is None:
                 return None
             phase.rows.append(row)
             # The row may come from an interrupted run, in which another candidate was measured at this point.
-            due = [candidate for candidate in due if candidate != (row.shape, row.kernel)]
-        return due
+            unmeasured = [candidate for candidate in unmeasured if candidate != (row.shape, row.kernel)]
+        return unmeasured
 
     def _has_next_step(self, phase: _RoundsPhase, number: int, is_required: bool) -> bool:
         return self.runner.has_next_step(
@@ -318,6 +341,8 @@ class ConfirmationRounds:
         at least one. ``seconds_each``: the seconds of one measurement.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_each, 1e-9) / rounds
-        found = group_rounds(rows)
-        best_first = sorted(candidates, key=lambda each: compute_median_rate(found[each].values()), reverse=True)
+        rounds_by_candidate = group_rounds(rows)
+        best_first = sorted(
+            candidates, key=lambda each: compute_median_rate(rounds_by_candidate[each].values()), reverse=True
+        )
         return best_first[: max(1, int(min(count, len(candidates))))]

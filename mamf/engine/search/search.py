@@ -100,8 +100,8 @@ def find_best(
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
     shapes = list_shapes_to_predict(grid, chooser)
-    first = draw_short_shapes(shapes, compute_units, chooser)
-    search = ShapeSearch(shapes, compute_units=compute_units, seed=seed, first_shapes=first)
+    first_shapes = draw_short_shapes(shapes, compute_units, chooser)
+    search = ShapeSearch(shapes, compute_units=compute_units, seed=seed, first_shapes=first_shapes)
     while len(search.measured_tflops) < max_measurements and (proposed := search.propose_candidate()):
         search.record_measurement(proposed, measure(proposed[0]))
         if len(grid) > _MAX_PREDICTED_SHAPES and len(search.measured_tflops) % _MEASUREMENTS_PER_FIT == 0:
@@ -122,11 +122,12 @@ def list_shapes_to_predict(
     """
     if len(grid) <= _MAX_PREDICTED_SHAPES:
         return grid.list_shapes()
-    near = [shape for leader in leaders for shape in list_neighbors(leader, grid)]
-    drawn = [
-        MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k))) for _ in range(_MAX_PREDICTED_SHAPES - len(near))
+    nearby_shapes = [shape for leader in leaders for shape in list_neighbors(leader, grid)]
+    drawn_shapes = [
+        MatmulShape(*map(chooser.choice, (grid.m, grid.n, grid.k)))
+        for _ in range(_MAX_PREDICTED_SHAPES - len(nearby_shapes))
     ]
-    return list(dict.fromkeys(shape for shape in (*near, *drawn) if grid.accepts(shape)))
+    return list(dict.fromkeys(shape for shape in (*nearby_shapes, *drawn_shapes) if grid.accepts(shape)))
 
 
 def draw_short_shapes(
@@ -219,25 +220,25 @@ class ShapeSearch:
         # Few measurements cannot show what the rate depends on, or whether a faster shape is left. So draw a random
         # candidate among those that are neither measured yet nor hopeless (near failed ones).
         if not self._surrogate.is_fitted or len(self._observed_rows) < _MIN_MEASUREMENTS_TO_PREDICT:
-            left = [
+            untried = [
                 candidate
                 for candidate, is_hopeless in zip(self._candidates, self._hopeless_mask, strict=True)
                 if not is_hopeless and candidate not in self.measured_tflops
             ]
-            self.is_exhausted = not left
-            return left[int(self._random_generator.integers(len(left)))] if left else None
-        doubtful = self._mask_excluded(
+            self.is_exhausted = not untried
+            return untried[int(self._random_generator.integers(len(untried)))] if untried else None
+        best_optimistic_rate = self._mask_excluded(
             self._surrogate.mean + _MAX_PROMISING_DEVIATIONS * self._surrogate.deviation
         ).max()
         is_sure = (
             len(self.measured_tflops) >= _MIN_MEASUREMENTS_TO_END
-            and doubtful < self._surrogate.highest_observed + _MIN_LOG_GAIN
+            and best_optimistic_rate < self._surrogate.highest_observed + _MIN_LOG_GAIN
         )
-        if is_sure or doubtful == -math.inf:
+        if is_sure or best_optimistic_rate == -math.inf:
             self.is_exhausted = True
             return None
-        gain = self._surrogate.compute_log_improvement() - self._log_seconds
-        return self._candidates[int(np.argmax(self._mask_excluded(gain)))]
+        log_gain_per_second = self._surrogate.compute_log_improvement() - self._log_seconds
+        return self._candidates[int(np.argmax(self._mask_excluded(log_gain_per_second)))]
 
     @limit_blas_to_one_thread()
     def record_measurement(self, candidate: Candidate, tflops: float) -> None:
@@ -248,10 +249,13 @@ class ShapeSearch:
         self.measured_tflops[candidate] = tflops
         if len(self.measured_tflops) < self._first_count or not any(each > 0 for each in self.measured_tflops.values()):
             return
-        often = (
+        measurements_per_fit = (
             _MEASUREMENTS_PER_EARLY_FIT if len(self.measured_tflops) < _EARLY_MEASUREMENTS else _MEASUREMENTS_PER_FIT
         )
-        is_due = len(self.measured_tflops) % often == 0 or candidate in self._first_candidates[self._first_count :]
+        is_due = (
+            len(self.measured_tflops) % measurements_per_fit == 0
+            or candidate in self._first_candidates[self._first_count :]
+        )
         if is_due or not self._surrogate.is_fitted:
             self._refit_surrogate()
         elif not tflops > 0:  # The measurement failed, so there is no rate to fit.
@@ -336,9 +340,9 @@ def list_neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list
     """Return the shapes of a grid up to ``reach`` steps from ``shape`` in M, N and K, also with M and N exchanged."""
     neighbors: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
-        near = [
+        nearby_sizes = [
             sorted(axis, key=lambda size, at=at: abs(size - at))[: 2 * reach + 1]  # type: ignore[misc]
             for axis, at in ((grid.m, m), (grid.n, n), (grid.k, shape.k))
         ]
-        neighbors |= dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(*near))
+        neighbors |= dict.fromkeys(MatmulShape(*sizes) for sizes in itertools.product(*nearby_sizes))
     return list(neighbors)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_CONFIRMING_ROUNDS, Candidate, rank_candidates
-from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, Regime, StoppingRule, SustainedRegime
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator
 from mamf.engine.search.grid import (
     choose_long_k_sizes,
@@ -94,7 +94,7 @@ class FindStrategy(PlanStrategy):
         """Return the backend time at which this ``share`` of the budget has passed and a phase ends. Without sustained,
         scale the shares up, so that burst gets the whole budget. Time for compiling does not count.
         """
-        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.schedule.burst_end_share
+        scale = 1.0 if SustainedRegime.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
             self.runner.start_time
             + self._compiling_seconds
@@ -111,11 +111,11 @@ class FindStrategy(PlanStrategy):
         self._confirmation = ConfirmationRounds(
             self.runner, problem, self._kernels_by_name, self.plan.precision, chooser, deadline
         )
-        if Sustained.name in self.plan.regimes:
-            self._confirmation.deadline -= self._confirmation.estimate_confirm_seconds()
+        if SustainedRegime.name in self.plan.regimes:
+            self._confirmation.deadline -= self._confirmation.estimate_confirmation_seconds()
         burst = yield from self._search_burst()
         self._confirmation.deadline = deadline
-        if Sustained.name in self.plan.regimes:
+        if SustainedRegime.name in self.plan.regimes:
             yield from self._search_sustained(burst)
 
     # -- burst -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class FindStrategy(PlanStrategy):
     def _search_burst(self) -> StepsWithRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
-        regime = self._allocate_operands_and_prepare(Burst(self.backend), shapes)
+        regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._random_chooser)]
         search = ShapeSearch(
@@ -272,9 +272,9 @@ class FindStrategy(PlanStrategy):
             best_rows.append(
                 fastest if fastest.best_rate >= (1 + self.min_speedup_share) * rows[0].best_rate else rows[0]
             )
-        found = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
-        found += [row.kernel for row in kernel_rows[:1]] if self.options.is_quick else []
-        return list(dict.fromkeys(found))
+        names = [row.kernel for row in sorted(best_rows, key=lambda row: row.best_rate, reverse=True)]
+        names += [row.kernel for row in kernel_rows[:1]] if self.options.is_quick else []
+        return list(dict.fromkeys(names))
 
     def _measure_algorithms(
         self,
@@ -288,7 +288,7 @@ class FindStrategy(PlanStrategy):
         search, measure all algorithms of a kernel only on the first shape.
         """
         for kernel in kernels:
-            begun = self.runner.now()
+            start_time = self.runner.now()
             for shape, variant in self._yield_unmeasured_algorithms(kernel, shapes):
                 if not self.runner.has_next_step(regime, ALGORITHM_PHASE, end_time):
                     break
@@ -297,7 +297,7 @@ class FindStrategy(PlanStrategy):
                     break
                 self._algorithm_rows.append(row)
             if not kernel.has_cheap_variants:
-                self._compiling_seconds += self.runner.now() - begun
+                self._compiling_seconds += self.runner.now() - start_time
 
     def _yield_unmeasured_algorithms(
         self, kernel: MatmulKernel, shapes: Sequence[MatmulShape]
@@ -320,7 +320,7 @@ class FindStrategy(PlanStrategy):
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> StepGenerator:
-        regime, rounds = Sustained(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
+        regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         best_candidates = (chosen or find_best_per_size_pair(burst))[: self.sustained_round_candidate_count]
@@ -411,20 +411,20 @@ class KernelsFindStrategy(RowsStrategy):
 
     def yield_steps(self) -> StepGenerator:
         """Yield every step that no row answers yet, then the rounds that choose and confirm."""
-        run, left = self.runner, self.setup.remaining_steps
+        run, remaining_steps = self.runner, self.setup.remaining_steps
         for number, name in enumerate(self.plan.regimes):
             regime = run.prepare_regime(self.make_regime(name))
-            if left and not number:
-                yield from self.measure_rows(regime, left)
+            if remaining_steps and not number:
+                yield from self.measure_rows(regime, remaining_steps)
             is_last = number == len(self.plan.regimes) - 1
             budget = math.inf if self.plan.budget_seconds is None else self.plan.budget_seconds
             yield from self._confirm_problems(
                 regime, run.start_time + (1.0 if is_last else _BUDGET_SHARE_BEFORE_LAST_REGIME) * budget
             )
 
-    def _confirm_problems(self, regime: Regime, end: float) -> StepGenerator:
+    def _confirm_problems(self, regime: Regime, phase_end_time: float) -> StepGenerator:
         """Choose and confirm a candidate for every problem in one regime. Each problem gets an equal part of the time
-        until the backend time ``end``.
+        until the backend time ``phase_end_time``.
         """
         run, cache = self.runner, self.backend.info.cache_bytes
         deadline = math.inf if run.deadline is None else run.deadline
@@ -441,33 +441,35 @@ class KernelsFindStrategy(RowsStrategy):
                 ),
             )
             now = run.now()
-            part = max(end - now, 0.0) / (len(self.plan.problems) - number)
+            seconds_for_problem = max(phase_end_time - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._confirmation_by_problem.setdefault(
                 problem,
                 ConfirmationRounds(run, problem, kernels, self.plan.precision, random.Random(problem.seed), deadline),
             )
-            end_time = now + _TIME_SHARE_FOR_CHOOSING * part, now + part
+            end_time = now + _TIME_SHARE_FOR_CHOOSING * seconds_for_problem, now + seconds_for_problem
             yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
         """Return the shape and kernel of the ``count`` fastest rows of a problem, fastest first. Skip rows of shapes
         that must not give a ceiling (``Operation.may_be_ceiling``).
         """
-        of, info = get_operation(self.plan.operation), self.backend.info
+        operation, info = get_operation(self.plan.operation), self.backend.info
         rows = [row for row in self.setup.rows if row.problem == problem and not (row.phase or row.is_reference)]
-        own = (row for row in rows if row.ok and of.may_be_ceiling(info, problem, row.shape))
-        fastest = sorted(own, key=lambda row: row.best_rate, reverse=True)
+        candidates = (row for row in rows if row.ok and operation.may_be_ceiling(info, problem, row.shape))
+        fastest = sorted(candidates, key=lambda row: row.best_rate, reverse=True)
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
     def make_regime(self, name: str) -> Regime:
-        return Sustained(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
+        return (
+            SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
+        )
 
     def make_rule(self, regime: Regime) -> StoppingRule:
         """Return the rule that stops the measurement of a row. With a short budget, the rule stops early, because a row
         only has to show whether its shape and kernel are worth confirming.
         """
-        usual = super().make_rule(regime)
-        if self.plan.seconds is not None or self.plan.budget_seconds is None or usual.max_seconds is None:
-            return usual
-        part = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)
-        return replace(usual, max_seconds=min(usual.max_seconds, part))
+        default_rule = super().make_rule(regime)
+        if self.plan.seconds is not None or self.plan.budget_seconds is None or default_rule.max_seconds is None:
+            return default_rule
+        seconds_per_row = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)
+        return replace(default_rule, max_seconds=min(default_rule.max_seconds, seconds_per_row))

@@ -109,15 +109,15 @@ class FeatureDistances(NamedTuple):
     """The squared Euclidean distances in each feature from C candidates to D other candidates. For features that depend
     only on M and N, these are the distances to the P pairs of M and N of the other candidates.
 
-    - ``sizes``: C x D. ``waves``: tile sizes x C x P. ``log_aspect_ratios``: C x P.
+    - ``size_distances``: C x D. ``wave_distances``: tile sizes x C x P. ``aspect_distances``: C x P.
     - ``has_pair``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
     - ``pair_indices``: for each of the D candidates, the index of its pair of M and N.
     - ``is_same_kernel``: C x D; 1.0 if both candidates have the same kernel, else 0.0; None if there is one kernel.
     """
 
-    sizes: Array
-    waves: Array
-    log_aspect_ratios: Array
+    size_distances: Array
+    wave_distances: Array
+    aspect_distances: Array
     has_pair: Array
     pair_indices: Indices
     is_same_kernel: Array | None = None
@@ -127,17 +127,17 @@ def compute_distances(
     features: CandidateFeatures, rows: list[int], other_rows: list[int] | None = None
 ) -> FeatureDistances:
     """Return the distances in each feature from the candidates ``rows`` to ``other_rows`` (None: all candidates)."""
-    own = features.pair_indices[rows]
-    pairs = np.arange(len(features.wave_features)) if other_rows is None else features.pair_indices[other_rows]
-    which = features.pair_indices if other_rows is None else np.arange(len(other_rows))
+    pairs_of_rows = features.pair_indices[rows]
+    other_pairs = np.arange(len(features.wave_features)) if other_rows is None else features.pair_indices[other_rows]
+    other_pair_indices = features.pair_indices if other_rows is None else np.arange(len(other_rows))
     others = slice(None) if other_rows is None else other_rows
     return FeatureDistances(
         compute_squared_distances(features.size_features, rows, other_rows),
         # The squared difference for each tile size. The axes are tile sizes, candidates, pairs of M and N.
-        (features.wave_features[own].T[:, :, None] - features.wave_features[pairs].T[:, None, :]) ** 2,
-        (features.log_aspect_ratios[own] - features.log_aspect_ratios[pairs].T) ** 2,
-        np.equal.outer(own, pairs).astype(float),
-        which,
+        (features.wave_features[pairs_of_rows].T[:, :, None] - features.wave_features[other_pairs].T[:, None, :]) ** 2,
+        (features.log_aspect_ratios[pairs_of_rows] - features.log_aspect_ratios[other_pairs].T) ** 2,
+        np.equal.outer(pairs_of_rows, other_pairs).astype(float),
+        other_pair_indices,
         None
         if features.kernel_indices is None
         else np.equal.outer(features.kernel_indices[rows], features.kernel_indices[others]).astype(float),
@@ -221,9 +221,9 @@ class Hyperparameters:
         """Return the log prior probability of these hyperparameters, from how many steps they differ from the defaults.
         The prior is necessary because with only a dozen measurements the likelihood alone is not reliable.
         """
-        usual = replace(Hyperparameters(), kernel_share=self.kernel_share)
+        defaults = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
-            math.log(getattr(self, name) / getattr(usual, name), step)
+            math.log(getattr(self, name) / getattr(defaults, name), step)
             for name, (step, _, _) in _FACTORS_AND_BOUNDS.items()
             if self.kernel_share or name != "kernel_share"
         )
@@ -322,15 +322,15 @@ class CovarianceParts:
 
     def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
-        self.aspect_correlation = np.exp(-2 * distances.log_aspect_ratios)
+        self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
         #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
         #: sizes, for the hyperparameter ``wave_length``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
-            lambda reach: np.exp(distances.waves * (-2 / reach**2)).mean(axis=0)
+            lambda reach: np.exp(distances.wave_distances * (-2 / reach**2)).mean(axis=0)
         )
         #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length``.
         self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
-            lambda reach: np.exp(distances.sizes * (-0.125 / reach**2))
+            lambda reach: np.exp(distances.size_distances * (-0.125 / reach**2))
         )
 
 
@@ -361,8 +361,8 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
 
 def compute_noisy_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
     """Return the covariance of measured candidates: the prior covariance plus measurement noise."""
-    found = compute_covariance(parts, hyperparameters)
-    return found + hyperparameters.noise_share * np.eye(len(found))
+    covariance = compute_covariance(parts, hyperparameters)
+    return covariance + hyperparameters.noise_share * np.eye(len(covariance))
 
 
 def find_likeliest_hyperparameters(
@@ -426,9 +426,9 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     def compute_likelihood(units: int | None) -> float:
         # Add up the distances of all tile sizes, because a separate effect of each would take several times as long.
         waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
-        unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
+        unit_parts = CovarianceParts(parts.distances._replace(wave_distances=waves), parts.correlate_by_sizes)
         return compute_log_likelihood(unit_parts, values, hyperparameters)
 
-    found = {units: compute_likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
-    likeliest = max(found, key=found.__getitem__)
-    return likeliest if found[likeliest] > compute_likelihood(None) + _MIN_LIKELIHOOD_GAIN else None
+    likelihoods = {units: compute_likelihood(units) for units in _COMPUTE_UNIT_COUNTS}
+    likeliest = max(likelihoods, key=likelihoods.__getitem__)
+    return likeliest if likelihoods[likeliest] > compute_likelihood(None) + _MIN_LIKELIHOOD_GAIN else None

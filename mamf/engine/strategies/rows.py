@@ -83,7 +83,7 @@ class RowsStrategy(PlanStrategy):
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> StepGenerator:
         """Measure steps, all in one regime, and yield their rows with the rates of their ceilings' matmuls."""
-        dtype, before, done = "", None, 0
+        dtype, before, measured_count = "", None, 0
         for step in steps:
             _, problem, shape, name = step
             if self._would_exceed_budget(step):
@@ -91,11 +91,11 @@ class RowsStrategy(PlanStrategy):
                 continue
             self.setup.report_phase(f"{regime.name} {shape} {name}")
             if problem.dtype != dtype:
-                dtype, done = problem.dtype, 0
+                dtype, measured_count = problem.dtype, 0
                 if self.plan.is_shared:
                     yield from self._measure_ceiling_matmul(regime, problem, COMMON_MATMUL_SHAPE)
                 before = yield from self._measure_ceiling_matmul(regime, problem)
-            if self.options.reference is not None and done % self.options.reference_every == 0:
+            if self.options.reference is not None and measured_count % self.options.reference_every == 0:
                 yield from self._measure_reference_shape(regime, problem)
             kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
@@ -103,7 +103,7 @@ class RowsStrategy(PlanStrategy):
             row = yield Step(kernel, problem, shape, regime, self.make_rule(regime), is_reported=False)
             if row is None:
                 continue
-            done += 1
+            measured_count += 1
             if row.summary is not None:
                 self._recent_rates.setdefault((name, problem), deque(maxlen=_RECENT_ROW_COUNT)).append(
                     row.amount / row.seconds
@@ -124,11 +124,11 @@ class RowsStrategy(PlanStrategy):
         """
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
-        found, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
-        brief = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _ALGORITHM_VISIT_TIME_SHARE)
+        variants, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
+        brief_rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _ALGORITHM_VISIT_TIME_SHARE)
         fastest, best_rate = kernel, 0.0
-        for variant in found if len(found) > 1 else ():
-            row = yield Step(variant, problem, shape, regime, brief, ALGORITHM_PHASE)
+        for variant in variants if len(variants) > 1 else ():
+            row = yield Step(variant, problem, shape, regime, brief_rule, ALGORITHM_PHASE)
             if row is None:
                 return None
             if row.ok and row.best_rate > best_rate:
@@ -214,12 +214,12 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_bytes: int
         for regime_class in map(get_regime_class, plan.regimes):
             sets = regime_class.count_operand_sets(plan.problem, shape, cache_bytes)
             buffers = plan.problem.list_buffers(shape, sets, regime_class.must_rewrite_output)
-            wanted = largest_buffers | {
+            larger_buffers = largest_buffers | {
                 name: max(each, largest_buffers.get(name, each)) for name, each in buffers.items()
             }
-            total = sum(buffer.nbytes for buffer in wanted.values())
+            total = sum(buffer.nbytes for buffer in larger_buffers.values())
             if free_bytes is None or total <= free_bytes * _MAX_FREE_MEMORY_SHARE:
-                largest_buffers = wanted
+                largest_buffers = larger_buffers
     return largest_buffers
 
 

@@ -22,7 +22,7 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import CONFIRM_PHASE, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, canonicalize_dtype_name
 from mamf.engine.measure import build_row_from_samples, classify_error
-from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
+from mamf.engine.regimes import Regime, Samples, StoppingRule, SustainedRegime, get_regime_class
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
@@ -135,17 +135,17 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
     was drawn. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the number and
     the regime.
     """
-    of, seed = get_operation(kernel.operation), plan.problem.seed + number
+    operation, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
     max_terms, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
     terms = range(int(max_terms * _MIN_LOADED_WORK_SHARE) if regime == LOADED else 1, max_terms + 1)
     dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
     for _ in range(_MAX_DRAW_COUNT if dtypes else 0):
-        dtype, case = chooser.choice(dtypes), of.draw_random_case(chooser, terms)
+        dtype, case = chooser.choice(dtypes), operation.draw_random_case(chooser, terms)
         if case is None:
             continue
         shape = case.pop("shape")
-        problem = of.make_problem(backend, {**case, "dtype": dtype, "seed": seed})
+        problem = operation.make_problem(backend, {**case, "dtype": dtype, "seed": seed})
         if kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape):
             continue
         return problem, shape
@@ -154,15 +154,15 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
     """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
-    found = dict[str, AnyKernel]()
+    kernels = dict[str, AnyKernel]()
     names_by_operation = group_pairs((discovery.find_operation_of_kernel(name).name, name) for name in names or ())
     registered = discovery.find_entry_points_by_name(discovery.OPERATION_GROUP)
     for of, own in (names_by_operation or dict.fromkeys(registered)).items():
         with suppress(*(() if names else (UnavailableError,))):
-            found |= discovery.choose_kernels(discovery.make_operation(of), backend, own)
+            kernels |= discovery.choose_kernels(discovery.make_operation(of), backend, own)
     return {
         name: each
-        for name, each in found.items()
+        for name, each in kernels.items()
         if names
         or (
             each.is_tried_by_default
@@ -177,17 +177,17 @@ def make_verify_plan(
     budget_seconds: float | None = None,
     dtypes: Sequence[str] | None = None,
     regimes: Sequence[str] = CHECKING_REGIMES,
-    largest: MatmulShape | None = None,
+    largest_shape: MatmulShape | None = None,
     seed: int = 0,
-    number: int = 0,
+    problem_number: int = 0,
 ) -> Plan:
-    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest``: random
-    problems have at most the FLOP of this shape. ``number``: verify only this random problem; 0: one after another.
+    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest_shape``: random
+    problems have at most its FLOP. ``problem_number``: verify only this random problem; 0: one after another.
     """
     names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(make_problem(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
-    shape, own = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
+    shape = largest_shape or MatmulShape(size, size, size)
     return make_operation_plan(
         get_operation(problems[0].operation),
         kernels,
@@ -196,7 +196,7 @@ def make_verify_plan(
         regimes,
         VERIFY,
         budget_seconds=budget,
-        options=VerifyOptions(number, tuple(own)),
+        options=VerifyOptions(problem_number, tuple(sorted({kernel.operation for kernel in kernels.values()}))),
     )
 
 
@@ -303,16 +303,16 @@ class OverlapStrategy:
 
     def yield_results(self) -> Iterator[Measurement]:
         """Measure each pair, and yield four rows for it, in the order of PAIR_ROWS."""
-        begun = self.backend.now()
+        start_time = self.backend.now()
         for index, (problem, shape) in enumerate(self.pairs):
-            if index and self.gather_from_ranks(self.backend.now() - begun >= self.budget_seconds)[0]:
+            if index and self.gather_from_ranks(self.backend.now() - start_time >= self.budget_seconds)[0]:
                 self.skipped_count = len(PAIR_ROWS) * (len(self.pairs) - index)
                 return
             self.report_phase(f"{problem.other} {shape}")
             yield from self._measure_pair(problem, shape)
 
     def _measure_pair(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
-        regime = Sustained(self.backend)
+        regime = SustainedRegime(self.backend)
         try:
             with self.kernel.apply_settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
@@ -347,13 +347,13 @@ class _PairMeasurement:
     """The measurement of one pair of works. ``__init__`` launches both once, and raises any error of their kernels."""
 
     def __init__(
-        self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
+        self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: SustainedRegime
     ) -> None:
         self.strategy, self.problem, self.shape, self.regime = strategy, problem, shape, regime
         self.backend, queue = strategy.backend, strategy.backend.get_second_queue()
         if queue is None:
             raise UnsupportedError(str(strategy.kernel.explain_unavailability(strategy.backend)))
-        self.queue, self.is_late, self.is_slow = queue, False, False
+        self.queue, self.is_host_late, self.is_host_slow = queue, False, False
         self.flushes, self.max_short_launches = _FLUSHES_AND_MAX_LAUNCHES[0]
         own = self._prepare_work(MATMUL_WORK, strategy.backend.record_mark, lambda launch: launch())
         self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.record_mark, queue.launch)}
@@ -374,38 +374,38 @@ class _PairMeasurement:
 
     def measure_rows(self) -> list[Measurement]:
         """Measure the four rows of the pair. Raise WrongResultError, or UnsupportedError if the works never overlap."""
-        every = list(self.works.values())
+        both_works = list(self.works.values())
         for flushes, self.max_short_launches in _FLUSHES_AND_MAX_LAUNCHES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             self.samples = {row: Samples() for row in PAIR_ROWS}
-            for works in (every[:1], every[1:], every) * _OVERLAP_ROUND_COUNT:
-                self.is_slow = self._measure_visit(works) > _MAX_LATE_SHARE
+            for works in (both_works[:1], both_works[1:], both_works) * _OVERLAP_ROUND_COUNT:
+                self.is_host_slow = self._measure_visit(works) > _MAX_LATE_SHARE
                 self._verify_outputs(works)
                 # If the host was late in too many windows, try more flushes and fewer launches per window.
-                if self.is_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
+                if self.is_host_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
                     break
             else:  # All rounds were measured.
                 break
         # Verify after a window of few launches, because the values of a repeated all-reduce grow without bound.
-        self._measure_window(every, (1, 1))
-        self._verify_outputs(every, checks_all_elements=True)
+        self._measure_window(both_works, (1, 1))
+        self._verify_outputs(both_works, checks_all_elements=True)
         if not all(self.strategy.gather_from_ranks(all(taken.seconds_per_launch for taken in self.samples.values()))):
             slow = "the host queues these launches more slowly than the device runs them"
             raise UnsupportedError(
-                slow if self.is_slow else "the device does not run matmul and the other work at the same time"
+                slow if self.is_host_slow else "the device does not run matmul and the other work at the same time"
             )
         return [self._build_row(row) for row in PAIR_ROWS]
 
     def _call_on_all_ranks(self, call: Callable[[], ResultT]) -> ResultT:
         """Call a function and return its result. All ranks must do this together: if it raises on one, all raise."""
-        answer, error = None, None
+        result, error = None, None
         try:
-            answer = call()
+            result = call()
         except Exception as failed:
             error = failed
         if any(self.strategy.gather_from_ranks(error is not None)):
             raise error or WrongResultError(Verdict(math.inf, 0.0, reason="another process (rank) of this run failed"))
-        return cast(ResultT, answer)
+        return cast(ResultT, result)
 
     def _verify_outputs(self, works: Sequence[_TimedWork], checks_all_elements: bool = False) -> None:
         for work in works:
@@ -434,7 +434,7 @@ class _PairMeasurement:
             )
             counts = [block / max(each, _MIN_LAUNCH_SECONDS) for each in seconds]
             found = self._measure_window(works, counts)
-            windows, late = windows + 1, late + self.is_late
+            windows, late = windows + 1, late + self.is_host_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
@@ -454,7 +454,7 @@ class _PairMeasurement:
             work.checked.change_operands_and_poison()
         first = backend.record_mark()
         backend.wait_for_mark(first)
-        begun = backend.now()
+        start_time = backend.now()
         for _ in range(self.flushes):
             backend.flush_cache()
         self.queue.fork()
@@ -477,7 +477,7 @@ class _PairMeasurement:
         measure = partial(backend.compute_seconds_between, first)
         times = [[(measure(mark), done) for mark, _, done in work.marks[1:]] for work in works]
         headways = [
-            reached - (host - begun + _MIN_HOST_LEAD_SECONDS)
+            reached - (host - start_time + _MIN_HOST_LEAD_SECONDS)
             for work, reached_marks in zip(works, times, strict=True)
             for (_, host, _), (reached, _) in zip(work.marks[1:], reached_marks, strict=True)
         ]
@@ -486,14 +486,14 @@ class _PairMeasurement:
         answers = self.strategy.gather_from_ranks(
             (min(headways) if self.flushes else 0.0, last if found is None else None)
         )
-        self.is_late = min(each for each, _ in answers) < 0
+        self.is_host_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_late:  # Next time, queue fewer launches of the work that ends last.
+        if starved is not None and not self.is_host_late:  # Next time, queue fewer launches of the work that ends last.
             works[starved].launch_seconds *= min(2.0, launches[starved])
-        return found if starved is None and not self.is_late else None
+        return found if starved is None and not self.is_host_late else None
 
     def _build_row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
-        problem, taken = make_row_problem(self.problem, row), self.samples[row]
-        return build_row_from_samples(self.strategy.kernel, problem, self.shape, self.regime, taken, verdict)
+        problem, samples = make_row_problem(self.problem, row), self.samples[row]
+        return build_row_from_samples(self.strategy.kernel, problem, self.shape, self.regime, samples, verdict)

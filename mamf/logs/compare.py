@@ -268,7 +268,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in find_noted_differences(side[0].header, log.header)
         ),
     ]
-    cards = [each for each in differences if each.is_card_difference]
+    cards = [each for each in differences if each.is_of_card]
     in_cycles = (
         bool(cards)
         and not anyway
@@ -276,7 +276,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
-    forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
+    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -350,13 +350,13 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 class Difference:
     """A difference between sides A and B: the name of what differs, and its value on each side.
 
-    ``is_card_difference``: True if the cycles that kernels used can still be compared, because only the card differs.
+    ``is_of_card``: True if the cycles that kernels used can still be compared, because only the card differs.
     """
 
     what: str
     a: str
     b: str
-    is_card_difference: bool = field(default=False, kw_only=True)
+    is_of_card: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.what} {self.a} against {self.b}"
@@ -372,11 +372,11 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_card_difference=not any(map(parse_sharing, names)))]
+    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_card_difference=True))
+        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_compute_roof(kinds[0]):
         # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
         found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))

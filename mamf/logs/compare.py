@@ -96,17 +96,17 @@ class RowPair:
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         return RowChange(
-            logarithm=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
-            common=max(a.common, b.common),
-            own=math.hypot(a.own, b.own),
-            degrees=min(a.degrees, b.degrees),
-            seconds=self.a.seconds,
-            rates=(self.a.rates, self.b.rates),
-            by_temperature=self.by_temperature,
+            log_ratio=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
+            common_deviation=max(a.common, b.common),
+            row_deviation=math.hypot(a.own, b.own),
+            degrees_of_freedom=min(a.degrees, b.degrees),
+            seconds_per_launch=self.a.seconds,
+            run_rates=(self.a.rates, self.b.rates),
+            temperature_effect=self.temperature_effect,
         )
 
     @property
-    def by_temperature(self) -> float:
+    def temperature_effect(self) -> float:
         """The relative difference of the rates that the different temperatures of A and B may explain; 0 if one is
         unknown.
         """
@@ -124,8 +124,10 @@ class RowPair:
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
-        deviation = math.hypot(self.design.shift_factor * change.common, change.own)
-        half_width = compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature
+        deviation = math.hypot(self.design.shift_factor * change.common_deviation, change.row_deviation)
+        half_width = (
+            compute_student_t_quantile(change.degrees_of_freedom, confidence) * deviation + change.temperature_effect
+        )
         factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage

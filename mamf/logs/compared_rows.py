@@ -86,12 +86,12 @@ class RunDesign(NamedTuple):
     """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
     order.
 
-    - ``label``: the order in words, for reports.
+    - ``description``: the order in words, for reports.
     - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
     - ``extra_run_count``: the number of runs beyond the first run of each side.
     """
 
-    label: str
+    description: str
     shift_factor: float
     extra_run_count: int
 
@@ -125,7 +125,8 @@ class PooledRows(NamedTuple):
 
     - ``rows``: the number of rows. ``ratio``: the weighted geometric mean of B/A over these rows.
     - ``deviation``, ``degrees``: the standard deviation of the logarithm of the ratio, and its degrees of freedom.
-    - ``chance``: the chance of a false alarm. ``by_temperature``: as in RowChange.
+    - ``chance``: the chance of a false alarm.
+    - ``by_temperature``: the largest relative difference that the different temperatures of A and B may explain.
     """
 
     regime: str
@@ -171,20 +172,21 @@ class PooledRows(NamedTuple):
 class RowChange(NamedTuple):
     """The change of the rate of one row from A to B, as input for pooling rows.
 
-    - ``logarithm``: the logarithm of B/A. ``seconds``: seconds per launch.
-    - ``common``: the standard deviation of the shift that all rows of a run share. ``own``: the standard deviation of
-      the error of this row alone, with ``degrees`` of freedom.
-    - ``rates``: the rates of the single runs of A and of B.
-    - ``by_temperature``: the relative difference that the different temperatures of A and B may explain.
+    - ``log_ratio``: the logarithm of the ratio of the rates, B/A.
+    - ``common_deviation``: the standard deviation of the shift that all rows of a run share.
+    - ``row_deviation``, ``degrees_of_freedom``: the standard deviation of the error that only this row has, and its
+      degrees of freedom.
+    - ``run_rates``: the rate in each run of A, and the rate in each run of B.
+    - ``temperature_effect``: the largest relative difference that the different temperatures of A and B may explain.
     """
 
-    logarithm: float
-    common: float
-    own: float
-    degrees: int
-    seconds: float
-    rates: tuple[Sequence[float], Sequence[float]]
-    by_temperature: float = 0.0
+    log_ratio: float
+    common_deviation: float
+    row_deviation: float
+    degrees_of_freedom: int
+    seconds_per_launch: float
+    run_rates: tuple[Sequence[float], Sequence[float]]
+    temperature_effect: float = 0.0
 
 
 def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chance: float) -> PooledRows:
@@ -194,14 +196,17 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     equal runs of each side, weighted by degrees of freedom. If this spread is much larger than the calibrated shift,
     only the spread counts.
     """
-    total = math.fsum(each.own**-2 for each in changes)
-    weights = [each.own**-2 / total for each in changes]
+    total = math.fsum(each.row_deviation**-2 for each in changes)
+    weights = [each.row_deviation**-2 / total for each in changes]
     timer = math.fsum(
-        weight * _TIMER_DEVIATION_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True)
+        weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
+        for weight, each in zip(weights, changes, strict=True)
     )
-    common, seen = max(timer, *(each.common for each in changes)), 0.0
+    common, seen = max(timer, *(each.common_deviation for each in changes)), 0.0
     for side in (0, 1):
-        rows = [[math.log(rate / geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes]
+        rows = [
+            [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
+        ]
         seen += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
@@ -211,11 +216,11 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     return PooledRows(
         regime,
         rows=len(changes),
-        ratio=math.exp(math.fsum(weight * each.logarithm for weight, each in zip(weights, changes, strict=True))),
+        ratio=math.exp(math.fsum(weight * each.log_ratio for weight, each in zip(weights, changes, strict=True))),
         deviation=math.hypot(shift, total**-0.5),
         degrees=prior + design.extra_run_count,
         chance=chance,
-        by_temperature=max(each.by_temperature for each in changes),
+        by_temperature=max(each.temperature_effect for each in changes),
     )
 
 

@@ -75,27 +75,29 @@ class CudaStamps:
         self._next_stamp_number += 1
         if slot % _HALF_SLOT_COUNT == 0:
             self._slots[slot : slot + _HALF_SLOT_COUNT].zero_()
-        values = (
+        kernel_arguments = (
             ctypes.c_uint64(self._slots[slot].data_ptr()),
             ctypes.c_uint64(_MIN_BLOCK_NANOSECONDS),
             ctypes.c_uint32(self._unit_count),
         )
-        addresses = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        argument_addresses = (ctypes.c_void_p * len(kernel_arguments))(
+            *(ctypes.addressof(argument) for argument in kernel_arguments)
+        )
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._index).cuda_stream)
         blocks = _BLOCKS_PER_UNIT * self._unit_count
         self._raise_on_error(
             self._driver.cuLaunchKernel(
-                self._kernel, blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0, stream, addresses, None
+                self._kernel, blocks, 1, 1, _THREADS_PER_BLOCK, 1, 1, 0, stream, argument_addresses, None
             )
         )
         return slot
 
     def compute_elapsed(self, start: int, end: int) -> ElapsedTime | None:
-        first, last = (self._slots[slot].cpu().double() for slot in (start, end))
-        has_both_stamps = (first[:, 0] > 0) & (last[:, 0] > 0)
+        first_stamps, last_stamps = (self._slots[slot].cpu().double() for slot in (start, end))
+        has_both_stamps = (first_stamps[:, 0] > 0) & (last_stamps[:, 0] > 0)
         if not has_both_stamps.any():
             return None
-        nanoseconds, cycles = (last - first)[has_both_stamps].median(dim=0).values.tolist()
+        nanoseconds, cycles = (last_stamps - first_stamps)[has_both_stamps].median(dim=0).values.tolist()
         return ElapsedTime(cycles, nanoseconds * 1e-9) if nanoseconds > 0 and cycles > 0 else None
 
     @staticmethod

@@ -65,7 +65,7 @@ class NvmlSensors:
             watts=None if milliwatts is None else milliwatts * 1e-3,
             joules=None if millijoules is None else millijoules * 1e-3,
             celsius=self.call_or_none(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons=tuple(text for bit, text in THROTTLE_REASONS.items() if reasons & bit),
+            throttle_reasons=tuple(reason for bit, reason in THROTTLE_REASONS.items() if reasons & bit),
         )
 
     def read_clock_event_reasons(self) -> int | None:
@@ -195,7 +195,7 @@ def _check_throttling(sensors: NvmlSensors) -> Advice:
     reasons &= _SLOWDOWN_BITS
     if not reasons:
         return Advice("throttling", "ok", "the idle card is not throttled")
-    names = ", ".join(text for bit, text in THROTTLE_REASONS.items() if reasons & bit)
+    names = ", ".join(reason for bit, reason in THROTTLE_REASONS.items() if reasons & bit)
     return Advice(
         "throttling",
         "warning",

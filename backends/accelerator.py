@@ -170,10 +170,10 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         """Return a function that launches work of at least _LOAD_SECONDS. Raises UnavailableError if synchronize does
         not wait for this work, because mamf cannot time such a device.
         """
-        buffer, count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
+        buffer, launch_count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
         def load() -> None:
-            for _ in range(count):
+            for _ in range(launch_count):
                 buffer.zero_()
 
         def time_load() -> tuple[float, float]:
@@ -187,8 +187,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             return self.now() - start_seconds - seconds, seconds
 
         time_load()  # The first launches may compile kernels, so ignore their time.
-        while sum(time_load()) < _LOAD_SECONDS and count < _MAX_LAUNCHES:
-            count *= 2
+        while sum(time_load()) < _LOAD_SECONDS and launch_count < _MAX_LAUNCHES:
+            launch_count *= 2
         wait_seconds, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
         if wait_seconds > max(seconds, _LOAD_SECONDS / 2):
             fault = (
@@ -253,19 +253,19 @@ class AnyAcceleratorBackend(MultiStreamBackend):
     # -- description and checks of the device ------------------------------------------------------------------------
 
     def describe(self) -> DeviceInfo:
-        kind, properties = self.find_device_type(), self.call_or_none("get_device_properties", self.index)
-        cache = next((size for name in _CACHE_PROPERTIES if (size := getattr(properties, name, None))), None)
-        _free, memory = self.call_or_none("mem_get_info", self.index) or (None, None)
-        uuid, package = getattr(properties, "uuid", None), f"torch_{kind}"
+        device_type, properties = self.find_device_type(), self.call_or_none("get_device_properties", self.index)
+        cache_bytes = next((size for name in _CACHE_PROPERTIES if (size := getattr(properties, name, None))), None)
+        _free, memory_bytes = self.call_or_none("mem_get_info", self.index) or (None, None)
+        uuid, package = getattr(properties, "uuid", None), f"torch_{device_type}"
         version = get_package_version(package)
         return DeviceInfo(
             backend=self.name,
             index=self.index,
             name=self.read_device_name(self.index),
-            vendor=kind,
+            vendor=device_type,
             compute_units=getattr(properties, "multi_processor_count", None) or None,
-            memory_bytes=getattr(properties, "total_memory", None) or memory or None,
-            cache_bytes=cache,
+            memory_bytes=getattr(properties, "total_memory", None) or memory_bytes or None,
+            cache_bytes=cache_bytes,
             uuid_hash=hash_identifier(str(uuid)) if uuid else None,
             versions={package: version} if version else {},
         )
@@ -282,7 +282,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
 
     def explain_missing_compiler(self) -> Unavailable | None:
         return Unavailable(
-            f"mamf cannot use torch.compile on {self.find_device_type()}", "'mamf kernels' lists other kernels"
+            f"mamf cannot use torch.compile on {self.find_device_type()}",
+            "run 'mamf kernels' to see which kernels do not need it",
         )
 
     def check_machine(self) -> list[Advice]:

@@ -213,6 +213,6 @@ def has_native_bfloat16() -> bool:
 
 def read_last_level_cache_bytes() -> int | None:
     """Return the size of the largest cache of the first core; None if unknown. sysfs gives sizes in KiB or MiB."""
-    units = {"K": 1024, "M": MIB}
+    bytes_by_unit = {"K": 1024, "M": MIB}
     sizes = [path.read_text().strip() for path in _CACHE_DIRECTORY.glob("index*/size")]
-    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=None)
+    return max((int(size[:-1]) * bytes_by_unit[size[-1]] for size in sizes if size[-1:] in bytes_by_unit), default=None)

@@ -68,17 +68,19 @@ class AmdSmiSensors:
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
         megahertz = self.get_first_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
-        power = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole else None
-        counter = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
-        count = self.get_first_number(counter, "energy_accumulator")
-        microjoules = self.get_first_number(counter, "counter_resolution")
+        power_info = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole else None
+        energy_info = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
+        energy_count = self.get_first_number(energy_info, "energy_accumulator")
+        microjoules_per_count = self.get_first_number(energy_info, "counter_resolution")
         celsius = self.call_or_none(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
         return Reading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
-            watts=self.get_first_number(power, "current_socket_power", "average_socket_power"),
-            joules=None if count is None or microjoules is None else count * microjoules * 1e-6,
+            watts=self.get_first_number(power_info, "current_socket_power", "average_socket_power"),
+            joules=None
+            if energy_count is None or microjoules_per_count is None
+            else energy_count * microjoules_per_count * 1e-6,
             celsius=float(celsius) if isinstance(celsius, (int, float)) else None,
             throttle_reasons=self.read_throttle_reasons(),
         )
@@ -95,7 +97,7 @@ class AmdSmiSensors:
         increased_counters = [
             name for name, count in self._throttle_counters.items() if count > counters_before.get(name, count)
         ]
-        return tuple(text for name, text in _THROTTLE_REASON_BY_COUNTER.items() if name in increased_counters)
+        return tuple(reason for name, reason in _THROTTLE_REASON_BY_COUNTER.items() if name in increased_counters)
 
     def read_max_clock_hz(self) -> float | None:
         megahertz = self.get_first_number(

@@ -172,8 +172,8 @@ def _all_have_type(values: Iterable[object], annotation: Any) -> bool:
     return annotation is Any or not any(describe_type_violation(each, annotation) for each in values)
 
 
-def _is_subclass(origin: Any, kind: Any) -> bool:
-    return isinstance(origin, type) and issubclass(origin, kind)
+def _is_subclass(origin: Any, base: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, base)
 
 
 #: Return the type annotations of the attributes of a contract, or of the fields of a dataclass, by name.

@@ -158,7 +158,9 @@ def _load_class(plugin_kind: str, entry_point: EntryPoint, contract: type[Contra
             hint = "" if has_class_path else f"; if files were moved, {_INSTALL_ADVICE} again"
         raise PluginError(f"{plugin_kind} {displayed_name} cannot be loaded: {describe_error(error)}{hint}") from error
     if not (isinstance(plugin_class, type) and issubclass(plugin_class, contract)):
-        raise PluginError(f"{entry_point.value} is not a subclass of mamf's {contract.__name__}")
+        raise PluginError(
+            f"{entry_point.value} is not a subclass of mamf's {contract.__name__}: derive it from this class"
+        )
     if missing := getattr(plugin_class, "__abstractmethods__", ()):
         raise PluginError(f"{entry_point.value} is abstract: define {', '.join(sorted(missing))}")
     return plugin_class
@@ -201,7 +203,9 @@ def make_operation(name: str) -> Operation[Any, Any]:
     with convert_plugin_errors(label, "creating it"):
         operation: Operation[Any, Any] = plugin_class()
     if operation.name != name:  # Logs record the class's name, by which readers find the entry point.
-        raise PluginError(f"{label} is broken: its class has the name {operation.name!r}, but its entry point {name!r}")
+        raise PluginError(
+            f"{label} is broken: its class has the name {operation.name!r}, but its entry point {name!r}: use one name"
+        )
     # Do not check mamf's own operations: contract tests check them already, and checks here would slow down reading
     # logs, which calls methods of the operation for each row.
     return operation if name in list_builtin_names(OPERATION_GROUP) else enforce_contract(operation, Operation, label)

@@ -72,18 +72,18 @@ def _count_convolution_flop(shapes: _ArgumentShapes, argument_values: Sequence[s
     Its arguments are input (N, C, ...), weight (O, C/groups, ...), bias, stride, padding, dilation, transposed, output
     padding and groups.
     """
-    size, weight = shapes[0], shapes[1]
+    input_shape, weight = shapes[0], shapes[1]
     # A transposed convolution multiplies each element of the input by all weights of the element's group.
     if argument_values[6] == "True":
-        return 2 * math.prod(size) * math.prod(weight[1:])
+        return 2 * math.prod(input_shape) * math.prod(weight[1:])
     strides, padding, dilation = (_parse_numbers(argument_values[number], len(weight) - 2) for number in (3, 4, 5))
-    output = [
+    output_size = [
         (length + 2 * pad - dilation_step * (kernel - 1) - 1) // stride + 1
         for length, kernel, stride, pad, dilation_step in zip(
-            size[2:], weight[2:], strides, padding, dilation, strict=True
+            input_shape[2:], weight[2:], strides, padding, dilation, strict=True
         )
     ]
-    return 2 * size[0] * math.prod(output) * math.prod(weight)
+    return 2 * input_shape[0] * math.prod(output_size) * math.prod(weight)
 
 
 def _parse_numbers(text: str, count: int) -> list[int]:
@@ -98,8 +98,8 @@ def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: S
     The first arguments are the gradient of the output (N, O, ...), the input and the weight. The last argument says
     which gradients the operation computes: of input, weight and bias. The gradient of the bias counts no FLOP.
     """
-    gradient, size, weight = shapes[:3]
-    flop_per_gradient = 2 * math.prod(size if argument_values[7] == "True" else gradient) * math.prod(weight[1:])
+    gradient, input_shape, weight = shapes[:3]
+    flop_per_gradient = 2 * math.prod(input_shape if argument_values[7] == "True" else gradient) * math.prod(weight[1:])
     return flop_per_gradient * argument_values[10].count("True", 0, argument_values[10].rfind(","))
 
 
@@ -117,13 +117,16 @@ def _make_attention_formula(
     """
 
     def count_attention_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-        (batch, heads, length, size), (_, kv_heads, length_k, _), (*_, size_v) = shapes[query_index : query_index + 3]
+        (batch, heads, query_count, head_size), (_, kv_heads, key_count, _), (*_, v_head_size) = shapes[
+            query_index : query_index + 3
+        ]
         is_causal = argument_values[causal_index] == "True"
-        if is_causal and length > length_k:
+        if is_causal and query_count > key_count:
             raise ValueError("causal attention has more queries than keys, for which there is no formula")
-        keys = length if is_causal else length_k
+        counted_keys = query_count if is_causal else key_count
         return int(
-            forward_pass_ratio * AttentionShape(batch, heads, kv_heads, length, keys, size, size_v, is_causal).flop
+            forward_pass_ratio
+            * AttentionShape(batch, heads, kv_heads, query_count, counted_keys, head_size, v_head_size, is_causal).flop
         )
 
     return count_attention_flop

@@ -22,7 +22,14 @@ from typing import Any
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_file_atomically
 from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
-from mamf.logs.run_log import MALFORMED_ERRORS, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
+from mamf.logs.run_log import (
+    MALFORMED_ERRORS,
+    SCHEMA,
+    describe_error,
+    explain_unreadable_schema,
+    parse_record,
+    read_lines,
+)
 from mamf.logs.writer import encode_record
 from mamf.machine.environment import describe_environment, describe_mamf_version
 from mamf.measurement import IDLE_LABEL, Rate
@@ -94,22 +101,24 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         header = parse_record(lines[0])
     if header.get("tier") != PROFILE_TIER:
         return None
-    if reason := explain_unreadable(path, header.get("schema")):
+    if reason := explain_unreadable_schema(path, header.get("schema")):
         raise RunLogError(reason)
-    number, rows = 1, defaultdict[str, list[Any]](list)
+    line_number, rows = 1, defaultdict[str, list[Any]](list)
     try:
-        for name, kind in _HEADER_TYPES.items():
-            read_record(header[name], kind, name)
-        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
+        for name, expected_type in _HEADER_TYPES.items():
+            read_record(header[name], expected_type, name)
+        for line_number, line in enumerate(lines[1:], start=2):  # noqa: B007 (an error message uses it)
             record = parse_record(line)
             if record["record"] == "summary":
                 return header["script"], _make_profile_from_records(rows, record)
             if record["record"] in _FIELD_AND_TYPE_BY_RECORD:
-                field, kind = _FIELD_AND_TYPE_BY_RECORD[record["record"]]
-                rows[field].append(read_known_ceiling_record(record) if kind is Rate else read_record(record, kind))
+                field, expected_type = _FIELD_AND_TYPE_BY_RECORD[record["record"]]
+                rows[field].append(
+                    read_known_ceiling_record(record) if expected_type is Rate else read_record(record, expected_type)
+                )
         raise ValueError("the log has no summary, because its end was cut off")
     except MALFORMED_ERRORS as error:
-        raise RunLogError(f"{path}, line {number}: {describe_error(error)}") from None
+        raise RunLogError(f"{path}, line {line_number}: {describe_error(error)}") from None
 
 
 def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:
@@ -147,7 +156,9 @@ def read_rank_logs(folder: Path) -> ProfilesByRank:
             if script_and_profile := read_profile_or_none(path):
                 profiles_by_rank[rank] = script_and_profile
     if not profiles_by_rank:
-        raise UsageError(f"{folder} has no profiles of ranks ({RANK_LOG_PATTERN})")
+        raise UsageError(
+            f"{folder} has no profiles of ranks: give a folder with {RANK_LOG_PATTERN} from 'mamf profile --ranks all'"
+        )
     return profiles_by_rank
 
 
@@ -156,13 +167,13 @@ def read_rank_logs(folder: Path) -> ProfilesByRank:
 _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
-_ROUNDING_SECONDS = 1e-12
+_MAX_ROUNDING_ERROR_SECONDS = 1e-12
 # If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
 # time the FLOP cover.
-_MIN_REPORTED_SHARE = 0.01
+_MIN_REPORTED_UNCOUNTED_SHARE = 0.01
 #: A rank is a straggler if the fastest rank's step is shorter by at least this share of the rank's step. The time in
 #: which only communication runs does not count. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three steps.
-_STRAGGLER_SHARE = 0.05
+_MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
 
@@ -186,10 +197,10 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
         Lines(list(_yield_table_remarks(profile))),
         Answer([describe_largest_classes(profile)]),
     ]
-    derived = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
+    derived_fields = ("flop", "tflops", "mamfu", "whole_seconds", "busy_seconds")
     data = {
         "script": script,
-        **{name: getattr(profile, name) for name in (*_SUMMARY_FIELDS, *derived)},
+        **{name: getattr(profile, name) for name in (*_SUMMARY_FIELDS, *derived_fields)},
         "ceilings": list(map(make_known_ceiling_record, profile.ceilings)),
     }
     return Document(f"Profile of {script}", blocks, data)
@@ -214,11 +225,11 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
             f"before: the profiler makes a step {abs(slowdown):.0%} {'longer' if slowdown >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
-        share = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
-        time = "" if profile.unprofiled_step_seconds is None else ", from the step time without the profiler"
+        mamfu_note = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
+        step_time_note = "" if profile.unprofiled_step_seconds is None else ", from the step time without the profiler"
         yield (
             f"a step needs {format_rate(profile.flop / profile.steps / 1e12, 'TFLOP')}: "
-            f"{format_rate(profile.tflops, 'TFLOPS')}{share}{time}"
+            f"{format_rate(profile.tflops, 'TFLOPS')}{mamfu_note}{step_time_note}"
         )
 
 
@@ -243,7 +254,7 @@ def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Colum
         Column(
             "",
             "hidden ms",
-            lambda row: row.hidden / steps if row.hidden > _ROUNDING_SECONDS else None,
+            lambda row: row.hidden / steps if row.hidden > _MAX_ROUNDING_ERROR_SECONDS else None,
             format_milliseconds,
             3,
         ),
@@ -307,11 +318,13 @@ def describe_largest_classes(profile: Profile) -> str:
 
 
 def _yield_table_remarks(profile: Profile) -> Iterator[str]:
-    per = "calls, ms and TFLOP are per step; " if profile.steps else ""
-    hidden = (
-        "; for the others it is hidden time" if any(row.hidden > _ROUNDING_SECONDS for row in profile.classes) else ""
+    per_step_note = "calls, ms and TFLOP are per step; " if profile.steps else ""
+    hidden_time_note = (
+        "; for the others it is hidden time"
+        if any(row.hidden > _MAX_ROUNDING_ERROR_SECONDS for row in profile.classes)
+        else ""
     )
-    yield f"{per}time in which several classes run counts for only one of them{hidden}"
+    yield f"{per_step_note}time in which several classes run counts for only one of them{hidden_time_note}"
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_shares(profile)
@@ -321,10 +334,10 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
                 f"{row.name} is above its sustained ceiling, which matmuls back to back reach: between other work the "
                 f"clock recovers, so the burst ceiling (mamf find) is the limit"
             )
-        total = row.visible + row.hidden
-        if row.flop and row.multiplying < (1 - _MIN_REPORTED_SHARE) * total:
+        class_seconds = row.visible + row.hidden
+        if row.flop and row.multiplying < (1 - _MIN_REPORTED_UNCOUNTED_SHARE) * class_seconds:
             yield (
-                f"{row.name}: FLOP and TFLOPS cover {row.multiplying / total:.0%} of its time; "
+                f"{row.name}: FLOP and TFLOPS cover {row.multiplying / class_seconds:.0%} of its time; "
                 "how many FLOP the rest of the time computes is unknown"
             )
         if row.name == UNCLASSIFIED:
@@ -344,18 +357,21 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
 
 def _explain_shares(profile: Profile) -> str:
     """Return one line that says which duration is 100 % for the shares, and how certain the idle time is."""
-    unprofiled_seconds, busy = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
+    unprofiled_seconds, busy_seconds_per_step = (
+        profile.unprofiled_step_seconds,
+        profile.busy_seconds / (profile.steps or 1),
+    )
     if unprofiled_seconds is None:
         return "mamf timed no step without the profiler: idle time is an upper bound, all other shares are lower bounds"
-    work = f"the device was busy for {format_milliseconds(busy)} ms of a step in the trace"
-    if busy > unprofiled_seconds + _ROUNDING_SECONDS:
+    busy_text = f"the device was busy for {format_milliseconds(busy_seconds_per_step)} ms of a step in the trace"
+    if busy_seconds_per_step > unprofiled_seconds + _MAX_ROUNDING_ERROR_SECONDS:
         return (
-            f"{work}, longer than a step without the profiler ({format_milliseconds(unprofiled_seconds)} ms), because "
-            "the profiler slows kernels: shares are relative to the busy time, and idle time is unknown"
+            f"{busy_text}, longer than a step without the profiler ({format_milliseconds(unprofiled_seconds)} ms), "
+            "because the profiler slows kernels: shares are relative to the busy time, and idle time is unknown"
         )
     return (
         f"shares are relative to the step time without the profiler ({format_milliseconds(unprofiled_seconds)} ms); "
-        f"idle is this time minus the busy time in the trace ({format_milliseconds(busy)} ms)"
+        f"idle is this time minus the busy time in the trace ({format_milliseconds(busy_seconds_per_step)} ms)"
     )
 
 
@@ -368,16 +384,16 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
     ``expected_count``: the number of ranks of the job, by which the report finds ranks without a profile; 0 if unknown.
     """
     script = next(script for script, _ in ranks.values())
-    missing = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
+    missing_ranks = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
-    names = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
+    device_counts = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
     unexposed_seconds_by_rank = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
     blocks: list[Block] = [
-        Lines([f"{script} on {format_count(len(ranks), 'rank')}: {names}"]),
+        Lines([f"{script} on {format_count(len(ranks), 'rank')}: {device_counts}"]),
         Lines(
             [
                 f"the profile of rank {rank} is missing: check that all machines write to the same folder"
-                for rank in missing
+                for rank in missing_ranks
             ]
         ),
         Table(
@@ -394,7 +410,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
         ),
         Answer([_describe_stragglers(unexposed_seconds_by_rank)]),
     ]
-    return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing})
+    return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing_ranks})
 
 
 # Return the seconds of a step without exposed communication, which is the time in which only communication runs. This
@@ -421,18 +437,20 @@ def _describe_stragglers(unexposed_seconds_by_rank: Mapping[int, float]) -> str:
     straggler_names = [
         str(rank)
         for rank, seconds in unexposed_seconds_by_rank.items()
-        if seconds - fastest_seconds >= _STRAGGLER_SHARE * seconds
+        if seconds - fastest_seconds >= _MIN_STRAGGLER_SHARE * seconds
     ]
-    lag = format_milliseconds(unexposed_seconds_by_rank[slowest_rank] - fastest_seconds)
+    lag_text = format_milliseconds(unexposed_seconds_by_rank[slowest_rank] - fastest_seconds)
     verdict = f"stragglers: rank {', '.join(straggler_names)}" if straggler_names else "no straggler"
-    return f"{verdict}; rank {slowest_rank} takes {lag} ms more per step for its own work than the fastest rank"
+    return f"{verdict}; rank {slowest_rank} takes {lag_text} ms more per step for its own work than the fastest rank"
 
 
 def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
     def make_seconds_column(
-        name: str, title: str, read: Callable[[Profile], float], drop_priority: int = 0
+        name: str, title: str, get_seconds: Callable[[Profile], float], drop_priority: int = 0
     ) -> Column[Any]:
-        return Column(f"{name}_seconds", f"{title} ms", lambda row: read(row[1]), format_milliseconds, drop_priority)
+        return Column(
+            f"{name}_seconds", f"{title} ms", lambda row: get_seconds(row[1]), format_milliseconds, drop_priority
+        )
 
     return [
         Column("rank", "rank", itemgetter(0)),

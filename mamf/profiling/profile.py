@@ -139,8 +139,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         # Overwrite the idle time, because in logs of early versions of mamf it is the sum of all gaps in the trace.
-        idle = self.whole_seconds - self.busy_seconds
-        rows = tuple(replace(row, visible=idle) if row.name == IDLE_LABEL else row for row in self.classes)
+        idle_seconds = self.whole_seconds - self.busy_seconds
+        rows = tuple(replace(row, visible=idle_seconds) if row.name == IDLE_LABEL else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
 
     def get_visible_seconds(self, name: str) -> float:
@@ -283,9 +283,9 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Ceil
 # List the modules in which an event ran, from the outermost to the innermost. No range of a module encloses an event of
 # the backward pass, so take the modules of the forward operation that the event differentiates.
 def _list_module_names(event: Event) -> list[str]:
-    lineage = list(event.yield_callers())
-    forward = next((each.forward_operation for each in lineage if each.forward_operation), event)
-    for events in (lineage, list(forward.yield_callers())):
+    event_and_callers = list(event.yield_callers())
+    forward_operation = next((each.forward_operation for each in event_and_callers if each.forward_operation), event)
+    for events in (event_and_callers, list(forward_operation.yield_callers())):
         if names := [
             each.name.removeprefix(MODULE_PREFIX) for each in reversed(events) if each.name.startswith(MODULE_PREFIX)
         ]:
@@ -295,8 +295,8 @@ def _list_module_names(event: Event) -> list[str]:
 
 # Give all layers of a model the same name: ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
 def fold_module_name(name: str) -> str:
-    path, colon, kind = name.rpartition(": ")
-    return f"{_FOLDED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{kind}"
+    path, colon, module_type = name.rpartition(": ")
+    return f"{_FOLDED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{module_type}"
 
 
 def _make_class_row(

@@ -92,11 +92,14 @@ class Program:
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         except BaseException as error:
-            trace = error.__traceback__
+            traceback = error.__traceback__
             # Drop the outer frames of mamf and runpy, so that the traceback begins with the script's own frame.
-            while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.run_path.__code__.co_filename):
-                trace = trace.tb_next
-            sys.excepthook(type(error), error.with_traceback(trace), trace)
+            while traceback and traceback.tb_frame.f_code.co_filename in (
+                __file__,
+                runpy.run_path.__code__.co_filename,
+            ):
+                traceback = traceback.tb_next
+            sys.excepthook(type(error), error.with_traceback(traceback), traceback)
             return 1
         return 0
 
@@ -116,8 +119,8 @@ class Program:
             raise UsageError(f"cannot run {path}: {get_first_message_line(error)}") from None
         definition: Any = tree
         for name in function.split("."):
-            inner = (each for each in definition.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
-            definition = next((each for each in inner if each.name == name), None)
+            inner_definitions = (each for each in definition.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)))
+            definition = next((each for each in inner_definitions if each.name == name), None)
             if definition is None:
                 raise UsageError(f"--calls {_MAIN_MODULE_PREFIX}{function}: {Path(path).name} defines no such function")
         definition.decorator_list.insert(0, ast.Name(_DECORATOR_VARIABLE, ast.Load()))
@@ -326,9 +329,14 @@ class StepProfiler:
             return None
         self._profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
-        first, *others = self.optimizers.values() or [""]
-        several = f"several optimizers step: only the first, {first}, ends a step; others are {', '.join(others)}"
-        return replace(trace, notes=(*trace.notes, *filter(None, (self._remark, several if others else ""))))
+        first_optimizer, *other_optimizers = self.optimizers.values() or [""]
+        optimizers_note = (
+            f"several optimizers step: only the first, {first_optimizer}, ends a step; "
+            f"others are {', '.join(other_optimizers)}"
+        )
+        return replace(
+            trace, notes=(*trace.notes, *filter(None, (self._remark, optimizers_note if other_optimizers else "")))
+        )
 
     def explain_missing_profile(self, function: str | None) -> str:
         """Return one line that says why no step was profiled. ``function``: the function that ends steps; None if the
@@ -336,17 +344,18 @@ class StepProfiler:
         """
         if self.failure:
             return self.failure
-        steps = self._warmup + 2 * self._steps
+        required_steps = self._warmup + 2 * self._steps
         if self._step_count:
-            return f"the script took {self._step_count} of {steps} steps: lower --warmup or --steps"
+            return f"the script took {self._step_count} of {required_steps} steps: lower --warmup or --steps"
         if self._claim_file.exists():
             return (
-                f"the script forked a training process, which took fewer than {steps} steps: lower --warmup or --steps"
+                f"the script forked a training process, which took fewer than {required_steps} steps: "
+                "lower --warmup or --steps"
             )
         if function is not None:
             return f"{function} was not called: write __main__:FUNCTION for a function that the script defines"
         return (
-            "no optimizer of torch stepped in this process; name a function that is a step, such as "
+            "no torch optimizer stepped in this process: name the function that is a training step, such as "
             "--calls torch:Tensor.backward or --calls __main__:train"
         )
 

@@ -42,7 +42,7 @@ _KIND_BY_CATEGORY: Mapping[str, EventKind] = {
 }
 _BACKWARD_NODE_PREFIX = "autograd::engine::evaluate_function"
 # Tolerance for comparing two times. The trace rounds times to nanoseconds, so a call may seem to end after its caller.
-_ROUNDING_SECONDS = 2e-9
+_MAX_ROUNDING_ERROR_SECONDS = 2e-9
 _SECONDS_PER_MICROSECOND, _SECONDS_PER_NANOSECOND = 1e-6, 1e-9
 #: Maximum size of a trace after decompression. The Python objects that json makes from a trace need about ten times as
 #: much memory.
@@ -144,7 +144,9 @@ def sum_interval_seconds(intervals: Intervals) -> float:
 def find_gaps(covered: Intervals, start: float, end: float) -> Intervals:
     """Return the intervals between ``start`` and ``end``, in seconds, that no interval of ``covered`` overlaps."""
     edges = [start, *(edge for interval in covered for edge in interval), end]
-    return [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if high > low]
+    return [
+        (gap_start, gap_end) for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True) if gap_end > gap_start
+    ]
 
 
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
@@ -187,8 +189,10 @@ def read_trace(path: Path) -> Trace:
     try:
         return _parse_kernel_table(content.decode()) if is_table else _parse_chrome_trace(json.loads(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error):
-        what = "a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
-        raise UsageError(f"{path} is not {what if is_table else 'a Chrome trace of torch.profiler'}") from None
+        kernel_table_description = "a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
+        raise UsageError(
+            f"{path} is not {kernel_table_description if is_table else 'a Chrome trace of torch.profiler'}"
+        ) from None
 
 
 def _read_and_unpack_file(path: Path) -> bytes:
@@ -205,39 +209,43 @@ def _read_and_unpack_file(path: Path) -> bytes:
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
             max_unpacked_bytes = _MAX_GZIP_RATIO * max(file_status.st_size, _MIN_LIMITED_GZIP_BYTES)
             max_bytes = min(_MAX_TRACE_BYTES, max_unpacked_bytes) if is_packed else _MAX_TRACE_BYTES
-            data = (unpacked if is_packed else file).read(max_bytes + 1)
+            content = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > max_bytes:
-        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB unpacked: trace fewer steps")
-    return data
+    if len(content) > max_bytes:
+        raise UsageError(f"{path} is larger than {max_bytes >> 20} MiB after decompression: trace fewer steps")
+    return content
 
 
 def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
-    timed = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
-    raw = [each for each in timed if each.get("cat") in _KIND_BY_CATEGORY]
-    if not raw:
+    complete_events = [each for each in trace["traceEvents"] if each.get("ph") == "X"]
+    raw_events = [each for each in complete_events if each.get("cat") in _KIND_BY_CATEGORY]
+    if not raw_events:
         raise ValueError("the trace has no events")
-    origin = min(each["ts"] for each in raw)
-    host, launches_by_link = _make_host_events(
-        [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
+    origin = min(each["ts"] for each in raw_events)
+    host_events, launches_by_link = _make_host_events(
+        [each for each in raw_events if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
     )
-    device = [each for each in raw if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
+    raw_device_events = [each for each in raw_events if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
     graph_launch_links = {link for link, event in launches_by_link.items() if _GRAPH_LAUNCH_NAME in event.name}
-    events = [*host, *(_make_device_event(each, origin, launches_by_link, graph_launch_links) for each in device)]
+    events = [
+        *host_events,
+        *(_make_device_event(each, origin, launches_by_link, graph_launch_links) for each in raw_device_events),
+    ]
     annotations = [
         (str(each.get("name")), *_convert_to_seconds(each, origin))
-        for each in timed
+        for each in complete_events
         if each.get("cat") == _DEVICE_ANNOTATION_CATEGORY
     ]
     start, end, step_count, ending_optimizer = _find_step_bounds(events, annotations)
     names = {str(each.get("id")): str(each.get("name", "")) for each in trace.get("deviceProperties", ())}
-    used_device_id = min((str(each.get("args", {}).get("device")) for each in device), default="")
+    used_device_id = min((str(each.get("args", {}).get("device")) for each in raw_device_events), default="")
     replayed_count = sum(
-        ("correlation", each.get("args", {}).get("correlation")) in graph_launch_links for each in device
+        ("correlation", each.get("args", {}).get("correlation")) in graph_launch_links for each in raw_device_events
     )
     note = (
-        f"{replayed_count} of {len(device)} kernels and copies were replayed from graphs, so only their names are known"
+        f"{replayed_count} of {len(raw_device_events)} kernels and copies were replayed from graphs, "
+        "so only their names are known"
     )
     return Trace(
         tuple(event for event in events if event.end > start and event.start < end),
@@ -252,7 +260,9 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
     )
 
 
-def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
+def _make_host_events(
+    raw_events: Iterable[_RawEvent], origin: float
+) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
     """Make the events on the host. Return all events, and by link, the events that launched work on the device.
 
     A link is a pair of a field's name and a number that a launch has in common with the kernel or copy that it
@@ -263,12 +273,12 @@ def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Eve
     launches_by_link: dict[tuple[str, Any], Event] = {}
     open_calls: dict[Any, list[Event]] = defaultdict(list)
     forward_operations_by_number: dict[int, Event] = {}
-    for each in sorted(raw, key=lambda each: (each["ts"], -each["dur"])):
+    for each in sorted(raw_events, key=lambda each: (each["ts"], -each["dur"])):
         raw_arguments = each.get("args", {})
         start, end = _convert_to_seconds(each, origin)
-        stack = open_calls[each["pid"], each["tid"]]
-        while stack and stack[-1].end < end - _ROUNDING_SECONDS:
-            stack.pop()
+        open_calls_of_thread = open_calls[each["pid"], each["tid"]]
+        while open_calls_of_thread and open_calls_of_thread[-1].end < end - _MAX_ROUNDING_ERROR_SECONDS:
+            open_calls_of_thread.pop()
         sequence_number, is_backward = (
             raw_arguments.get("Sequence number"),
             each["name"].startswith(_BACKWARD_NODE_PREFIX),
@@ -278,20 +288,20 @@ def _make_host_events(raw: Iterable[_RawEvent], origin: float) -> tuple[list[Eve
             kind=_KIND_BY_CATEGORY[each["cat"]],
             start=start,
             end=end,
-            caller=stack[-1] if stack else None,
+            caller=open_calls_of_thread[-1] if open_calls_of_thread else None,
             forward_operation=forward_operations_by_number.get(sequence_number) if is_backward else None,
             argument_shapes=raw_arguments.get("Input Dims", ()),
             argument_dtypes=raw_arguments.get("Input type", ()),
             argument_values=raw_arguments.get("Concrete Inputs", ()),
         )
-        stack.append(event)
+        open_calls_of_thread.append(event)
         if sequence_number is not None and not is_backward:
             # If several events of the forward pass have the same number, the last of them created the autograd node.
             forward_operations_by_number[sequence_number] = event
         events.append(event)
-        field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
-        if field and field in raw_arguments:
-            launches_by_link[field, raw_arguments[field]] = event
+        link_field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
+        if link_field and link_field in raw_arguments:
+            launches_by_link[link_field, raw_arguments[link_field]] = event
     return events, launches_by_link
 
 
@@ -346,9 +356,9 @@ def _find_step_bounds(
         and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_callers())
     ]
     for ranges in (device_annotations, host_ranges):
-        ends = sorted(end for name, _, end in ranges if name in optimizers[:1])
-        if len(ends) > 1:
-            return ends[0], ends[-1], len(ends) - 1, optimizers[0]
+        optimizer_step_ends = sorted(end for name, _, end in ranges if name in optimizers[:1])
+        if len(optimizer_step_ends) > 1:
+            return optimizer_step_ends[0], optimizer_step_ends[-1], len(optimizer_step_ends) - 1, optimizers[0]
     return *_find_start_and_end(events), None, ""
 
 

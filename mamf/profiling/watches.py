@@ -39,13 +39,13 @@ class MemoryWatch:
     Right after an optimizer's step, when all tensors of the optimizer exist, it counts their bytes. If ModuleRanges
     calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of the peak memory.
 
-    ``snapshot``: path of the history of allocations to write, which https://pytorch.org/memory_viz displays.
+    ``snapshot_path``: path of the history of allocations to write, which https://pytorch.org/memory_viz displays.
     """
 
-    def __init__(self, snapshot: Path) -> None:
+    def __init__(self, snapshot_path: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
-        self._snapshot = snapshot
+        self._snapshot = snapshot_path
         #: For each forward pass of a module: start and end in ns since the epoch, and the module's name.
         self.module_spans: list[tuple[int, int, str]] = []
         self._bytes_by_optimizer: dict[int, Counter[tuple[str, str]]] = {}
@@ -122,9 +122,9 @@ def _make_memory_rows(bytes_by_device_and_kind: Counter[tuple[str, str]]) -> Ite
     """
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
-    known = {kind: bytes_by_device_and_kind[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE)}
-    yield from (MemoryRow(name, nbytes) for name, nbytes in known.items())
-    yield MemoryRow("the rest", max(0, peak - sum(known.values())) if peak else None)
+    known_bytes = {kind: bytes_by_device_and_kind[device, kind] for kind in (_PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE)}
+    yield from (MemoryRow(name, nbytes) for name, nbytes in known_bytes.items())
+    yield MemoryRow("the rest", max(0, peak - sum(known_bytes.values())) if peak else None)
     yield MemoryRow(PEAK_MEMORY, peak or None)
 
 
@@ -206,9 +206,9 @@ class DtypeWatch:
 
     def _count_dtype_of_first_argument(self, original: Callable[..., Any], row_name: str) -> Callable[..., Any]:
         @functools.wraps(original)
-        def count_dtype_and_call(first: Any, *others: Any, **named: Any) -> Any:
-            self._count_dtypes_of_tensors(row_name, first)
-            return original(first, *others, **named)
+        def count_dtype_and_call(first_argument: Any, *other_arguments: Any, **keywords: Any) -> Any:
+            self._count_dtypes_of_tensors(row_name, first_argument)
+            return original(first_argument, *other_arguments, **keywords)
 
         return count_dtype_and_call
 
@@ -281,8 +281,8 @@ class ModuleRanges:
         """Return a module's name, such as ``model.layers.0.mlp: LlamaMLP``."""
         if module not in self._names:
             for name, each in module.named_modules():
-                kind = type(each).__name__
-                self._names.setdefault(each, f"{name}: {kind}" if name else kind)
+                module_type = type(each).__name__
+                self._names.setdefault(each, f"{name}: {module_type}" if name else module_type)
         return self._names[module]
 
 
@@ -303,6 +303,13 @@ def make_range_provider(
 # within the profiled steps. For the same reason, mamf does not use a global hook on all modules.
 def _list_eager_modules() -> list[Any]:
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-    compiled = [each for each in modules if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)]
-    parts = {part for each in compiled for part in each.modules() if part is not each or not hasattr(each, "_orig_mod")}
-    return [each for each in modules if each not in parts and not isinstance(each, torch.fx.GraphModule)]
+    compiled_modules = [
+        each for each in modules if hasattr(each, "_orig_mod") or getattr(each, "_compiled_call_impl", None)
+    ]
+    compiled_submodules = {
+        submodule
+        for each in compiled_modules
+        for submodule in each.modules()
+        if submodule is not each or not hasattr(each, "_orig_mod")
+    }
+    return [each for each in modules if each not in compiled_submodules and not isinstance(each, torch.fx.GraphModule)]

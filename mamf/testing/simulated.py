@@ -209,7 +209,7 @@ class SimulatedBackend(Backend):
     def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
         count = self.count_devices()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}; it has {count}")
+            raise UnavailableError(f"{self.name} has no device {index}: the number of its devices is {count}")
         self.index = index
         self.device_physics = physics or self.physics
         self.random = random.Random(seed)
@@ -299,8 +299,8 @@ class SimulatedBackend(Backend):
             for capped, run_variation in self._run_variation_by_capped.items()
         }
 
-    def _draw_deviation(self, capped: bool, field: str) -> float:
-        variation = self._variation_by_capped[capped]
+    def _draw_deviation(self, is_capped: bool, field: str) -> float:
+        variation = self._variation_by_capped[is_capped]
         return 0.0 if variation is None else self.random.gauss(0.0, getattr(variation, field))
 
     def _compute_time_factor(self) -> float:
@@ -390,20 +390,20 @@ class SimulatedBackend(Backend):
         """Simulate the launch of a transfer of ``nbytes`` bytes over the link between devices."""
         self._launch(nbytes, self.device_physics.link_bandwidth, self.device_physics.idle_watts, operands_key)
 
-    def _launch(self, work: float, rate: float, watts: float, operands_key: object) -> None:
+    def _launch(self, work_amount: float, rate: float, watts: float, operands_key: object) -> None:
         self.launch_count += 1
         on_launch = type(self).on_launch
         if on_launch is not None:
             on_launch(self.launch_count)
         if self.cached_operands_key == operands_key:
-            work *= 1 - self.device_physics.cached_saving_share
+            work_amount *= 1 - self.device_physics.cached_saving_share
         self.cached_operands_key = operands_key
         if self.device_time < self.rested_end_time:
-            work *= 1 - self.device_physics.rested_saving_share
+            work_amount *= 1 - self.device_physics.rested_saving_share
         if self.device_time < self.fully_awake_time:
-            work *= self.device_physics.waking_time_factor
+            work_amount *= self.device_physics.waking_time_factor
         noise = self.random.gauss(1, self.device_physics.launch_noise)
-        self._run_on_device(work * self._compute_time_factor() * max(noise, 0.5) / rate, watts)
+        self._run_on_device(work_amount * self._compute_time_factor() * max(noise, 0.5) / rate, watts)
 
     def _idle_until_time(self, target_time: float) -> float:
         idle = target_time - self.device_time

@@ -195,7 +195,7 @@ def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
     packed.write_bytes(gzip.compress(bytes(1 << 21)))
     plain.write_bytes(bytes(1 << 21))
     for path in (packed, plain):
-        with pytest.raises(UsageError, match="larger than 1 MiB unpacked"):
+        with pytest.raises(UsageError, match="larger than 1 MiB after decompression"):
             read_trace(path)
     with pytest.raises(UsageError, match="/dev/zero is not a regular file"):
         read_trace(Path("/dev/zero"))

@@ -25,6 +25,7 @@ from mamf.logs.run_log import MALFORMED_ERRORS, RunLog, describe_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 
+# Names that ncu gives its metrics. The name of each constant says what the metric measures.
 ELAPSED_CYCLES = "gpc__cycles_elapsed.max"
 DURATION_NANOSECONDS = "gpu__time_duration.sum"
 TENSOR_PIPE_PERCENT = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
@@ -102,12 +103,12 @@ class DeviceKernel:
     @property
     def occupancy_limiters(self) -> tuple[str, ...]:
         """The resources, such as registers, that limit how many blocks of the kernel fit on a compute unit."""
-        known = {
+        known_values = {
             name: blocks
             for name, metric in OCCUPANCY_LIMIT_METRICS.items()
             if (blocks := self.metrics.get(metric)) is not None
         }
-        return tuple(name for name, blocks in known.items() if blocks == min(known.values()))
+        return tuple(name for name, blocks in known_values.items() if blocks == min(known_values.values()))
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ class LaunchCounts:
 
 
 def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if len(known_values) == len(values) else None
 
 
 def make_launch_counts(
@@ -174,16 +175,16 @@ def make_launch_counts(
             missing_reason=f"the {launch_count} launches did not all run the same kernels ({len(kernels)} in total)",
         )
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
-    known = tuple(filter(None, cycles))
+    known_values = tuple(filter(None, cycles))
     medians = tuple(map(_compute_median_metrics, zip(*kernels_by_launch, strict=True)))
-    return LaunchCounts(kernel, problem, shape, medians, known if len(known) == launch_count else ())
+    return LaunchCounts(kernel, problem, shape, medians, known_values if len(known_values) == launch_count else ())
 
 
 def _compute_median_metrics(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
     medians: dict[str, float | None] = {}
     for name in same_kernels[0].metrics:
-        known = [value for each in same_kernels if (value := each.metrics.get(name)) is not None]
-        medians[name] = statistics.median(known) if known else None
+        known_values = [value for each in same_kernels if (value := each.metrics.get(name)) is not None]
+        medians[name] = statistics.median(known_values) if known_values else None
     return replace(same_kernels[0], metrics=medians)
 
 
@@ -270,10 +271,11 @@ def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) 
     """
     kernel_sum, longest = counts.device_kernel_sum, max(counts.device_kernels, key=lambda each: each.cycles or 0.0)
     if burst_seconds and kernel_sum.seconds and kernel_sum.seconds < _MIN_KERNEL_TIME_SHARE * burst_seconds:
-        busy, kernels = kernel_sum.seconds / burst_seconds, len(counts.device_kernels)
-        what = "its kernel runs" if kernels == 1 else f"its {kernels} kernels run"
+        busy_share, kernel_count = kernel_sum.seconds / burst_seconds, len(counts.device_kernels)
+        subject = "its kernel runs" if kernel_count == 1 else f"its {kernel_count} kernels run"
         return Bound(
-            "launch", f"{what} for only {busy:.0%} of the {burst_seconds * 1e6:.4g} us from one launch to the next"
+            "launch",
+            f"{subject} for only {busy_share:.0%} of the {burst_seconds * 1e6:.4g} us from one launch to the next",
         )
     bound = find_kernel_bound(longest)
     share = longest.cycles / kernel_sum.cycles if longest.cycles and kernel_sum.cycles else 1.0
@@ -289,29 +291,32 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     """Return what bounds one device kernel: the part of the device that it keeps busiest, too little work to fill the
     device, or latency.
     """
-    known = {name: percent for name, percent in compute_busy_percent_by_part(kernel).items() if percent is not None}
-    if not known:
+    known_percents = {
+        name: percent for name, percent in compute_busy_percent_by_part(kernel).items() if percent is not None
+    }
+    if not known_percents:
         return Bound("unknown", "the device has no counters of its pipes and memory")
-    busiest = max(known, key=lambda name: known[name])
-    if known[busiest] >= MIN_BUSY_PERCENT:
-        return Bound(busiest, f"{known[busiest]:.3g} % of its peak")
-    text, metrics = (
-        f"no part of the device is near its peak; the busiest is {busiest} at {known[busiest]:.3g} %",
+    busiest = max(known_percents, key=lambda name: known_percents[name])
+    if known_percents[busiest] >= MIN_BUSY_PERCENT:
+        return Bound(busiest, f"{known_percents[busiest]:.3g} % of its peak")
+    explanation, metrics = (
+        f"no part of the device is near its peak; the busiest is {busiest} at {known_percents[busiest]:.3g} %",
         kernel.metrics,
     )
     waves, blocks, seconds = metrics.get(WAVES_PER_COMPUTE_UNIT), metrics.get(BLOCK_COUNT), kernel.seconds
     if waves is not None and waves < _MIN_WAVES:
-        size = "" if blocks is None else f", {blocks:.0f} blocks"
-        return Bound("launch", f"too little work: {waves:.2g} waves{size}; {text}")
+        block_note = "" if blocks is None else f", {blocks:.0f} blocks"
+        return Bound("launch", f"too little work: {waves:.2g} waves{block_note}; {explanation}")
     if seconds is not None and seconds < _MIN_KERNEL_SECONDS:
         return Bound(
-            "launch", f"too little work: the kernel takes {seconds * 1e6:.3g} us, about as long as launching it; {text}"
+            "launch",
+            f"too little work: the kernel takes {seconds * 1e6:.3g} us, about as long as launching it; {explanation}",
         )
     active, possible = metrics.get(ACTIVE_WARPS_PERCENT), metrics.get(POSSIBLE_WARPS_PERCENT)
     if active is not None and possible is not None:
-        by = f", limited by its {' and '.join(kernel.occupancy_limiters)}" if possible < 100 else ""
-        text += f"; occupancy: {active:.3g} % achieved, {possible:.3g} % possible{by}"
-    return Bound("latency", text)
+        limiter_note = f", limited by its {' and '.join(kernel.occupancy_limiters)}" if possible < 100 else ""
+        explanation += f"; occupancy: {active:.3g} % achieved, {possible:.3g} % possible{limiter_note}"
+    return Bound("latency", explanation)
 
 
 def compute_busy_percent_by_part(kernel: DeviceKernel) -> dict[str, float | None]:
@@ -319,13 +324,13 @@ def compute_busy_percent_by_part(kernel: DeviceKernel) -> dict[str, float | None
 
     If ncu reports the same percentage for a group of parts and for one part of the group, the group gets None.
     """
-    get = kernel.metrics.get
+    get_percent = kernel.metrics.get
     tensor, units, dram, l2, pipes = (
-        get(TENSOR_PIPE_PERCENT),
-        get(COMPUTE_UNITS_PERCENT),
-        get(DRAM_PERCENT),
-        get(L2_PERCENT),
-        get(MEMORY_PIPES_PERCENT),
+        get_percent(TENSOR_PIPE_PERCENT),
+        get_percent(COMPUTE_UNITS_PERCENT),
+        get_percent(DRAM_PERCENT),
+        get_percent(L2_PERCENT),
+        get_percent(MEMORY_PIPES_PERCENT),
     )
     # All traffic of device memory passes through the L2, so the L2 is busy whenever the memory is. Report the memory.
     is_memory_busy = dram is not None and dram >= MIN_BUSY_PERCENT
@@ -341,8 +346,8 @@ def compute_busy_percent_by_part(kernel: DeviceKernel) -> dict[str, float | None
 
 def shorten_kernel_name(name: str) -> str:
     """Return a kernel's name without template arguments, parameters and namespaces, cut off after 48 characters."""
-    bare = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
-    return (bare.rpartition("::")[2] or name)[:_MAX_KERNEL_NAME_LENGTH]
+    bare_name = name.replace("(anonymous namespace)::", "").removeprefix("void ").partition("<")[0].partition("(")[0]
+    return (bare_name.rpartition("::")[2] or name)[:_MAX_KERNEL_NAME_LENGTH]
 
 
 _NO_PERMISSION_ERROR = "ERR_NVGPUCTRPERM"
@@ -419,9 +424,9 @@ def find_ncu(name: str | None) -> str:
     """
     path = shutil.which(name or "ncu")
     if path is None:
-        what = f"{name} is not an executable program" if name else "ncu, which reads the counters, is not on PATH"
+        problem = f"{name} is not an executable program" if name else "ncu, which reads the counters, is not on PATH"
         raise UnavailableError(
-            f"{what}: install NVIDIA Nsight Compute (part of the CUDA toolkit), or give its path with --ncu; "
+            f"{problem}: install NVIDIA Nsight Compute (part of the CUDA toolkit), or give its path with --ncu; "
             f"{_ALTERNATIVES_TO_COUNTERS}"
         )
     return path
@@ -447,10 +452,10 @@ def parse_kernel_counters(output: str) -> list[DeviceKernel]:
     """Return the device kernels in the output of ncu, in the order in which they ran; empty if there is no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     header = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    head, *rows = [*csv.reader(lines[header:])] or [[]]
+    column_names, *rows = [*csv.reader(lines[header:])] or [[]]
     kernels: dict[str, DeviceKernel] = {}
     metrics: dict[str, dict[str, float | None]] = {}
-    for cell in (dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)):
+    for cell in (dict(zip(column_names, row, strict=True)) for row in rows if len(row) == len(column_names)):
         values = metrics.setdefault(cell["ID"], {})
         values[cell["Metric Name"]] = parse_number(cell["Metric Value"])
         kernels.setdefault(cell["ID"], DeviceKernel(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values))

@@ -251,8 +251,8 @@ def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
     launches = [line for line in table.rows if line.is_launch]
     launches_with_cycles = [line for line in launches if line.row.ok and line.launch_counts and line.cycles]
     if len(launches_with_cycles) > 1:
-        by_cycles = min(launches_with_cycles, key=lambda line: line.cycles or 0.0).row.kernel
-        in_burst = min(launches_with_cycles, key=lambda line: line.row.seconds).row.kernel
-        yield f"{table.title}: fewest cycles: {by_cycles}; fastest in burst: {in_burst}"
+        kernel_with_fewest_cycles = min(launches_with_cycles, key=lambda line: line.cycles or 0.0).row.kernel
+        fastest_kernel_in_burst = min(launches_with_cycles, key=lambda line: line.row.seconds).row.kernel
+        yield f"{table.title}: fewest cycles: {kernel_with_fewest_cycles}; fastest in burst: {fastest_kernel_in_burst}"
     else:
         yield from (f"{table.title}: {line.row.kernel}: {line.bound_or_missing_reason}" for line in launches)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from mamf.backend import Backend
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.measurement import Measurement, compute_relative_timing_error, find_timer_calibration
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
@@ -59,7 +59,7 @@ def prepared(backend: Backend, case: Case) -> tuple[Any, Any, Any]:
 
 def burst(backend: Backend, case: Case) -> Measurement:
     """Measure the row that ``mamf sweep --regime burst`` measures."""
-    regime = Burst(backend)
+    regime = BurstRegime(backend)
     regime.start()
     pool = backend.make_operand_pool("normal", 0)
     row = measure_row(*prepared(backend, case), regime, pool, StoppingRule(max_seconds=1.0))

@@ -134,9 +134,9 @@ def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
     return READ_BANDWIDTH_KEY if isinstance(ceiling.problem, BandwidthProblem) else ceiling.dtype, ceiling.regime
 
 
-def get_ceiling_name(search: Plan) -> str:
+def get_ceiling_name(search_plan: Plan) -> str:
     """Return the name of the ceiling that a search finds: the dtype of a matmul ceiling, else READ_BANDWIDTH_KEY."""
-    return str(search.problem.dtype) if search.is_search else READ_BANDWIDTH_KEY
+    return str(search_plan.problem.dtype) if search_plan.is_search else READ_BANDWIDTH_KEY
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:

@@ -23,7 +23,7 @@ from mamf.ceilings.roof import (
 from mamf.cli.resuming import make_contradiction_error
 from mamf.cli.terminal import warn
 from mamf.engine.estimate import choose_working_kernels
-from mamf.engine.regimes import Burst, Sustained
+from mamf.engine.regimes import BurstRegime, SustainedRegime
 from mamf.engine.search.grid import plan_search
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import make_ceiling_record
@@ -150,7 +150,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. A ceiling
     that cannot be measured here is left out with a warning.
     """
-    regimes = CEILING_REGIMES if Sustained.name in plan.regimes else (Burst.name,)
+    regimes = CEILING_REGIMES if SustainedRegime.name in plan.regimes else (BurstRegime.name,)
     searches = []
     for dtype in dict.fromkeys(problem.dtype for problem in plan.problems):
         problem = make_problem(backend, dtype)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
 from mamf.ceilings.ceiling import CONFIRM_PHASE
-from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained
+from mamf.engine.regimes import Regime, Samples, StoppingRule, SustainedRegime
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
@@ -185,7 +185,7 @@ class _RowMeasurement:
             timer.error_seconds if timer and samples.timer_overhead_seconds else 0.0
         )  # 0 if the error is unknown.
         possible, impossible = split_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
-        levels, alternation = find_two_levels(possible) if self.regime.name == Sustained.name else None, []
+        levels, alternation = find_two_levels(possible) if self.regime.name == SustainedRegime.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"the rate alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
@@ -255,7 +255,7 @@ def is_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: 
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False
-    if isinstance(regime, Sustained):
+    if isinstance(regime, SustainedRegime):
         return sum(row.samples) / max(len(row.samples), 1) * row.launches < regime.visit_seconds
     return len(row.samples) < StoppingRule.min_samples
 

@@ -125,7 +125,7 @@ class Runner:
         self.start_time = self.now()
         self.deadline = None if self.budget_seconds is None else self.start_time + self.budget_seconds
         self._unused_rows = deque(self.interrupted_rows)
-        self._pools: dict[object, OperandPool] = {}
+        self._operand_pools: dict[object, OperandPool] = {}
         self._has_measured_row = self._has_tried_step = False
 
     def measure_steps(self, steps: StepGenerator) -> Iterator[Measurement]:
@@ -211,15 +211,15 @@ class Runner:
             ) from error
         return regime
 
-    def allocate_largest_operands(self, problem: Problem, needed: Iterable[Mapping[str, Buffer]]) -> None:
+    def allocate_largest_operands(self, problem: Problem, needed_buffers: Iterable[Mapping[str, Buffer]]) -> None:
         """Allocate one buffer per operand that is large enough for all later steps, because the device would cool while
-        mamf enlarges a buffer between two measurements. ``needed``: the buffers of each step, by operand. If the
-        largest buffers do not fit in memory, the rows of large shapes fail later. Raise DeviceError if the device
-        fails.
+        mamf enlarges a buffer between two measurements. If the largest buffers do not fit in memory, the rows of large
+        shapes fail later. Raise DeviceError if the device fails. ``needed_buffers``: the buffers of each step, by
+        operand.
         """
         self.report_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()
-        for buffers in needed:
+        for buffers in needed_buffers:
             largest |= {name: max(buffer, largest.get(name, buffer)) for name, buffer in buffers.items()}
         try:
             for name, buffer in largest.items():
@@ -236,15 +236,15 @@ class Runner:
     def get_operand_pool(self, problem: Problem) -> OperandPool:
         """Return the operand buffers for a problem. Problems with equal operation, data and seed share a pool."""
         key = (problem.operation, problem.data, problem.seed)
-        if key not in self._pools:
-            self._pools[key] = self.backend.make_operand_pool(problem.data, problem.seed)
-        return self._pools[key]
+        if key not in self._operand_pools:
+            self._operand_pools[key] = self.backend.make_operand_pool(problem.data, problem.seed)
+        return self._operand_pools[key]
 
     def release_pools(self) -> None:
         """Release the memory of all operands of this run."""
-        for pool in self._pools.values():
+        for pool in self._operand_pools.values():
             pool.release_buffers()
-        self._pools.clear()
+        self._operand_pools.clear()
 
     # -- measuring steps ---------------------------------------------------------------------------------------------
 

@@ -96,13 +96,13 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
     cache = backend.info.cache_bytes or measure_cache_bytes(backend)
     with _prepare_matmul_launch(backend) as launch, disable_garbage_collection():
         probe = _TraitProbe(backend, launch)
-        wake, reaction = probe.measure_wake_up(), probe.measure_reaction()
-        recovery = (
+        wake_up, reaction = probe.measure_wake_up(), probe.measure_reaction()
+        recovery_seconds = (
             None
             if reaction.seconds_until_slower is None
             else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds_until_slower)
         )
-    burst = _make_burst_traits(backend.burst_traits, wake, reaction, recovery)
+    burst = _adapt_burst_traits(backend.burst_traits, wake_up, reaction, recovery_seconds)
     sustained = backend.sustained_traits
     if reaction.settling_seconds is None:
         remark = f"the speed of this device did not settle within {_LOAD_SECONDS:g} s of continuous load"
@@ -112,25 +112,33 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
             max(each, reaction.settling_seconds) for each in (sustained.settle_seconds, sustained.restart_seconds)
         )
         sustained = replace(sustained, settle_seconds=settle, restart_seconds=restart, remark="")
-    return MeasuredTraits(burst, sustained, cache, _describe_findings(wake, reaction, recovery, cache))
+    return MeasuredTraits(burst, sustained, cache, _describe_findings(wake_up, reaction, recovery_seconds, cache))
 
 
-def _make_burst_traits(
-    assumed: BurstTraits, wake: WakeUp, reaction: LoadReaction, recovery: float | None
+def _adapt_burst_traits(
+    assumed_traits: BurstTraits, wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None
 ) -> BurstTraits:
-    traits, remarks = replace(assumed, wake_seconds=wake.wake_seconds), [reaction.remark]
-    if wake.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
+    traits, remarks = replace(assumed_traits, wake_seconds=wake_up.wake_seconds), [reaction.remark]
+    if wake_up.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
         remarks.append(
-            f"for at least {wake.wake_seconds:.2g} s after a rest, launches take {wake.slowdown_ratio:.2g} times as "
-            "long as later launches"
+            f"for at least {wake_up.wake_seconds:.2g} s after a rest, launches take {wake_up.slowdown_ratio:.2g} times "
+            "as long as later launches"
         )
     if reaction.seconds_until_slower is not None:
         train = min(
             max(_TRAIN_SHARE_OF_REACTION * reaction.seconds_until_slower, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS
         )
-        traits = replace(traits, train_seconds=train, longest_rest_seconds=recovery or traits.longest_rest_seconds)
-        remarks += [] if recovery else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
-    elif wake.wake_seconds or reaction.remark:  # Load does not slow this device, so rests would only delay the wake-up.
+        traits = replace(
+            traits, train_seconds=train, longest_rest_seconds=recovery_seconds or traits.longest_rest_seconds
+        )
+        remarks += (
+            []
+            if recovery_seconds
+            else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
+        )
+    elif (
+        wake_up.wake_seconds or reaction.remark
+    ):  # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
@@ -357,17 +365,21 @@ class _TraitProbe:
 
 
 def _describe_findings(
-    wake: WakeUp, reaction: LoadReaction, recovery: float | None, cache_bytes: int | None
+    wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None, cache_bytes: int | None
 ) -> Sequence[Advice]:
     woken = (
-        f"for {wake.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake.slowdown_ratio:.2g} times as long as "
-        "later launches"
-        if wake.wake_seconds
+        f"for {wake_up.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake_up.slowdown_ratio:.2g} times as "
+        "long as later launches"
+        if wake_up.wake_seconds
         else "launches after a rest take as long as launches before it"
     )
     slowed = reaction.remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
     if reaction.seconds_until_slower is not None:
-        back = "no rest restores the speed" if recovery is None else f"a rest of {recovery:g} s restores the speed"
+        back = (
+            "no rest restores the speed"
+            if recovery_seconds is None
+            else f"a rest of {recovery_seconds:g} s restores the speed"
+        )
         slowed = (
             f"after {reaction.seconds_until_slower * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%} "
             f"longer than at the start of the load; {back}"

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
-from mamf.logs.compare import Comparison, Difference, RowPair, Verdict
+from mamf.logs.compare import Comparison, Difference, RowPair, RowVerdict
 from mamf.logs.compared_rows import (
     CYCLES_UNIT,
     FALSE_ALARM_CHANCE,
@@ -19,7 +19,7 @@ from mamf.logs.compared_rows import (
     ComparedRow,
     PooledRows,
 )
-from mamf.logs.judging import GuardResult, JudgedRow, Outcome
+from mamf.logs.judging import GuardOutcome, GuardResult, JudgedRow
 from mamf.report.document import (
     Answer,
     Block,
@@ -40,7 +40,7 @@ _HOST_CLOCK_TIMER = "host clock"
 _MAX_INTERVAL_RATIO = 100.0
 # Tables show at least this many rows, if there are as many, even if the verdict of all is SAME.
 _MIN_SHOWN_ROWS = 3
-_VERDICT_ORDER: tuple[Verdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
+_VERDICT_ORDER: tuple[RowVerdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
 # Smallest effect of a temperature difference, as a share of the rate, that gets a remark.
 _MIN_TEMPERATURE_EFFECT = 0.001
 
@@ -195,7 +195,7 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
     elif interval.low > 1:
         found = "faster"
     else:
-        smallest = format_share(round(pooled.compute_smallest_loss(tolerance), 4))
+        smallest = format_share(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
         found = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
     return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.label}): B/A {figures}: {found}"
 
@@ -278,7 +278,7 @@ def describe_guard_verdict(result: GuardResult) -> str:
     """Return the line that says whether a guard passed, failed or is undecided, and why."""
     counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
     slower = f"slower by more than {format_share(result.tolerance)}"
-    outcomes: dict[Outcome, str] = {
+    outcomes: dict[GuardOutcome, str] = {
         "regression": f"{slower}, confirmed by new measurements",
         "failed": "without a rate in this run",
         "undecided": "undecided, because samples scatter too much or are too few",

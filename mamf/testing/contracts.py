@@ -13,7 +13,7 @@ import pytest
 
 from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import MamfError, UsageError
 from mamf.kernel import AnyKernel
@@ -166,7 +166,7 @@ class BackendContract:
 
 def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure_row(kernel, problem, shape, Burst(backend), pool, StoppingRule(max_seconds=0.0))
+    return measure_row(kernel, problem, shape, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 class AnyKernelContract:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError, require_no_skipped_work
 from mamf.errors import UsageError
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -196,7 +196,7 @@ class Idling:
             torch.mm(a, b, out=c)
 
 
-REGIMES = {"burst": Burst, "sustained": lambda backend: Sustained(backend, visit_seconds=0.02)}
+REGIMES = {"burst": BurstRegime, "sustained": lambda backend: SustainedRegime(backend, visit_seconds=0.02)}
 
 
 @pytest.mark.parametrize("regime", REGIMES)
@@ -214,7 +214,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
         pytest.skip("what idles between checks of a sustained visit is bounded by physics alone")
     brief = cpu.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
     monkeypatch.setattr(type(cpu), "sustained_traits", brief)
-    monkeypatch.setattr(Sustained, "max_settling_seconds", 0.02)
+    monkeypatch.setattr(SustainedRegime, "max_settling_seconds", 0.02)
     started, problem = REGIMES[regime](cpu), product("float32")
     started.prepare_device()
     # One launch an operand set: what rotates would need a memory for each.
@@ -466,7 +466,7 @@ class Copying(SdpaMath):
 
 def test_an_attention_that_copies_signs_to_a_remembered_output_is_refused_in_burst(cpu):
     problem, shape = AttentionProblem("float32"), AttentionShape.parse("b1h2q256k256d32")
-    started = Burst(cpu)
+    started = BurstRegime(cpu)
     started.prepare_device()
     row = measure_row(
         Copying(), problem, shape, started, cpu.make_operand_pool("normal", 0), StoppingRule(max_seconds=0.2)

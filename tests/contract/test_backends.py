@@ -9,7 +9,7 @@ import torch
 from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
 
 from mamf.backend import MIB, Unavailable
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import UnavailableError
 from mamf.kernel import Prepared, Verdict
@@ -112,7 +112,7 @@ def timed_launches(backend, calls):
     calls.clear()
     checked = CheckedKernel(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
     with FlushRecorder(calls):
-        taken = Burst(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
+        taken = BurstRegime(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
     assert len(taken.seconds_per_launch) == 3
     order = ("flush", "record", "launch", "mark_step", "synchronize")
     return [call[0] for call in calls if call[0] in order], taken.seconds_per_launch

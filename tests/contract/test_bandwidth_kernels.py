@@ -9,7 +9,7 @@ import pytest
 from verdicts import verified
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
@@ -120,7 +120,7 @@ def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
 # -- as it is measured -------------------------------------------------------------------------------------------------
 
 
-def measured(kernel, backend, problem, regime=Burst, shape=SHAPE):
+def measured(kernel, backend, problem, regime=BurstRegime, shape=SHAPE):
     started = regime(backend)
     started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)

@@ -5,7 +5,7 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
@@ -181,5 +181,5 @@ class TestScaledGroups(AnyKernelContract):
 def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
     kernel, problem = make_kernel(make_operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
     pool = backend.make_operand_pool("normal", 0)
-    row = measure_row(kernel, problem, FP8_GROUPS, Burst(backend), pool, StoppingRule(max_seconds=0.0))
+    row = measure_row(kernel, problem, FP8_GROUPS, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0))
     assert (row.status, "scaled_grouped_mm" in row.reason) == ("unsupported", True)

@@ -11,7 +11,7 @@ from verdicts import verified
 
 from mamf.backend import Unavailable
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import UnavailableError, UsageError
@@ -60,7 +60,9 @@ def prepared(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE, **options):
 
 def row_of(backend, name="cublaslt", problem=PROBLEM, shape=SHAPE):
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure_row(make_matmul_kernel(name), problem, shape, Burst(backend), pool, StoppingRule(max_seconds=0.0))
+    return measure_row(
+        make_matmul_kernel(name), problem, shape, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0)
+    )
 
 
 class TestCublasLt(KernelContract):

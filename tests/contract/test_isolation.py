@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mamf.engine import isolation
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.engine.runner import Runner, Step, get_isolated_checker
 from mamf.kernel import Verdict
@@ -116,7 +116,7 @@ def process(monkeypatch):
 def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
     cpu = backend or open_backend("cpu")
     get_isolated_checker(cpu).checks_all_kernels = everything
-    regime, rule = Burst(cpu), StoppingRule(max_seconds=0.0)
+    regime, rule = BurstRegime(cpu), StoppingRule(max_seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
     def steps():

@@ -9,7 +9,7 @@ from verdicts import verified
 
 from mamf.dtypes import DTYPES, OPERAND_DTYPES, SCALED_DTYPES
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import MATMUL_KERNEL_GROUP, find_entry_points_by_name, open_backend
@@ -115,7 +115,9 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
 def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
     problem = MatmulProblem(*case[1:])
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    row = measure_row(make_matmul_kernel(case[0]), problem, SHAPE, Burst(backend), pool, StoppingRule(max_seconds=0.0))
+    row = measure_row(
+        make_matmul_kernel(case[0]), problem, SHAPE, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0)
+    )
     assert row.status == ("unsupported" if case in REFUSED else "ok"), row.reason
     assert row.reason.strip() if case in REFUSED else not row.reason
 

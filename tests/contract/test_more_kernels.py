@@ -5,7 +5,7 @@ import torch
 from verdicts import verified
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -171,7 +171,9 @@ def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(monkeypatch, c
     shape = of.parse_shape("e6t96n32k64" if name == "grouped" else "96x256x384")
     pool = cpu.make_operand_pool("normal", 0)
     problem = of.make_problem(cpu, fields)
-    row = measure_row(make_kernel(of, kernel_name), problem, shape, Burst(cpu), pool, StoppingRule(max_seconds=0.0))
+    row = measure_row(
+        make_kernel(of, kernel_name), problem, shape, BurstRegime(cpu), pool, StoppingRule(max_seconds=0.0)
+    )
     assert (row.status, str(error)[:60] in row.reason) == (status, True)
 
 

@@ -3,15 +3,15 @@
 import pytest
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, SustainedRegime
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(4096, 4096, 4096)
 REGIMES = {
-    "burst": Burst,
-    "sustained": Sustained,
-    "classic": lambda backend: Classic(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
+    "burst": BurstRegime,
+    "sustained": SustainedRegime,
+    "classic": lambda backend: ClassicRegime(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
 }
 #: Device seconds between a mark and an idle mark right after it, as on an H200.
 APART = 4e-6

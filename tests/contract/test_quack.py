@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 from mamf.plugins.discovery import open_backend
@@ -90,7 +90,9 @@ class TestQuack(KernelContract):
 
 def row_of(name, device):
     pool = device.make_operand_pool("normal", 0)
-    return measure_row(make_matmul_kernel(name), PROBLEM, SHAPE, Burst(device), pool, StoppingRule(max_seconds=0.0))
+    return measure_row(
+        make_matmul_kernel(name), PROBLEM, SHAPE, BurstRegime(device), pool, StoppingRule(max_seconds=0.0)
+    )
 
 
 def test_its_configurations_are_ranked_by_the_regime(device):

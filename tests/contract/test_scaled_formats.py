@@ -7,7 +7,7 @@ from verdicts import verified
 
 from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_matmul_kernel
 from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -37,7 +37,7 @@ def prepared(backend, name, dtype, shape=SHAPE, **options):
 
 def measured(kernel, backend, problem):
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure_row(kernel, problem, SHAPE, Burst(backend), pool, StoppingRule(max_seconds=0.0))
+    return measure_row(kernel, problem, SHAPE, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0))
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)

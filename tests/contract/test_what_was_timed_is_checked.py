@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, SustainedRegime
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -17,9 +17,9 @@ from mamf.plugins.discovery import open_backend
 SHAPE = MatmulShape(96, 80, 64)
 ATTENTION = AttentionShape.parse("b1h2q64k64d32c")
 REGIMES = {
-    "burst": Burst,
-    "sustained": lambda backend: Sustained(backend, visit_seconds=0.02),
-    "classic": lambda backend: Classic(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
+    "burst": BurstRegime,
+    "sustained": lambda backend: SustainedRegime(backend, visit_seconds=0.02),
+    "classic": lambda backend: ClassicRegime(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
 }
 
 
@@ -28,7 +28,7 @@ def backend(monkeypatch):
     opened = open_backend("cpu")
     brief = opened.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
     monkeypatch.setattr(type(opened), "sustained_traits", brief)
-    monkeypatch.setattr(Sustained, "max_settling_seconds", 0.02)
+    monkeypatch.setattr(SustainedRegime, "max_settling_seconds", 0.02)
     monkeypatch.setattr("mamf.kernel.MAX_OPERAND_SETS", 3)  # each set has its turn often
     return opened
 

@@ -4,7 +4,7 @@ import pytest
 from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthShape
 from mamf.plugins.discovery import make_kernel, make_operation
 
@@ -15,7 +15,7 @@ LARGE, SMALL = BandwidthShape(2**30), BandwidthShape(2**24)
 
 @pytest.fixture
 def burst():
-    regime = Burst(ACCELERATOR)
+    regime = BurstRegime(ACCELERATOR)
     regime.prepare_device()
     return regime
 

@@ -4,7 +4,7 @@ import pytest
 from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem, MatmulShape
 
@@ -25,7 +25,7 @@ def row_of(name, problem, shape=SHAPE):
         pytest.skip(reason)
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     return measure_row(
-        make_matmul_kernel(name), problem, shape, Burst(ACCELERATOR), pool, StoppingRule(max_seconds=0.05)
+        make_matmul_kernel(name), problem, shape, BurstRegime(ACCELERATOR), pool, StoppingRule(max_seconds=0.05)
     )
 
 

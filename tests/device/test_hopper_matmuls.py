@@ -4,7 +4,7 @@ import pytest
 from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
@@ -20,7 +20,7 @@ def test_every_tile_is_right(dtype, shape):
     if reason := found.explain_unavailability(ACCELERATOR):
         pytest.skip(str(reason))
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
-    regime = Burst(ACCELERATOR)
+    regime = BurstRegime(ACCELERATOR)
     regime.prepare_device()
     for variant in found.list_variants(ACCELERATOR, problem, shape):
         row = measure_row(variant, problem, shape, regime, pool, StoppingRule(max_seconds=0.1))

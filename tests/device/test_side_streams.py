@@ -5,11 +5,15 @@ import torch
 from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, SustainedRegime
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMm
 
-REGIMES = {"burst": Burst, "sustained": Sustained, "classic": lambda device: Classic(device, warmup_seconds=0.5)}
+REGIMES = {
+    "burst": BurstRegime,
+    "sustained": SustainedRegime,
+    "classic": lambda device: ClassicRegime(device, warmup_seconds=0.5),
+}
 
 
 class Aside(TorchMm):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import make_operation
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
@@ -24,7 +24,7 @@ def bandwidth():
     return make_operation("bandwidth")
 
 
-def measured(backend, problem, shape, regime=Burst, **options):
+def measured(backend, problem, shape, regime=BurstRegime, **options):
     started = regime(backend)
     started.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)

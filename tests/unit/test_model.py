@@ -8,7 +8,7 @@ import pytest
 
 import mamf
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import MeasurementRequest, Preset
 from mamf.operations.model.operation import FIELDS_BY_SIZE, PHASES, ModelProblem, ModelShape
@@ -19,7 +19,7 @@ from mamf.testing import SimulatedModel
 SHAPE = ModelShape(8, 1024)
 
 
-def measured(backend, problem, shape, regime=Burst, kernel=None):
+def measured(backend, problem, shape, regime=BurstRegime, kernel=None):
     started, pool = regime(backend), backend.make_operand_pool("normal", 0)
     started.prepare_device()
     return measure_row(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
@@ -108,7 +108,7 @@ def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, a
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_simulated_step_has_its_columns(backend, phase):
     problem, shape = ModelProblem(phase=phase), SHAPE
-    row = measured(backend, problem, shape, Sustained)
+    row = measured(backend, problem, shape, SustainedRegime)
     assert row.ok, row.reason
     columns = make_operation("model").make_columns(row)
     assert columns["tokens/s"] == pytest.approx(SHAPE.token_count / row.seconds, abs=1)
@@ -121,11 +121,11 @@ def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
     row = measured(backend, problem, SHAPE)
     assert row.status == "unsupported"
     assert "longer than a burst of 10 ms: measure it in the sustained regime" in row.reason
-    assert measured(backend, problem, SHAPE, Sustained).ok
+    assert measured(backend, problem, SHAPE, SustainedRegime).ok
 
 
 def test_backward_and_optimizer_are_differences_with_intervals(backend):
-    rows = [measured(backend, ModelProblem(phase=phase), SHAPE, Sustained) for phase in PHASES]
+    rows = [measured(backend, ModelProblem(phase=phase), SHAPE, SustainedRegime) for phase in PHASES]
     table, _ = make_part_table(rows)
     ((step, phases),) = table.rows
     read = {column.name: column.read_value((step, phases)) for column in table.columns}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamf.ceilings.ceiling import summarize_conditions
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, Classic, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, SustainedRegime
 from mamf.kernel import count_operand_sets
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -44,9 +44,9 @@ def started(kind, backend, **options):
 def disturb(backend, what):
     """Load of some seconds, ended just now."""
     if what == "soak":
-        take(started(Sustained, backend))
+        take(started(SustainedRegime, backend))
     elif what == "loop":
-        take(started(Classic, backend, warmup_seconds=3.0))
+        take(started(ClassicRegime, backend, warmup_seconds=3.0))
     elif what == "huge":
         for _ in range(20):
             backend.launch_compute(backend.compute_matmul_cycles(HUGE), 0)
@@ -58,7 +58,7 @@ def disturb(backend, what):
 def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
     backend = SimulatedBackend()
     disturb(backend, before)
-    row = take(started(Burst, backend), shape)
+    row = take(started(BurstRegime, backend), shape)
     assert row.rate("median") == pytest.approx(rate(backend, shape, backend.device_physics.boost_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ()
 
@@ -67,17 +67,19 @@ def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
 def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     backend = SimulatedBackend()
     disturb(backend, before)
-    row = take(started(Sustained, backend))
+    row = take(started(SustainedRegime, backend))
     assert row.rate("median") == pytest.approx(rate(backend, FAT, backend.device_physics.capped_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.device_physics.power_limit_watts, rel=0.01)
-    assert row.launches * row.seconds >= Sustained.min_visit_seconds, "what was queued before the visit is none of it"
+    assert row.launches * row.seconds >= SustainedRegime.min_visit_seconds, (
+        "what was queued before the visit is none of it"
+    )
 
 
 def test_long_launches_do_not_throttle_themselves():
     """A controller that reacts within three launches of 11 ms, as an H200's does."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, power_averaging_seconds=0.018))
-    row = take(started(Burst, backend), HUGE)
+    row = take(started(BurstRegime, backend), HUGE)
     assert row.seconds > 0.3 * backend.burst_traits.train_seconds
     assert row.conditions.throttle_reasons == ()
     assert row.rate("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
@@ -99,7 +101,7 @@ class HeldBack(SimulatedSensors):
 @pytest.mark.parametrize("trains", [1, 3])
 def test_a_device_that_is_held_back_by_what_ran_before_rests_until_it_is_not(trains):
     backend = SimulatedBackend(physics=QUIET)
-    regime = started(Burst, backend)
+    regime = started(BurstRegime, backend)
     take(regime, SMALL)
     backend.telemetry = sensors = HeldBack(backend, trains)
     row = take(regime, SMALL)
@@ -110,7 +112,7 @@ def test_a_device_that_is_held_back_by_what_ran_before_rests_until_it_is_not(tra
 
 def test_a_device_that_is_always_held_back_is_measured_as_it_is():
     backend = SimulatedBackend(physics=QUIET)
-    regime = started(Burst, backend)
+    regime = started(BurstRegime, backend)
     backend.telemetry = sensors = HeldBack(backend, 10**6)
     first, second = take(regime, SMALL), take(regime, SMALL)
     assert first.conditions.throttle_reasons == second.conditions.throttle_reasons == ("power cap",)
@@ -123,7 +125,7 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3, launch_seconds=25e-6))
     tiny = MatmulShape(256, 512, 512)
-    row = take(started(Burst, backend), tiny)
+    row = take(started(BurstRegime, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
     assert row.rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
 
@@ -149,7 +151,7 @@ class SlowToLaunch(SimulatedMatmul):
 @pytest.mark.parametrize("host_seconds", [0.6e-3, 0.7e-3, 0.8e-3])
 def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_seconds):
     backend = SimulatedBackend(physics=QUIET)
-    regime = started(Burst, backend)
+    regime = started(BurstRegime, backend)
     pool, rule = backend.make_operand_pool("normal", 0), StoppingRule(max_seconds=1.0)
     row = measure_row(SlowToLaunch(host_seconds), MatmulProblem(), MatmulShape(1024, 1024, 1024), regime, pool, rule)
     assert row.ok, row.reason
@@ -157,7 +159,7 @@ def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_
 
 def test_burst_takes_the_timers_own_share_off_every_sample():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead_seconds=10e-6))
-    row = take(started(Burst, backend), SMALL)
+    row = take(started(BurstRegime, backend), SMALL)
     assert row.timer_overhead == 10e-6
     assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
 
@@ -165,7 +167,7 @@ def test_burst_takes_the_timers_own_share_off_every_sample():
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
     """A rested device is faster for a while: the first shape must not profit from it."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_saving_share=0.05))
-    regime = started(Burst, backend)
+    regime = started(BurstRegime, backend)
     durations = []
     for pause in (0.0, 0.0, 1.0):
         backend.sleep(pause)
@@ -179,7 +181,7 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
 
 def test_sustained_rotates_operands_past_twice_the_cache():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3))
-    row = take(started(Sustained, backend), SMALL)
+    row = take(started(SustainedRegime, backend), SMALL)
     assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
 
 
@@ -197,7 +199,7 @@ def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(p
     """One-second visits: from any other moments than ticks, the counter would be up to 10 % off."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=0.1))
     backend.sleep(phase)
-    regime = started(Sustained, backend, visit_seconds=1.0)
+    regime = started(SustainedRegime, backend, visit_seconds=1.0)
     rows = [take(regime, shape, max_seconds=1.0) for _ in range(3)]
     assert [row.conditions.watts for row in rows] == pytest.approx(
         [backend.device_physics.power_limit_watts] * 3, rel=0.005
@@ -208,7 +210,7 @@ def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(p
 def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
     def seconds(**physics):
         backend = SimulatedBackend(physics=dataclasses.replace(QUIET, **physics))
-        return take(started(Sustained, backend), shape).samples
+        return take(started(SustainedRegime, backend), shape).samples
 
     assert max(seconds(energy_update_seconds=0.1)) == pytest.approx(max(seconds()), rel=1e-4)
     assert max(seconds(energy_update_seconds=60.0)) == pytest.approx(max(seconds()), rel=1e-4), (
@@ -218,11 +220,11 @@ def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
 
 def test_power_without_ticks_is_that_of_the_sensor():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=60.0))
-    assert take(started(Sustained, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)
+    assert take(started(SustainedRegime, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)
 
 
 def test_the_power_of_a_ceiling_is_energy_over_time():
-    row = take(started(Sustained, SimulatedBackend()))
+    row = take(started(SustainedRegime, SimulatedBackend()))
     rounds = [
         dataclasses.replace(row, launches=launches, conditions=dataclasses.replace(row.conditions, watts=watts))
         for launches, watts in ((100, 640.0), (100, 700.0), (200, 720.0))
@@ -232,7 +234,7 @@ def test_the_power_of_a_ceiling_is_energy_over_time():
 
 def test_sustained_soaks_once_and_then_only_settles():
     backend = SimulatedBackend()
-    regime = started(Sustained, backend)
+    regime = started(SustainedRegime, backend)
     durations = []
     for _ in range(3):
         begun = backend.now()
@@ -245,14 +247,14 @@ def test_sustained_soaks_once_and_then_only_settles():
 
 def test_sustained_says_when_it_never_settled(monkeypatch):
     backend = SimulatedBackend()
-    monkeypatch.setattr(Sustained, "max_settled_slope", -1.0)
-    row = take(started(Sustained, backend))
+    monkeypatch.setattr(SustainedRegime, "max_settled_slope", -1.0)
+    row = take(started(SustainedRegime, backend))
     assert row.remarks == ("clock and power had not settled when the measurement began",)
 
 
 def test_classic_takes_as_many_launches_as_mamf_finder():
     backend = SimulatedBackend()
-    row = take(started(Classic, backend, warmup_seconds=30.0))
+    row = take(started(ClassicRegime, backend, warmup_seconds=30.0))
     assert row.launches == 100
     assert row.best_by == "fastest"
     assert backend.now() > 30
@@ -260,7 +262,7 @@ def test_classic_takes_as_many_launches_as_mamf_finder():
 
 @pytest.mark.parametrize("seconds", [0.001, 0.005, 0.0085, 0.009, 0.0095, 0.012])
 def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
-    regime = started(Classic, SimulatedBackend(), warmup_seconds=0.0)
+    regime = started(ClassicRegime, SimulatedBackend(), warmup_seconds=0.0)
     row = take(regime, MatmulShape(1024, 1024, 1024), max_seconds=seconds)
     assert row.launches >= 3
     assert "the time limit stopped the loop" in row.remarks[0]
@@ -268,7 +270,7 @@ def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
 
 def test_classic_warms_up_once():
     backend = SimulatedBackend()
-    regime = started(Classic, backend, warmup_launches=5, timed_launches=10, warmup_seconds=3.0)
+    regime = started(ClassicRegime, backend, warmup_launches=5, timed_launches=10, warmup_seconds=3.0)
     take(regime)
     begun = backend.now()
     assert take(regime).launches == 10
@@ -277,7 +279,7 @@ def test_classic_warms_up_once():
 
 def test_a_slow_device_finishes_with_three_launches():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-5, launch_noise=0.05))
-    regime = started(Burst, backend)
+    regime = started(BurstRegime, backend)
     row = take(regime, MatmulShape(4096, 4096, 4096))
     assert row.launches == 3
     assert row.summary.interval.coverage == 0.75
@@ -288,7 +290,7 @@ def test_a_slow_device_finishes_with_three_launches():
 @given(st.floats(0.0005, 0.02), st.floats(0.0, 0.03))
 def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), launch_noise=noise))
-    regime = started(Burst, backend)
+    regime = started(BurstRegime, backend)
     begun = backend.now() + backend.burst_traits.longest_rest_seconds
     row = take(regime, SMALL, precision=precision)
     exhausted = row.launches >= StoppingRule().max_samples
@@ -330,7 +332,7 @@ class Particular(SimulatedMatmul):
 def test_what_keeps_the_device_loaded_runs_under_its_own_settings():
     """Under the next kernel's it would run something else, or fail and be taken for that kernel's failure."""
     backend = SimulatedBackend()
-    regime, pool = started(Sustained, backend), backend.make_operand_pool("normal", 0)
+    regime, pool = started(SustainedRegime, backend), backend.make_operand_pool("normal", 0)
     for name in ("one", "other"):
         row = measure_row(Particular(name), MatmulProblem(), FAT, regime, pool, StoppingRule(max_seconds=2.0))
         assert row.ok, row.reason
@@ -338,7 +340,7 @@ def test_what_keeps_the_device_loaded_runs_under_its_own_settings():
 
 def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
     backend = SimulatedBackend()
-    regime = started(Sustained, backend)
+    regime = started(SustainedRegime, backend)
     take(regime)
     queued = backend.device_time - backend.now()
     assert queued == pytest.approx(backend.sustained_traits.bridge_seconds, rel=0.2)
@@ -347,5 +349,5 @@ def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
 def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
     """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.6))
-    row = take(started(Burst, backend, must_flush_cache=False), SMALL)
+    row = take(started(BurstRegime, backend, must_flush_cache=False), SMALL)
     assert row.rate("slowest") == pytest.approx(row.rate("fastest"), rel=0.01)

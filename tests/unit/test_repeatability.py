@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import confirm_ceiling
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
 from mamf.logs.records import make_measurement_record, read_measurement_record
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -151,20 +151,20 @@ def test_burst_intervals_contain_the_next_of_1000_runs():
     """Launches that hardly scatter: of few samples the error within a visit is taken as too large."""
     seconds = SHAPE.flop / rate(Physics().boost_hz) / 1e12
     of_runs = TimeVariation(0.0, math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
-    rows = list(rows_of_runs(Burst, 1001, replace(RESTLESS, boost_variation=of_runs, launch_noise=0.0001)))
+    rows = list(rows_of_runs(BurstRegime, 1001, replace(RESTLESS, boost_variation=of_runs, launch_noise=0.0001)))
     assert 0.94 <= coverage(rows) <= 0.965
     assert statistics.median(row.relative_half_width for row in rows) <= 0.006
 
 
 def test_sustained_intervals_contain_the_next_run():
-    rows = list(rows_of_runs(Sustained, 300, shape=LARGE, visit_seconds=0.5))
+    rows = list(rows_of_runs(SustainedRegime, 300, shape=LARGE, visit_seconds=0.5))
     assert 0.93 <= coverage(rows) <= 0.975
     assert statistics.median(row.relative_half_width for row in rows) <= 0.010
 
 
 def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     physics = replace(RESTLESS, clock_alternation_share=0.03, capped_variation=None)
-    row = row_of(Sustained, physics=physics)
+    row = row_of(SustainedRegime, physics=physics)
     hot = Physics().capped_hz * (1 - Physics().hot_clock_loss_share)
     assert row.rate("mean") == pytest.approx(rate(hot), rel=0.002)
     assert row.best_rate == row.rate("mean")
@@ -232,7 +232,7 @@ def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibratio
 
 
 def test_a_log_keeps_the_calibration_that_it_holds():
-    row = row_of(Burst)
+    row = row_of(BurstRegime)
     kept = replace(row, repeatability=replace(row.repeatability, run=0.1))
     record = json.loads(json.dumps(make_measurement_record(kept)))
     assert read_measurement_record(record).repeatability == kept.repeatability

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mamf.engine.regimes import Classic
+from mamf.engine.regimes import ClassicRegime
 from mamf.errors import RunLogError
 from mamf.logs.judging import judge_claims, make_claims
 from mamf.logs.run_log import read_run_log
@@ -50,7 +50,7 @@ def installed(monkeypatch):
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
     """Half a minute of launches takes seconds in virtual time, too."""
-    monkeypatch.setattr(Classic.__init__, "__defaults__", (50, 100, 0.5))
+    monkeypatch.setattr(ClassicRegime.__init__, "__defaults__", (50, 100, 0.5))
 
 
 @pytest.fixture

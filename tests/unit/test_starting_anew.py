@@ -10,7 +10,7 @@ import pytest
 
 from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceiling
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import StoppingRule, Sustained
+from mamf.engine.regimes import StoppingRule, SustainedRegime
 from mamf.engine.runner import Runner
 from mamf.engine.search.rounds import ConfirmationRounds, RoundCounts
 from mamf.measurement import Conditions
@@ -53,7 +53,7 @@ class Swinging(SimulatedBackend):
 
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
-    loaded = Sustained(SimulatedBackend())
+    loaded = SustainedRegime(SimulatedBackend())
     assert loaded.make_confirmation_regime(HELD_BACK, 9.0).reset_settling_seconds
     assert loaded.make_confirmation_regime(
         Conditions(clock_hz=0.97 * 1.98e9), 9.0
@@ -64,7 +64,7 @@ def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
 
 def rate_of(backend, seconds, **changed):
     """Of a visit that starts anew and has so many seconds; and how long it took."""
-    regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
+    regime = SustainedRegime(backend).make_confirmation_regime(HELD_BACK, seconds)
     for name, value in changed.items():
         setattr(regime, name, value)
     pool, shape = backend.make_operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
@@ -78,7 +78,7 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
     steady, _ = rate_of(SimulatedBackend(), math.inf)
     rate, took = rate_of(backend, seconds)
     assert rate == pytest.approx(steady, rel=0.004)
-    assert took <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend))
+    assert took <= max(seconds, SustainedRegime.compute_min_reset_visit_seconds(backend))
     assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
 
 
@@ -87,11 +87,11 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
 def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, seconds):
     backend = SimulatedBackend()
     backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
-    regime = Sustained(backend).make_confirmation_regime(HELD_BACK, seconds)
+    regime = SustainedRegime(backend).make_confirmation_regime(HELD_BACK, seconds)
     for loaded in (regime.visit_seconds, regime.reset_settling_seconds):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999
-    assert regime.fixed_visit_seconds <= max(seconds, Sustained.compute_min_reset_visit_seconds(backend)) + 1e-9
+    assert regime.fixed_visit_seconds <= max(seconds, SustainedRegime.compute_min_reset_visit_seconds(backend)) + 1e-9
 
 
 def confirmed_rows(seed, kernel=None):
@@ -100,7 +100,7 @@ def confirmed_rows(seed, kernel=None):
     run = Runner(backend)
     confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
-    regime = Sustained(backend, 1.0)
+    regime = SustainedRegime(backend, 1.0)
     rows = run.measure_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
     return list(rows)
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mamf.engine.measure import measure_row
-from mamf.engine.regimes import Burst, StoppingRule
+from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.measurement import choose_timer_overhead, find_timer_calibration
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
@@ -58,7 +58,7 @@ def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
 
 
 def measured(backend):
-    regime = Burst(backend)
+    regime = BurstRegime(backend)
     regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
     return measure_row(SimulatedMatmul(), MatmulProblem(), SHAPE, regime, pool, StoppingRule())

@@ -17,15 +17,25 @@ warm up, before the next shape.
 from __future__ import annotations
 
 from mamf.engine.regimes.base import Regime, Samples, StoppingRule
-from mamf.engine.regimes.burst import Burst
-from mamf.engine.regimes.classic import Classic
-from mamf.engine.regimes.sustained import Sustained
-from mamf.engine.regimes.verifying import Loaded, Spaced
+from mamf.engine.regimes.burst import BurstRegime
+from mamf.engine.regimes.classic import ClassicRegime
+from mamf.engine.regimes.sustained import SustainedRegime
+from mamf.engine.regimes.verifying import LoadedRegime, SpacedRegime
 from mamf.errors import require_known_names
 
-__all__ = ["Burst", "Classic", "Regime", "Samples", "StoppingRule", "Sustained", "get_regime_class"]
+__all__ = [
+    "BurstRegime",
+    "ClassicRegime",
+    "Regime",
+    "Samples",
+    "StoppingRule",
+    "SustainedRegime",
+    "get_regime_class",
+]
 
-_REGIME_CLASSES: dict[str, type[Regime]] = {kind.name: kind for kind in (Burst, Sustained, Classic, Spaced, Loaded)}
+_REGIME_CLASSES: dict[str, type[Regime]] = {
+    kind.name: kind for kind in (BurstRegime, SustainedRegime, ClassicRegime, SpacedRegime, LoadedRegime)
+}
 
 
 def get_regime_class(name: str) -> type[Regime]:

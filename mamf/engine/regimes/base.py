@@ -314,9 +314,9 @@ class Regime(ABC):
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
-    def read_sensors(self, energy: bool = False) -> Reading | None:
+    def read_sensors(self, includes_energy: bool = False) -> Reading | None:
         telemetry = self.backend.telemetry
-        return None if isinstance(telemetry, Unavailable) else telemetry.read(energy)
+        return None if isinstance(telemetry, Unavailable) else telemetry.read(includes_energy)
 
 
 #: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this

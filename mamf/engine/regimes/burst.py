@@ -29,7 +29,7 @@ from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
 
-class Burst(Regime):
+class BurstRegime(Regime):
     """The regime that measures the rate before the slow power controller reacts, MAMF (maximum achievable matmul
     FLOPS). The fast power controller reacts within some 10 us, so it has lowered the true clock in burst too.
     """
@@ -83,7 +83,7 @@ class Burst(Regime):
         self._idle_mark_queueing_seconds = 0.0
 
     @classmethod
-    def make_from_plan(cls, backend: Backend, plan: Plan) -> Burst:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> BurstRegime:
         return cls(backend, plan.flush)
 
     @classmethod

@@ -10,7 +10,7 @@ from mamf.engine.regimes.base import CheckedKernel, Regime, Samples, StoppingRul
 from mamf.plans import CLASSIC_WARMUP_SECONDS, Plan, SweepOptions
 
 
-class Classic(Regime):
+class ClassicRegime(Regime):
     """The regime that repeats mamf-finder's published loop. The device's clock is not controlled: it depends on earlier
     launches.
 
@@ -38,7 +38,7 @@ class Classic(Regime):
         self._warmup_seconds_left = warmup_seconds
 
     @classmethod
-    def make_from_plan(cls, backend: Backend, plan: Plan) -> Classic:
+    def make_from_plan(cls, backend: Backend, plan: Plan) -> ClassicRegime:
         options = plan.options if isinstance(plan.options, SweepOptions) else SweepOptions()
         return cls(backend, options.warmup_launches, options.timed_launches)
 

@@ -58,7 +58,7 @@ class LaunchBlock(NamedTuple):
     was_queued_in_visit: bool
 
 
-class Sustained(Regime):
+class SustainedRegime(Regime):
     """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
     by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
     nothing runs between them.
@@ -179,7 +179,7 @@ class Sustained(Regime):
         )
         periods = max(_MIN_OSCILLATIONS_PER_VISIT, int(loaded_seconds / period + 1e-9))
         measured_periods = min(periods - 1, max(1, int(self.min_visit_seconds / period + 1e-9)))
-        return Sustained(
+        return SustainedRegime(
             self.backend, measured_periods * period, reset_settling_seconds=(periods - measured_periods) * period
         )
 
@@ -274,10 +274,10 @@ class Sustained(Regime):
         """Wait until the energy counter changes, and return the change. Return None if the device has no energy
         counter, or if the counter does not change within ``max_wait_seconds``.
         """
-        start_time, before = self.backend.now(), self.read_sensors(energy=True)
+        start_time, before = self.backend.now(), self.read_sensors(includes_energy=True)
         while before is not None and before.joules is not None and self.backend.now() - start_time < max_wait_seconds:
             self.backend.sleep(_ENERGY_POLL_SECONDS)
-            after = self.read_sensors(energy=True)
+            after = self.read_sensors(includes_energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:
                 return EnergyTick(self.backend.now(), after.joules)
         return None
@@ -294,9 +294,9 @@ class _BlockQueue:
       then, or if the device has no clock counter.
     """
 
-    def __init__(self, regime: Sustained, checked: CheckedKernel) -> None:
+    def __init__(self, regime: SustainedRegime, checked: CheckedKernel) -> None:
         self._regime, self._checked = regime, checked
-        self._size = 1
+        self._launches_per_block = 1
         self.must_poison = True
         self.is_in_visit = False
         self.must_find_tick = False
@@ -314,11 +314,11 @@ class _BlockQueue:
                 if self.is_in_visit and not isinstance(backend.clock_stamps, Unavailable):
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()
-            for launch in itertools.islice(rotation, self._size):
+            for launch in itertools.islice(rotation, self._launches_per_block):
                 launch()
                 backend.submit()
             end = backend.record_mark()
-            queued_blocks.append((last_mark, end, self._size, self.is_in_visit))
+            queued_blocks.append((last_mark, end, self._launches_per_block, self.is_in_visit))
             last_mark = end
             if len(queued_blocks) < 2:
                 continue
@@ -333,5 +333,5 @@ class _BlockQueue:
             seconds = block_seconds / launch_count
             yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_visit)
             if not self.is_in_visit:
-                fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._size
-                self._size = min(max(1, fitting), 4 * self._size)
+                fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._launches_per_block
+                self._launches_per_block = min(max(1, fitting), 4 * self._launches_per_block)

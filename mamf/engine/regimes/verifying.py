@@ -25,7 +25,7 @@ from mamf.measurement import (
 _LAUNCHES_PER_COMPARISON = 8
 
 
-class Spaced(Regime):
+class SpacedRegime(Regime):
     """The regime that checks one launch at a time. Each launch follows a rest that is three times as long as the
     launch, at most ``max_rest_seconds``.
     """
@@ -121,7 +121,7 @@ class Spaced(Regime):
             samples.details[DIFFERENT_BITS_KEY] = int(samples.details.get(DIFFERENT_BITS_KEY, 0)) + len(differing)
 
 
-class Loaded(Spaced):
+class LoadedRegime(SpacedRegime):
     """The regime that launches back to back. It checks only every ninth launch, because the device cools during a
     check.
     """

@@ -22,7 +22,7 @@ from mamf.ceilings.ceiling import (
     rank_candidates,
     summarize_conditions,
 )
-from mamf.engine.regimes import Regime, StoppingRule, Sustained
+from mamf.engine.regimes import Regime, StoppingRule, SustainedRegime
 from mamf.engine.runner import Runner, Step
 from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Conditions, Measurement, group_pairs
@@ -176,7 +176,7 @@ class ConfirmationRounds:
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in remaining]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
-        if regime.name != Sustained.name:
+        if regime.name != SustainedRegime.name:
             confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming_rounds, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
@@ -217,17 +217,17 @@ class ConfirmationRounds:
         run answer the steps.
         """
         needed = (
-            self._min_step_seconds.get(Sustained.name, 0.0)
+            self._min_step_seconds.get(SustainedRegime.name, 0.0)
             + self.runner.backend.sustained_traits.bridge_seconds
-            + self.estimate_confirm_seconds()
+            + self.estimate_confirmation_seconds()
         )
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
-    def estimate_confirm_seconds(self) -> float:
+    def estimate_confirmation_seconds(self) -> float:
         """Return the seconds that the shortest confirmation of a candidate in sustained takes, with preparation."""
         return MIN_CONFIRMING_ROUNDS * (
-            Sustained.compute_min_reset_visit_seconds(self.runner.backend)
-            + self._estimate_preparation_seconds(Sustained.name)
+            SustainedRegime.compute_min_reset_visit_seconds(self.runner.backend)
+            + self._estimate_preparation_seconds(SustainedRegime.name)
         )
 
     def _estimate_preparation_seconds(self, regime: str) -> float:
@@ -306,10 +306,12 @@ class ConfirmationRounds:
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
         # In sustained, more rounds make the rate more precise, so do not make visits longer.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
-        rule = StoppingRule(self.precision, SUSTAINED_VISIT_SECONDS if regime.name == Sustained.name else seconds_left)
+        rule = StoppingRule(
+            self.precision, SUSTAINED_VISIT_SECONDS if regime.name == SustainedRegime.name else seconds_left
+        )
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
-        is_choosing_by_visits = phase.is_choosing and regime.name == Sustained.name
+        is_choosing_by_visits = phase.is_choosing and regime.name == SustainedRegime.name
         unmeasured = (
             list(candidates) if is_choosing_by_visits else self.order_chooser.sample(candidates, len(candidates))
         )

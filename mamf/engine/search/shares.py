@@ -56,16 +56,16 @@ class SharesStrategy(RowsStrategy):
         self.records, self.reference_kernels = (), self.choose_references(self.found_ceilings)
         yield from super().yield_results()
 
-    def _find_ceilings(self, search: Plan) -> Iterator[Measurement | LogRecord]:
+    def _find_ceilings(self, search_plan: Plan) -> Iterator[Measurement | LogRecord]:
         """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Do not
         measure rows of an interrupted run again.
         """
-        problem, backend, name = search.problem, self.backend, get_ceiling_name(search)
-        opened = choose_kernels(get_operation(search.operation), backend, search.kernels)
+        problem, backend, name = search_plan.problem, self.backend, get_ceiling_name(search_plan)
+        opened = choose_kernels(get_operation(search_plan.operation), backend, search_plan.kernels)
         interrupted_rows = [row for row in self.setup.rows if row.phase and row.problem == problem]
-        find = RunSetup(search, backend, opened, interrupted_rows)
+        find = RunSetup(search_plan, backend, opened, interrupted_rows)
         find.report_phase = lambda text: self.setup.report_phase(f"{name} ceiling, {text}")
-        strategy = FindStrategy(find) if search.is_search else KernelsFindStrategy(find)
+        strategy = FindStrategy(find) if search_plan.is_search else KernelsFindStrategy(find)
         for row in strategy.yield_results():
             if not isinstance(row, Measurement):
                 yield row
@@ -76,7 +76,7 @@ class SharesStrategy(RowsStrategy):
         for regime in self.plan.regimes:
             if regime not in confirmed:
                 self.on_failure(
-                    f"no {name} {regime} ceiling was confirmed in {search.budget_seconds:.3g} s, so rows show no "
+                    f"no {name} {regime} ceiling was confirmed in {search_plan.budget_seconds:.3g} s, so rows show no "
                     "share of it: continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
                 )
                 continue

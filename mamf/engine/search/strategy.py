@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from mamf.ceilings.ceiling import CHOOSE_PHASE, MIN_CONFIRMING_ROUNDS, Candidate, rank_candidates
-from mamf.engine.regimes import Burst, Regime, StoppingRule, Sustained
+from mamf.engine.regimes import BurstRegime, Regime, StoppingRule, SustainedRegime
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator
 from mamf.engine.search.grid import (
     choose_long_k_sizes,
@@ -94,7 +94,7 @@ class FindStrategy(PlanStrategy):
         """Return the backend time at which this ``share`` of the budget has passed and a phase ends. Without sustained,
         scale the shares up, so that burst gets the whole budget. Time for compiling does not count.
         """
-        scale = 1.0 if Sustained.name in self.plan.regimes else 1 / self.schedule.burst_end_share
+        scale = 1.0 if SustainedRegime.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
             self.runner.start_time
             + self._compiling_seconds
@@ -111,11 +111,11 @@ class FindStrategy(PlanStrategy):
         self._confirmation = ConfirmationRounds(
             self.runner, problem, self._kernels_by_name, self.plan.precision, chooser, deadline
         )
-        if Sustained.name in self.plan.regimes:
-            self._confirmation.deadline -= self._confirmation.estimate_confirm_seconds()
+        if SustainedRegime.name in self.plan.regimes:
+            self._confirmation.deadline -= self._confirmation.estimate_confirmation_seconds()
         burst = yield from self._search_burst()
         self._confirmation.deadline = deadline
-        if Sustained.name in self.plan.regimes:
+        if SustainedRegime.name in self.plan.regimes:
             yield from self._search_sustained(burst)
 
     # -- burst -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class FindStrategy(PlanStrategy):
     def _search_burst(self) -> StepsWithRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
-        regime = self._allocate_operands_and_prepare(Burst(self.backend), shapes)
+        regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
         units = self.backend.info.compute_units
         first = [*self.options.priors, *draw_short_shapes(shapes, units, self._random_chooser)]
         search = ShapeSearch(
@@ -320,7 +320,7 @@ class FindStrategy(PlanStrategy):
     # -- sustained ---------------------------------------------------------------------------------------------------
 
     def _search_sustained(self, burst: Sequence[Measurement]) -> StepGenerator:
-        regime, rounds = Sustained(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
+        regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
         best_candidates = (chosen or find_best_per_size_pair(burst))[: self.sustained_round_candidate_count]
@@ -422,9 +422,9 @@ class KernelsFindStrategy(RowsStrategy):
                 regime, run.start_time + (1.0 if is_last else _BUDGET_SHARE_BEFORE_LAST_REGIME) * budget
             )
 
-    def _confirm_problems(self, regime: Regime, end: float) -> StepGenerator:
+    def _confirm_problems(self, regime: Regime, phase_end_time: float) -> StepGenerator:
         """Choose and confirm a candidate for every problem in one regime. Each problem gets an equal part of the time
-        until the backend time ``end``.
+        until the backend time ``phase_end_time``.
         """
         run, cache = self.runner, self.backend.info.cache_bytes
         deadline = math.inf if run.deadline is None else run.deadline
@@ -441,7 +441,7 @@ class KernelsFindStrategy(RowsStrategy):
                 ),
             )
             now = run.now()
-            seconds_for_problem = max(end - now, 0.0) / (len(self.plan.problems) - number)
+            seconds_for_problem = max(phase_end_time - now, 0.0) / (len(self.plan.problems) - number)
             confirmation = self._confirmation_by_problem.setdefault(
                 problem,
                 ConfirmationRounds(run, problem, kernels, self.plan.precision, random.Random(problem.seed), deadline),
@@ -460,7 +460,9 @@ class KernelsFindStrategy(RowsStrategy):
         return list(dict.fromkeys((row.shape, row.kernel) for row in fastest))[:count]
 
     def make_regime(self, name: str) -> Regime:
-        return Sustained(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
+        return (
+            SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
+        )
 
     def make_rule(self, regime: Regime) -> StoppingRule:
         """Return the rule that stops the measurement of a row. With a short budget, the rule stops early, because a row

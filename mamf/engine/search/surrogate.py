@@ -109,15 +109,15 @@ class FeatureDistances(NamedTuple):
     """The squared Euclidean distances in each feature from C candidates to D other candidates. For features that depend
     only on M and N, these are the distances to the P pairs of M and N of the other candidates.
 
-    - ``sizes``: C x D. ``waves``: tile sizes x C x P. ``log_aspect_ratios``: C x P.
+    - ``size_distances``: C x D. ``wave_distances``: tile sizes x C x P. ``aspect_distances``: C x P.
     - ``has_pair``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
     - ``pair_indices``: for each of the D candidates, the index of its pair of M and N.
     - ``is_same_kernel``: C x D; 1.0 if both candidates have the same kernel, else 0.0; None if there is one kernel.
     """
 
-    sizes: Array
-    waves: Array
-    log_aspect_ratios: Array
+    size_distances: Array
+    wave_distances: Array
+    aspect_distances: Array
     has_pair: Array
     pair_indices: Indices
     is_same_kernel: Array | None = None
@@ -322,15 +322,15 @@ class CovarianceParts:
 
     def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
-        self.aspect_correlation = np.exp(-2 * distances.log_aspect_ratios)
+        self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
         #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
         #: sizes, for the hyperparameter ``wave_length``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
-            lambda reach: np.exp(distances.waves * (-2 / reach**2)).mean(axis=0)
+            lambda reach: np.exp(distances.wave_distances * (-2 / reach**2)).mean(axis=0)
         )
         #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length``.
         self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
-            lambda reach: np.exp(distances.sizes * (-0.125 / reach**2))
+            lambda reach: np.exp(distances.size_distances * (-0.125 / reach**2))
         )
 
 
@@ -426,7 +426,7 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     def compute_likelihood(units: int | None) -> float:
         # Add up the distances of all tile sizes, because a separate effect of each would take several times as long.
         waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
-        unit_parts = CovarianceParts(parts.distances._replace(waves=waves), parts.correlate_by_sizes)
+        unit_parts = CovarianceParts(parts.distances._replace(wave_distances=waves), parts.correlate_by_sizes)
         return compute_log_likelihood(unit_parts, values, hyperparameters)
 
     likelihoods = {units: compute_likelihood(units) for units in _COMPUTE_UNIT_COUNTS}

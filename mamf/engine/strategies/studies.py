@@ -22,14 +22,14 @@ from mamf.backend import Backend
 from mamf.ceilings.ceiling import CONFIRM_PHASE, summarize_conditions
 from mamf.dtypes import OPERAND_DTYPES, canonicalize_dtype_name
 from mamf.engine.measure import build_row_from_samples, classify_error
-from mamf.engine.regimes import Regime, Samples, StoppingRule, Sustained, get_regime_class
+from mamf.engine.regimes import Regime, Samples, StoppingRule, SustainedRegime, get_regime_class
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
-from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
+from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_step
+from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import make_problem
@@ -90,8 +90,8 @@ class GuardStrategy(RowsStrategy):
             return False
         if self.baseline is None:
             return visits[-1].ok
-        before = self.baseline.get(combine_visits(visits).key)
-        return before is not None and is_in_doubt(before, visits, self.tolerance)
+        before = self.baseline.get(combine_measurements(visits).key)
+        return before is not None and needs_repetition(before, visits, self.tolerance)
 
 
 #: The maximum number of times that ``mamf reproduce`` measures the row of a claimed rate.
@@ -177,17 +177,17 @@ def make_verify_plan(
     budget_seconds: float | None = None,
     dtypes: Sequence[str] | None = None,
     regimes: Sequence[str] = CHECKING_REGIMES,
-    largest: MatmulShape | None = None,
+    largest_shape: MatmulShape | None = None,
     seed: int = 0,
-    number: int = 0,
+    problem_number: int = 0,
 ) -> Plan:
-    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest``: random
-    problems have at most the FLOP of this shape. ``number``: verify only this random problem; 0: one after another.
+    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest_shape``: random
+    problems have at most its FLOP. ``problem_number``: verify only this random problem; 0: one after another.
     """
     names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(make_problem(backend, name, seed=seed) for name in names)
     size, budget = 4096 if backend.is_accelerator else 256, budget_seconds or VERIFY_BUDGET_SECONDS
-    shape, operations = largest or MatmulShape(size, size, size), sorted({each.operation for each in kernels.values()})
+    shape = largest_shape or MatmulShape(size, size, size)
     return make_operation_plan(
         get_operation(problems[0].operation),
         kernels,
@@ -196,7 +196,7 @@ def make_verify_plan(
         regimes,
         VERIFY,
         budget_seconds=budget,
-        options=VerifyOptions(number, tuple(operations)),
+        options=VerifyOptions(problem_number, tuple(sorted({kernel.operation for kernel in kernels.values()}))),
     )
 
 
@@ -312,7 +312,7 @@ class OverlapStrategy:
             yield from self._measure_pair(problem, shape)
 
     def _measure_pair(self, problem: OverlapProblem, shape: OverlapShape) -> Sequence[Measurement]:
-        regime = Sustained(self.backend)
+        regime = SustainedRegime(self.backend)
         try:
             with self.kernel.apply_settings(self.backend, problem):
                 return _PairMeasurement(self, problem, shape, regime).measure_rows()
@@ -347,13 +347,13 @@ class _PairMeasurement:
     """The measurement of one pair of works. ``__init__`` launches both once, and raises any error of their kernels."""
 
     def __init__(
-        self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: Sustained
+        self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: SustainedRegime
     ) -> None:
         self.strategy, self.problem, self.shape, self.regime = strategy, problem, shape, regime
         self.backend, queue = strategy.backend, strategy.backend.get_second_queue()
         if queue is None:
             raise UnsupportedError(str(strategy.kernel.explain_unavailability(strategy.backend)))
-        self.queue, self.is_late, self.is_slow = queue, False, False
+        self.queue, self.is_host_late, self.is_host_slow = queue, False, False
         self.flushes, self.max_short_launches = _FLUSHES_AND_MAX_LAUNCHES[0]
         own = self._prepare_work(MATMUL_WORK, strategy.backend.record_mark, lambda launch: launch())
         self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.record_mark, queue.launch)}
@@ -379,10 +379,10 @@ class _PairMeasurement:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             self.samples = {row: Samples() for row in PAIR_ROWS}
             for works in (both_works[:1], both_works[1:], both_works) * _OVERLAP_ROUND_COUNT:
-                self.is_slow = self._measure_visit(works) > _MAX_LATE_SHARE
+                self.is_host_slow = self._measure_visit(works) > _MAX_LATE_SHARE
                 self._verify_outputs(works)
                 # If the host was late in too many windows, try more flushes and fewer launches per window.
-                if self.is_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
+                if self.is_host_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
                     break
             else:  # All rounds were measured.
                 break
@@ -392,7 +392,7 @@ class _PairMeasurement:
         if not all(self.strategy.gather_from_ranks(all(taken.seconds_per_launch for taken in self.samples.values()))):
             slow = "the host queues these launches more slowly than the device runs them"
             raise UnsupportedError(
-                slow if self.is_slow else "the device does not run matmul and the other work at the same time"
+                slow if self.is_host_slow else "the device does not run matmul and the other work at the same time"
             )
         return [self._build_row(row) for row in PAIR_ROWS]
 
@@ -434,7 +434,7 @@ class _PairMeasurement:
             )
             counts = [block / max(each, _MIN_LAUNCH_SECONDS) for each in seconds]
             found = self._measure_window(works, counts)
-            windows, late = windows + 1, late + self.is_late
+            windows, late = windows + 1, late + self.is_host_late
             for work, count, latest in zip(works, counts, found or (), strict=False):
                 work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
@@ -486,11 +486,11 @@ class _PairMeasurement:
         answers = self.strategy.gather_from_ranks(
             (min(headways) if self.flushes else 0.0, last if found is None else None)
         )
-        self.is_late = min(each for each, _ in answers) < 0
+        self.is_host_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_late:  # Next time, queue fewer launches of the work that ends last.
+        if starved is not None and not self.is_host_late:  # Next time, queue fewer launches of the work that ends last.
             works[starved].launch_seconds *= min(2.0, launches[starved])
-        return found if starved is None and not self.is_late else None
+        return found if starved is None and not self.is_host_late else None
 
     def _build_row(self, row: tuple[str, bool]) -> Measurement:
         checked, names = self.works[row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())

@@ -63,13 +63,13 @@ from mamf.logs.compared_rows import (
     ComparedRow,
     RunDesign,
     average_compared_rows,
-    combine_visits,
+    combine_measurements,
     compute_decision_error,
     group_by_step,
     list_compared_rows,
     make_pairing_fields,
 )
-from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, DEFAULT_ROUNDS, judge_pair
+from mamf.logs.judging import DEFAULT_MAX_ROUNDS, DEFAULT_REGRESSION_TOLERANCE, judge_pair
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import make_plan_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -281,7 +281,7 @@ def print_compare(folder: Path, count: int) -> None:
         for design in (*map(in_turns, (1, 2, 3, 4)), SEPARATE_RUNS):
             (together,) = runs.comparison(random.Random(1), 79, design, 0.0).together
             shares = [runs.exits(79, design, count // 10, loss) for loss in LOSSES]
-            rows[design.label] = percents([*shares, together.compute_smallest_loss(TOLERANCE)])
+            rows[design.label] = percents([*shares, together.compute_smallest_detectable_loss(TOLERANCE)])
         print_table(f"{runs.regime}, 79 rows, all slower by", [*percents(LOSSES), "found with 95 %"], rows)
 
 
@@ -328,7 +328,7 @@ class Guards:
     """Guards of one card, of rows that nothing but their shape sets apart."""
 
     def __init__(
-        self, card: VisitScatter, rounds: int = DEFAULT_ROUNDS, tolerance: float = DEFAULT_REGRESSION_TOLERANCE
+        self, card: VisitScatter, rounds: int = DEFAULT_MAX_ROUNDS, tolerance: float = DEFAULT_REGRESSION_TOLERANCE
     ) -> None:
         self.card, self.tolerance, self.backend = card, tolerance, SimulatedBackend()
         self.shapes = tuple(AttentionShape(1, 16, 16, n, n, 128, 128) for n in range(512, 512 * (ROWS + 1), 512))
@@ -349,7 +349,7 @@ class Guards:
         return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
 
     def _entries(self, rows: Iterator[Measurement]) -> dict[object, ComparedRow]:
-        found = (combine_visits(visits) for visits in group_by_step(rows).values())
+        found = (combine_measurements(visits) for visits in group_by_step(rows).values())
         return {entry.key: entry for entry in found}
 
     def _visits(

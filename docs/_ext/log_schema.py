@@ -21,7 +21,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from mamf.backend import DeviceInfo
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.legacy import HEADER_FIELDS, SUMMARY_FIELDS, FinderRun, Reported
+from mamf.logs.legacy import HEADER_FIELDS, SUMMARY_FIELDS, FinderRun, ReportedFigures
 from mamf.logs.recording import HeaderRecord, PlanOptions, PlanRecord, SearchRecord
 from mamf.logs.records import STRUCT_BY_RECORD, ToolRecord
 from mamf.logs.run_log import SCHEMA
@@ -46,7 +46,7 @@ TITLES: Mapping[str, tuple[str, type, tuple[str, ...]]] = {
     "header": ("header", HeaderRecord, ()),
     **{kind: (kind, of, ()) for kind, of in STRUCT_BY_RECORD.items()},
     "header of an imported log": ("header", FinderRun, HEADER_FIELDS),
-    "reported": ("reported", Reported, ()),
+    "reported": ("reported", ReportedFigures, ()),
     "summary of an imported log": ("summary", FinderRun, SUMMARY_FIELDS),
 }
 

@@ -15,7 +15,7 @@ from mamf.logs.compare import compare as compare_logs
 from mamf.logs.finder import read_finder_logs
 from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.shared_runs import read_run
+from mamf.logs.shared_runs import read_log_or_shared_run
 from mamf.report.charts.picture import draw_figure, save_figure
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def read_log(path: str | Path) -> RunLog | FinderRun:
     [4096, 8192]
     """
     path = Path(path)
-    return (None if path.is_dir() else read_legacy_or_none(path)) or read_run(path)
+    return (None if path.is_dir() else read_legacy_or_none(path)) or read_log_or_shared_run(path)
 
 
 def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
@@ -151,4 +151,4 @@ def check(path: str | Path) -> Review:
 
 
 def _read_log_if_path(log: LogOrPath) -> RunLog:
-    return log if isinstance(log, RunLog) else read_run(Path(log))
+    return log if isinstance(log, RunLog) else read_log_or_shared_run(Path(log))

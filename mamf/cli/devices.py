@@ -55,7 +55,7 @@ from mamf.files import make_folder
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.shared_runs import deal_missing_shapes, find_shared_logs, read_run
+from mamf.logs.shared_runs import divide_missing_shapes, find_shared_logs, read_log_or_shared_run
 from mamf.node.children import (
     ADDRESS_KEY,
     FAILURE_KEY,
@@ -197,7 +197,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
     from mamf.report.verification import count_verified_totals
 
-    log = read_run(folder)
+    log = read_log_or_shared_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
     print_document(
         options,
@@ -242,7 +242,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
             "with --devices"
         )
     if not options.dry_run:
-        deal_missing_shapes(folder, logs, devices_to_use)
+        divide_missing_shapes(folder, logs, devices_to_use)
     commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
     for device, log in [(index, log) for index in devices_to_use for log in logs[index]]:
         plan = log.plan

@@ -15,7 +15,7 @@ from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LOG_BYTES, RunLogError
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
-    from mamf.logs.run_log import OnRead, RunLog
+    from mamf.logs.run_log import ReadProgressCallback, RunLog
 
 _READ_TIMEOUT_SECONDS = 30.0
 
@@ -24,9 +24,9 @@ def read_log(*paths: Path) -> RunLog:
     """Read a log, or all logs and folders of a run on several devices as one log. Raises RunLogError, which names the
     first wrong line, if a log is invalid.
     """
-    from mamf.logs.shared_runs import read_run
+    from mamf.logs.shared_runs import read_log_or_shared_run
 
-    log = read_run(*paths)
+    log = read_log_or_shared_run(*paths)
     if log.is_truncated:
         warn(f"mamf ignores the last line of {log.path}, because the line is incomplete")
     return log
@@ -44,7 +44,7 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
 
 @contextmanager
-def show_reading_progress(paths: Iterable[Path]) -> Iterator[OnRead]:
+def show_reading_progress(paths: Iterable[Path]) -> Iterator[ReadProgressCallback]:
     """Show on a terminal how many bytes of the files are read, if that takes more than a second.
 
     Yields the function to call with the number of bytes of each read.

@@ -271,7 +271,7 @@ class ResultsCollection:
     legacy_runs: Sequence[tuple[FinderRun, Path]] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
-    def select_table(self, table: str) -> list[ResultRate]:
+    def select_rates_of_table(self, table: str) -> list[ResultRate]:
         return [entry for entry in self.rates if entry.table == table]
 
 

@@ -51,7 +51,7 @@ from mamf.plans import CEILING_REGIMES
 from mamf.plugins.discovery import open_backend
 
 FIGURES_FILE, NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
-SHIPPED_FILE = "published.csv"
+SHIPPED_FIGURES_FILE = "published.csv"
 _TRIED_DTYPES = ("bfloat16", "float16", "float32")
 #: Devices whose datasheet rates differ by less than this share count as equally fast, because datasheets round.
 _DATASHEET_ROUNDING = 0.01
@@ -97,7 +97,7 @@ def peak(
         if device is not None:
             raise UsageError("give either device or name, not both")
         return find_peaks_by_name(name, dtype, regime, source)[0]
-    backend = resolve_backend(device)
+    backend = open_backend_or_default(device)
     info, dtype = backend.info, backend.resolve_dtype(canonicalize_dtype_name(dtype or backend.default_dtype))
     finders = {
         "measured": lambda: _find_measured_ceiling(backend, dtype, regime),
@@ -142,7 +142,7 @@ def _list_known_rates(device: DeviceModel, dtype: str, regime: str, source: Peak
         _get_first_rate(_find_max_contributed_rate(device, regime, each) for each in dtypes),
         _get_first_rate(_find_published_rate(device, each) for each in dtypes),
         _get_first_rate(
-            _describe_datasheet_rate(find_peak_of_listed_device(device.listed_name, each), device.name, each)
+            _make_datasheet_rate(find_peak_of_listed_device(device.listed_name, each), device.name, each)
             for each in dtypes
         ),
         _get_first_rate(_find_max_contributed_rate(device, other, each) for each in dtypes),
@@ -187,7 +187,7 @@ def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: s
     return known
 
 
-def resolve_backend(device: int | str | Backend | None) -> Backend:
+def open_backend_or_default(device: int | str | Backend | None) -> Backend:
     """Open the device that an index or a name stands for. Raises UnavailableError or UnknownNameError if that is
     impossible.
     """
@@ -234,7 +234,7 @@ def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bo
             f"the ceiling contributed for {info.name} has {differences}: measure this device "
             f"({_format_find_command(dtype)}), or use it anyway (--anyway, mamf.peak(anyway=True))"
         )
-    return _describe_origin(row, f", although it has {differences}" if differences else "")
+    return _make_contributed_rate(row, f", although it has {differences}" if differences else "")
 
 
 def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
@@ -249,10 +249,10 @@ def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) 
 
 def _find_max_contributed_rate(device: DeviceModel, regime: str, dtype: str) -> Rate | None:
     rows = _find_contributed_rates_of(device.names, dtype, regime)
-    return _describe_origin(max(rows, key=lambda row: row.rate)) if rows else None
+    return _make_contributed_rate(max(rows, key=lambda row: row.rate)) if rows else None
 
 
-def _describe_origin(row: ContributedRate, remark: str = "") -> Rate:
+def _make_contributed_rate(row: ContributedRate, remark: str = "") -> Rate:
     limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
     conditions = ", ".join(filter(None, (row.date, limit, row.software)))
     what = (
@@ -279,10 +279,10 @@ def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
 
 def find_datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
     """Return the dense peak for a dtype from the datasheet of a device, or None if none is listed."""
-    return _describe_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
+    return _make_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
 
-def _describe_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
+def _make_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
     if listed is None:
         return None
     description = (
@@ -300,7 +300,7 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     In a row, ``statistic`` says how its publisher chose the figure and from how many, and ``accelerator`` is the name
     that the publisher gives the device. Other people wrote these texts: escape them before use in a page.
     """
-    return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_FILE)}
+    return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_FIGURES_FILE)}
 
 
 def _find_published_rate(device: DeviceModel, dtype: str) -> Rate | None:

@@ -14,11 +14,11 @@ from typing import Any
 from mamf.contribution.collection import MAINTAINERS_FILE, SUBMITTERS_FILE, check_submitters
 from mamf.contribution.known_ceilings import FIGURES_FILE, NOTICE_FILE
 from mamf.contribution.rules import (
+    LOG_TIERS,
     MIN_DISTINCTIVE_SAMPLES,
     RULES,
-    TIERS,
-    Evidence,
     Finding,
+    ReviewedLog,
     check_legacy_run,
     check_private_texts,
 )
@@ -28,10 +28,10 @@ from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import LEGACY_TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
     MALFORMED_ERRORS,
-    OnRead,
+    ReadProgressCallback,
     build_run_log,
     describe_error,
-    explain_unreadable,
+    explain_unreadable_schema,
     find_repeated_fields,
     parse_records,
     read_lines,
@@ -51,7 +51,7 @@ def make_folder_name(device_name: str) -> str:
     """Return the name of the folder in results/ for a device, such as ``nvidia-h100-80gb-hbm3`` for ``NVIDIA H100 80GB
     HBM3``.
     """
-    name = make_slug([device_name])
+    name = join_to_slug([device_name])
     if not name:
         return "unknown-accelerator"
     return f"{name}-accelerator" if _RESERVED_NAMES.fullmatch(name) else name
@@ -73,13 +73,13 @@ def make_file_name(header: Mapping[str, Any]) -> str:
         *plan["regimes"],
         format_start(header["started"]),
     ]
-    return f"{make_slug(parts)}.jsonl"
+    return f"{join_to_slug(parts)}.jsonl"
 
 
 def make_legacy_file_name(run: FinderRun) -> str:
     """Return the file name in results/ for an imported run of mamf-finder: version, dtype and start."""
     started = format_start(run.started) if run.started else "undated"
-    return f"{make_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
+    return f"{join_to_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
 def is_at_expected_path(actual: Path, place: Path) -> bool:
@@ -96,7 +96,7 @@ def format_start(iso: str) -> str:
     return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
 
 
-def make_slug(parts: Iterable[str]) -> str:
+def join_to_slug(parts: Iterable[str]) -> str:
     """Join texts by dashes to a name in lower case, without repeated texts and special characters."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
@@ -125,7 +125,7 @@ class Review:
         return any(not finding.is_warning for finding in self.findings)
 
 
-def review_log(path: Path, on_read: OnRead | None = None) -> Review:
+def review_log(path: Path, on_read: ReadProgressCallback | None = None) -> Review:
     """Review a log by all rules. Its contents never raise an error: an unreadable log gets a finding.
 
     ``on_read``: called with the number of bytes read, for a progress bar.
@@ -136,11 +136,11 @@ def review_log(path: Path, on_read: OnRead | None = None) -> Review:
         return Review(path, (_make_unreadable_finding(path, error),))
 
 
-def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
+def _review_by_rules(path: Path, on_read: ReadProgressCallback | None) -> Review:
     records = parse_records(path, read_lines(path, on_read))
     first = next(records)
     findings, header = list(_find_byte_errors(path)), first[1]
-    if why := explain_unreadable(path, header.get("schema")):
+    if why := explain_unreadable_schema(path, header.get("schema")):
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == LEGACY_TIER:
         return _review_legacy_log(path, itertools.chain([first], records), findings)
@@ -159,7 +159,7 @@ def _review_by_rules(path: Path, on_read: OnRead | None) -> Review:
     if log.counter_records or not get_kind(log.plan).is_accepted_in_results:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
-    evidence = Evidence(whole, log)
+    evidence = ReviewedLog(whole, log)
     for rule in RULES:
         findings += rule(evidence)
     samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= MIN_DISTINCTIVE_SAMPLES)
@@ -202,7 +202,7 @@ def _find_byte_errors(path: Path) -> Iterator[Finding]:
             )
 
 
-def review_results(root: Path, paths: Iterable[Path], on_read: OnRead | None = None) -> list[Review]:
+def review_results(root: Path, paths: Iterable[Path], on_read: ReadProgressCallback | None = None) -> list[Review]:
     """Review the logs of a results folder, each by all rules, and find wrong places, copied samples and missing
     submitters.
 
@@ -281,7 +281,7 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
         ),
     ]
     tiers = Counter(each.tier or "unreadable" for each in reviews)
-    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*TIERS, "unreadable") if tiers[tier])
+    by_tier = ", ".join(f"{tiers[tier]} {tier}" for tier in (*LOG_TIERS, "unreadable") if tiers[tier])
     rejected = sum(each.is_rejected() for each in reviews)
     warnings = sum(finding.is_warning for each in reviews for finding in each.findings)
     verdict = f"{rejected} rejected" if rejected else "all accepted"

@@ -24,7 +24,7 @@ from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
 from mamf.logs.recording import HeaderRecord, RunEnd
 from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
-from mamf.logs.run_log import OwnCeilings, RunLog, keep_latest_rows
+from mamf.logs.run_log import CeilingsByProblemAndRegime, RunLog, keep_latest_rows
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer_calibration, is_plausible_overhead
 from mamf.operations.unknown import get_operation, is_compute_roof
@@ -37,7 +37,7 @@ from mamf.peaks import (
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
 
-TIERS = ("complete", "interrupted", "legacy")
+LOG_TIERS = ("complete", "interrupted", "legacy")
 # Only rows of approximate kernels have these details. Such a kernel skips work, or multiplies in another dtype.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
@@ -85,7 +85,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReviewedLog:
     """The log under review, as rules read it.
 
     - ``records``: the line number and the fields of each record, the header first.
@@ -130,7 +130,7 @@ def has_exact_kernel(row: Measurement) -> bool:
 # -- rules for fields, device, data and dates --------------------------------------------------------------------------
 
 
-def check_field_names(evidence: Evidence) -> Iterator[Finding]:
+def check_field_names(evidence: ReviewedLog) -> Iterator[Finding]:
     """Find fields in the records of a log that mamf does not write."""
     for line, record in evidence.records:
         known = _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
@@ -166,7 +166,7 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
                 yield from _yield_unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
-def check_real_device(evidence: Evidence) -> Iterator[Finding]:
+def check_real_device(evidence: ReviewedLog) -> Iterator[Finding]:
     """Reject simulated devices, cards that other programs used, and runs on several models of device."""
     log = evidence.log
     if log.header["device"]["backend"] == SIMULATED_BACKEND:
@@ -183,7 +183,7 @@ def check_real_device(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def check_device_facts(evidence: Evidence) -> Iterator[Finding]:
+def check_device_facts(evidence: ReviewedLog) -> Iterator[Finding]:
     """Check that vendor, backend and memory fit the name of the device, and that all names are plain text in the usual
     spelling.
     """
@@ -228,7 +228,7 @@ def _keep_letters_and_digits(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
+def check_operand_data(evidence: ReviewedLog) -> Iterator[Finding]:
     """Reject logs measured with zeros or patterns, because such data draw less power, so that kernels run faster.
 
     ``mamf explain`` may use them.
@@ -240,7 +240,7 @@ def check_operand_data(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def check_dates(evidence: Evidence) -> Iterator[Finding]:
+def check_dates(evidence: ReviewedLog) -> Iterator[Finding]:
     """Report the first record whose date is in the future."""
     latest = datetime.now(timezone.utc) + _MAX_TIME_AHEAD
     for line, record in evidence.records:
@@ -279,7 +279,7 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 # -- rules that compute figures again from samples ---------------------------------------------------------------------
 
 
-def check_row_figures(evidence: Evidence) -> Iterator[Finding]:
+def check_row_figures(evidence: ReviewedLog) -> Iterator[Finding]:
     """Compute work, rates and used cycles of each row again, and find values that differ from those in the log.
 
     Intervals are not checked, because readers of a log compute them again.
@@ -329,7 +329,7 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
     return type(written) is type(recomputed) and bool(written == recomputed)
 
 
-def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
+def recompute_ceilings(evidence: ReviewedLog) -> CeilingsByProblemAndRegime:
     """Compute the ceilings of a log again from the measurements that confirm them, by problem and regime."""
     device = evidence.header["device"]
     rows = keep_latest_rows(row for _, _, row in evidence.rows)
@@ -337,7 +337,7 @@ def recompute_ceilings(evidence: Evidence) -> OwnCeilings:
     return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
 
 
-def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
+def check_ceiling_figures(evidence: ReviewedLog) -> Iterator[Finding]:
     """Compute the ceilings of a log again from the measurements that confirm them, and find values that differ from
     those in the log.
 
@@ -361,7 +361,7 @@ def check_ceiling_figures(evidence: Evidence) -> Iterator[Finding]:
                 yield Finding("ceiling-mismatch", message, line)
 
 
-def check_summary(evidence: Evidence) -> Iterator[Finding]:
+def check_summary(evidence: ReviewedLog) -> Iterator[Finding]:
     """Check that something was measured and that the summary agrees with the rows. Warn if the run was interrupted."""
     log, plan = evidence.log, evidence.log.plan
     if not any(row.operation == plan.operation for _, row in evidence.valid_rows):
@@ -384,7 +384,7 @@ def check_summary(evidence: Evidence) -> Iterator[Finding]:
 # -- rules for possible samples, errors and sensor readings ------------------------------------------------------------
 
 
-def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
+def check_speed_limits(evidence: ReviewedLog) -> Iterator[Finding]:
     """Find samples that are faster than the device or its memory allows, and rates that are too high for the measured
     clock.
     """
@@ -400,7 +400,7 @@ def check_speed_limits(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
 
-def check_verification(evidence: Evidence) -> Iterator[Finding]:
+def check_verification(evidence: ReviewedLog) -> Iterator[Finding]:
     """Find rows whose result was not verified, or whose result has an error above the tolerance."""
     for line, row in evidence.valid_rows:
         max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
@@ -411,7 +411,7 @@ def check_verification(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g} exceeds {bound:.2g}", line)
 
 
-def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
+def check_sensor_readings(evidence: ReviewedLog) -> Iterator[Finding]:
     """Check that all rows have clock and power readings, and that these are physically possible.
 
     Warns if the device has no sensors. Readings must be within the limits of the device.
@@ -443,7 +443,7 @@ def check_sensor_readings(evidence: Evidence) -> Iterator[Finding]:
                 )
 
 
-def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
+def check_for_equal_samples(evidence: ReviewedLog) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
     line_by_samples: dict[tuple[float, ...], int] = {}
     for line, _, row in evidence.rows:
@@ -455,7 +455,7 @@ def check_for_equal_samples(evidence: Evidence) -> Iterator[Finding]:
             yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 
-def check_timer_overhead(evidence: Evidence) -> Iterator[Finding]:
+def check_timer_overhead(evidence: ReviewedLog) -> Iterator[Finding]:
     """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
     backend = evidence.header["device"]["backend"]
     timer = find_timer_calibration(backend)
@@ -468,7 +468,7 @@ def check_timer_overhead(evidence: Evidence) -> Iterator[Finding]:
 
 
 #: All rules of a log, in the order in which their findings are reported.
-RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[ReviewedLog], Iterator[Finding]], ...] = (
     check_field_names,
     check_real_device,
     check_device_facts,

@@ -88,7 +88,7 @@ def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
     rates: dict[tuple[str, str], dict[str, float]] = {}
     counts: Counter[str] = Counter()
     for folder, part in parts.items():
-        confirmed = split_confirmed(part.select_table(MATMUL_TABLE), part.submitters)[0]
+        confirmed = split_confirmed(part.select_rates_of_table(MATMUL_TABLE), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILING_REGIMES]
         counts.update(each.dtype for each in kept)
         for best, _ in find_best_rates(kept):
@@ -130,7 +130,7 @@ def _write_device_page(part: ResultsCollection) -> str:
     ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
-        confirmed, others = split_confirmed(part.select_table(table), part.submitters)
+        confirmed, others = split_confirmed(part.select_rates_of_table(table), part.submitters)
         ranked[table] = [entry for entry in confirmed if entry.tier == "complete"]
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
@@ -300,7 +300,7 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
 
     It has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
-    entries = split_confirmed(collection.select_table(MATMUL_TABLE), collection.submitters)[0]
+    entries = split_confirmed(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
     # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about
     # another.
     kept = [

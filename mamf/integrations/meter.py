@@ -18,7 +18,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend
-from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, resolve_backend
+from mamf.contribution.known_ceilings import find_datasheet_peak, find_measured_peak, open_backend_or_default
 from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number, shorten_value
 from mamf.integrations.model_flops import model_flops
@@ -170,7 +170,7 @@ class Meter:
         check_meter_options(
             {name: value for name, value in locals().items() if name not in {"self", "model", "backend"}}
         )
-        self.backend = resolve_backend(backend)
+        self.backend = open_backend_or_default(backend)
         self._has_events = self.backend.timer != "host clock"
         # A backend without timing events uses the clock of the host, and its record_mark() would wait for the device.
         self._place_mark: Callable[[], Any] = self.backend.record_mark if self._has_events else self.backend.now

@@ -167,7 +167,7 @@ class ReproduceKind(RunKind):
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return the number of claims that are not measured yet."""
-        return sum(each.measured_here is None for each in judge_claims(setup.plan.options, setup.rows))
+        return sum(each.measured_row is None for each in judge_claims(setup.plan.options, setup.rows))
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options
@@ -205,7 +205,7 @@ class ReproduceKind(RunKind):
 
 
 def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedClaim]]:
-    unit = next((each.measured_here.unit for each in judged_claims if each.measured_here), "TFLOPS")
+    unit = next((each.measured_row.unit for each in judged_claims if each.measured_row), "TFLOPS")
     title, factor = choose_unit(unit, [each.claim.rate for each in judged_claims])
     interval = partial(format_interval, factor=factor)
     return [
@@ -218,10 +218,10 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
         Column(
             "here",
             "here",
-            lambda each: each.measured_here and each.measured_here.tflops,
+            lambda each: each.measured_row and each.measured_row.tflops,
             lambda it: format_four_digits(it * factor),
         ),
-        *make_interval_columns(lambda each: each.measured_here and each.measured_here.interval, "here_{}", interval),
+        *make_interval_columns(lambda each: each.measured_row and each.measured_row.interval, "here_{}", interval),
         Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], format_percent),
         Column("here_cycles_used", "here", lambda each: each.cycles[1], format_percent),
         Column("unit", "", lambda each: unit),
@@ -249,15 +249,15 @@ def _yield_claim_remarks(judged_claim: JudgedClaim) -> Iterator[str]:
     if any(judged_claim.cycles):
         yield "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates"
     yield (
-        f"{judged_claim.measured_here.status}: {judged_claim.measured_here.reason}"
-        if judged_claim.measured_here and judged_claim.measured_here.reason
+        f"{judged_claim.measured_row.status}: {judged_claim.measured_row.reason}"
+        if judged_claim.measured_row and judged_claim.measured_row.reason
         else ""
     )
 
 
 def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Difference]) -> str:
-    unit, change = judged_claim.measured_here.unit if judged_claim.measured_here else "TFLOPS", ""
-    if judged_claim.pair and judged_claim.measured_here:
+    unit, change = judged_claim.measured_row.unit if judged_claim.measured_row else "TFLOPS", ""
+    if judged_claim.pair and judged_claim.measured_row:
         change = f"{100 * (judged_claim.pair.ratio - 1):+.2f} % ({format_change_interval(judged_claim.pair.interval)})"
         then, now = judged_claim.cycles
         cycles = (
@@ -265,7 +265,7 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
             if then and now
             else ""
         )
-        change = f", {format_rate(judged_claim.measured_here.tflops or 0.0, unit)} here{cycles}: {change}"
+        change = f", {format_rate(judged_claim.measured_row.tflops or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_share(judged_claim.tolerance)}" if judged_claim.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in differences) else ""
     return (

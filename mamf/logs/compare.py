@@ -43,7 +43,7 @@ from mamf.logs.compared_rows import (
     RunDesign,
     average_compared_rows,
     find_run_design,
-    is_find,
+    is_search_log,
     list_compared_rows,
     pool_rows,
 )
@@ -53,13 +53,13 @@ from mamf.measurement import NotebookTable, group_pairs
 from mamf.operations.unknown import is_compute_roof
 from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
-Verdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
+ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 # A verdict needs two intervals that both contain the true rates with at least this probability, which is that of three
 # samples on each side.
-MIN_COVERAGE = 0.5
+MIN_INTERVAL_COVERAGE = 0.5
 # The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
-_USUAL_COVERAGE = 0.9 - 1e-9
+_NOMINAL_COVERAGE = 0.9 - 1e-9
 # The confidence of the interval that must be within the tolerance for the verdict SAME. It makes two one-sided tests at
 # 5 %.
 _EQUIVALENCE_CONFIDENCE = 0.90
@@ -128,17 +128,17 @@ class RowPair:
         half_width = compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature
         factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(
-            self.ratio / factor, self.ratio * factor, confidence if coverage >= _USUAL_COVERAGE else coverage
+            self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage
         )
 
-    def verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> Verdict:
+    def verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> RowVerdict:
         """Return SAME if the 90 % interval is within the tolerance, FASTER or SLOWER if a difference of any size is
         certain, otherwise UNDECIDED.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
         # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
         sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
-        if interval.coverage < MIN_COVERAGE:
+        if interval.coverage < MIN_INTERVAL_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
@@ -226,7 +226,7 @@ class Comparison(NotebookTable):
     def counts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
         found = Counter(pair.verdict(tolerance) for pair in self.pairs)
-        return {verdict: found[verdict] for verdict in VERDICTS}
+        return {verdict: found[verdict] for verdict in ROW_VERDICTS}
 
     @property
     def geometric_mean_ratio(self) -> float:
@@ -254,7 +254,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
     first, other = side_a[0], side_b[0]
-    are_finds = all(map(is_find, (*side_a, *side_b)))
+    are_finds = all(map(is_search_log, (*side_a, *side_b)))
     rows_a, rows_b = (
         average_compared_rows([list_compared_rows(log, are_finds) for log in side]) for side in (side_a, side_b)
     )
@@ -268,7 +268,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in find_noted_differences(side[0].header, log.header)
         ),
     ]
-    cards = [each for each in differences if each.is_of_card]
+    cards = [each for each in differences if each.is_card_difference]
     in_cycles = (
         bool(cards)
         and not anyway
@@ -276,7 +276,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
-    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
+    forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -314,11 +314,13 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Seque
     # row would have a partner.
     dropped = [
         each
-        for each in find_field_differences(rows_a, rows_b, left_out=("shape",))
+        for each in find_field_differences(rows_a, rows_b, ignored_fields=("shape",))
         if len(list_distinct_values(rows_a, each.what)) == len(list_distinct_values(rows_b, each.what)) == 1
     ]
     ignored = {difference.what for difference in dropped}
-    by_a, by_b = ({row.key: row for row in (row.without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b))
+    by_a, by_b = (
+        {row.key: row for row in (row.copy_without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b)
+    )
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
     of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
     pairs = [RowPair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
@@ -348,13 +350,13 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 class Difference:
     """A difference between sides A and B: the name of what differs, and its value on each side.
 
-    ``is_of_card``: True if the cycles that kernels used can still be compared, because only the card differs.
+    ``is_card_difference``: True if the cycles that kernels used can still be compared, because only the card differs.
     """
 
     what: str
     a: str
     b: str
-    is_of_card: bool = field(default=False, kw_only=True)
+    is_card_difference: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.what} {self.a} against {self.b}"
@@ -370,11 +372,11 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
+    found = [Difference("device", *names, is_card_difference=not any(map(parse_sharing, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
+        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_card_difference=True))
     if not is_compute_roof(kinds[0]):
         # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
         found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
@@ -421,12 +423,12 @@ def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]
 
 
 def find_field_differences(
-    a: Sequence[ComparedRow], b: Sequence[ComparedRow], left_out: Collection[str] = ("shape", "kernel")
+    a: Sequence[ComparedRow], b: Sequence[ComparedRow], ignored_fields: Collection[str] = ("shape", "kernel")
 ) -> list[Difference]:
-    """Find the fields, except those named in ``left_out``, whose values in A and in B have nothing in common."""
+    """Find the fields, except those named in ``ignored_fields``, whose values in A and in B have nothing in common."""
     if not a or not b:
         return []
-    names = [name for name in a[0].fields if name in b[0].fields and name not in left_out]
+    names = [name for name in a[0].fields if name in b[0].fields and name not in ignored_fields]
     found = ((name, list_distinct_values(a, name), list_distinct_values(b, name)) for name in names)
     return [
         Difference(name, ", ".join(map(str, of_a)), ", ".join(map(str, of_b)))

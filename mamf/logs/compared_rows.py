@@ -50,8 +50,9 @@ POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# If the pause between two runs exceeds _MAX_RUN_GAP, they differ by _GAP_SHIFT_FACTOR times as much as without a pause.
-_GAP_SHIFT_FACTOR, _MAX_RUN_GAP = 1.5, timedelta(minutes=10)
+# Two runs with a pause of more than _MAX_SHORT_PAUSE between them differ by _LONG_PAUSE_SHIFT_FACTOR times as much as
+# two runs without a long pause.
+_LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
 # runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
 # calibration.
@@ -96,13 +97,13 @@ class RunDesign(NamedTuple):
 
 
 #: The order of two single runs with a long pause between them, which is the default.
-SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _GAP_SHIFT_FACTOR, 0)
+SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _LONG_PAUSE_SHIFT_FACTOR, 0)
 
 
 def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
     """Find the order of the runs of A and B from start times and durations. Only alternating runs average out drift."""
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
-    if any(after[0] - before[1] > _MAX_RUN_GAP for (before, _), (after, _) in pairwise(runs)):
+    if any(after[0] - before[1] > _MAX_SHORT_PAUSE for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE_RUNS._replace(extra_run_count=len(runs) - 2)
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
@@ -149,7 +150,7 @@ class PooledRows(NamedTuple):
         """
         return self.interval.high < 1 and self.ratio < 1 - POOLED_TOLERANCE_SHARE * tolerance
 
-    def compute_smallest_loss(self, tolerance: float) -> float:
+    def compute_smallest_detectable_loss(self, tolerance: float) -> float:
         """Compute the smallest loss of speed of all rows, as a share, that this comparison would detect with a
         probability of 95 %.
         """
@@ -163,7 +164,7 @@ class PooledRows(NamedTuple):
             "ratio_interval_low": self.interval.low,
             "ratio_interval_high": self.interval.high,
             "is_regression": self.is_regression(tolerance),
-            "smallest_loss": self.compute_smallest_loss(tolerance),
+            "smallest_loss": self.compute_smallest_detectable_loss(tolerance),
         }
 
 
@@ -269,7 +270,7 @@ class ComparedRow:
         """The pairing fields of the row as a hashable key."""
         return frozenset(self.fields.items())
 
-    def without_fields(self, names: Collection[str]) -> ComparedRow:
+    def copy_without_fields(self, names: Collection[str]) -> ComparedRow:
         """Return a copy without the fields that have these names, so that pairing ignores them."""
         return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
 
@@ -316,7 +317,7 @@ class ComparedRow:
         )
 
 
-def is_find(log: RunLog) -> bool:
+def is_search_log(log: RunLog) -> bool:
     return log.plan.kind in (FIND, ROOFLINE)
 
 
@@ -327,13 +328,13 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
-    if log.parts and is_find(log):
+    if log.parts and is_search_log(log):
         raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
     if plan.kind in (GUARD, REPRODUCE):
-        return [combine_visits(same) for same in group_by_step(rows).values()]
-    if not is_find(log) or (plan.confirms_best_rows and not as_ceilings):
+        return [combine_measurements(same) for same in group_by_step(rows).values()]
+    if not is_search_log(log) or (plan.confirms_best_rows and not as_ceilings):
         return _make_compared_rows_of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms_best_rows:
         return [_make_row_of_ceiling(ceiling) for ceiling in log.own_ceilings.values()]
@@ -422,7 +423,7 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
     return group_pairs((row.step, row) for row in rows)
 
 
-def combine_visits(visits: Sequence[Measurement]) -> ComparedRow:
+def combine_measurements(visits: Sequence[Measurement]) -> ComparedRow:
     """Combine all measurements of one step to one compared row: only the repeated measurements (phase ``confirm``) if
     there are any, otherwise the first one. If any result was wrong, the row has the status ``wrong_result``.
     """

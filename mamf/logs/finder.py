@@ -21,28 +21,28 @@ from msgspec.structs import replace
 
 from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import RunLogError, UnknownNameError
-from mamf.logs.legacy import FinderRun, Reported
-from mamf.logs.run_log import OnRead
+from mamf.logs.legacy import FinderRun, ReportedFigures
+from mamf.logs.run_log import ReadProgressCallback
 from mamf.machine.privacy import scrub_text
 
 #: The maximum size of an unpacked log in bytes, which is about a million rows.
-MAX_BYTES = 128 << 20
+MAX_LOG_BYTES = 128 << 20
 _MAX_LINE_LENGTH = 4000
 _GZIP_MAGIC = b"\x1f\x8b"
-_UTF16_MARKS = (
+_UTF16_BYTE_ORDER_MARKS = (
     codecs.BOM_UTF16_LE,
     codecs.BOM_UTF16_BE,
 )  # PowerShell writes UTF-16 when it redirects output to a file.
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _MARKDOWN_MARKUP = re.compile(r"^[ \t]*```.*$|^(?:> ?)+|^(?:\^C)+|\\(?=[*_|~])", re.MULTILINE)
 #: How a complete last line of a log ends. A line that was cut off may end with half a number, which is a wrong number.
-_WHOLE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
+_COMPLETE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
 _SHAPE_GROUP = r"(?P<shape>\d{1,9}x\d{1,9}x\d{1,9})"
 _FIGURE_TEXT = r"(?:\d+(?:\.\d+)?|nan|inf)"
 _RUN_START = re.compile(r"^(?=.*Benchmark started on \d|\s*\*\* Node results \()", re.MULTILINE)
 
 
-def read_finder_logs(path: Path, on_read: OnRead = lambda count: None) -> list[FinderRun]:
+def read_finder_logs(path: Path, on_read: ReadProgressCallback = lambda count: None) -> list[FinderRun]:
     """Read all runs in a text or gzip file with the output of mamf-finder; usually there is one.
 
     Calls ``on_read`` with the number of characters of each part that it has read. Raises RunLogError for a file without
@@ -57,26 +57,26 @@ def read_finder_logs(path: Path, on_read: OnRead = lambda count: None) -> list[F
 def _read_finder_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            content = file.read(MAX_LOG_BYTES + 1)
         if content.startswith(_GZIP_MAGIC):
-            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_BYTES + 1)
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_LOG_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise RunLogError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if len(content) > MAX_BYTES:
-        raise RunLogError(f"has more than {MAX_BYTES >> 20} MiB, so it is not a log of mamf-finder")
-    return content.decode("utf-16" if content.startswith(_UTF16_MARKS) else "utf-8-sig", errors="replace")
+    if len(content) > MAX_LOG_BYTES:
+        raise RunLogError(f"has more than {MAX_LOG_BYTES >> 20} MiB, so it is not a log of mamf-finder")
+    return content.decode("utf-16" if content.startswith(_UTF16_BYTE_ORDER_MARKS) else "utf-8-sig", errors="replace")
 
 
-def parse_finder_runs(text: str, on_read: OnRead = lambda count: None) -> list[FinderRun]:
+def parse_finder_runs(text: str, on_read: ReadProgressCallback = lambda count: None) -> list[FinderRun]:
     """Parse all runs in the output of mamf-finder.
 
     Calls ``on_read`` with the number of characters of each part that it has parsed. Raises RunLogError for a text
     without a run.
     """
     text = _MARKDOWN_MARKUP.sub("", _TERMINAL_ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-    if not text.endswith("\n") and not _WHOLE_END.search(text[-_MAX_LINE_LENGTH:]):
+    if not text.endswith("\n") and not _COMPLETE_END.search(text[-_MAX_LINE_LENGTH:]):
         text = text[: text.rfind("\n") + 1]
-    scrubber, runs = _make_scrubber(text), []
+    scrubber, runs = _make_private_text_remover(text), []
     for part in _RUN_START.split(text):
         is_node = part.lstrip().startswith("** Node results")
         run = _parse_node_run(part, scrubber) if is_node else _RunParser(scrubber).parse_run(part)
@@ -113,7 +113,7 @@ _HARMLESS_NAMES = {
 }
 
 
-def _make_scrubber(text: str) -> Callable[[str], str]:
+def _make_private_text_remover(text: str) -> Callable[[str], str]:
     """Return a function that removes private texts from a string: UUIDs, paths, and the names of hosts and users.
 
     ``text``: the whole log, in which the function finds these names.
@@ -146,7 +146,7 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
     lines = scrubber(text).split("\n")
     gpus = [found for line in lines if (found := _GPU_LINE.match(line))]
     best = {
-        found["name"]: Reported(
+        found["name"]: ReportedFigures(
             {found["name"]: float(found["value"])},
             found["shape"],
             "confirm",
@@ -158,7 +158,7 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
     return FinderRun(
         version="v4-node",
         rows=tuple(
-            Reported(
+            ReportedFigures(
                 {name: float(gpu[name])},
                 gpu[f"{name}_shape"],
                 "confirm",
@@ -221,11 +221,11 @@ _BEST_LINE = re.compile(
     rf"^\s*(?:(?P<statistic>mean|median|max):|(?P<name>MAMF|MSMF) \(max [^)]*\):)\s*(?:n/a|(?P<value>{_FIGURE_TEXT})"
     rf"\s*TFLOPS\w* @ ?(?:{_SHAPE_GROUP})?(?: \((?P<label>M\w+)\))?(?P<rest>.*))$"
 )
-_TRIED_COUNT = re.compile(r"Tried\s+(\d{1,18}) shapes => the best outcomes were")
+_TRIED_SHAPES = re.compile(r"Tried\s+(\d{1,18}) shapes => the best outcomes were")
 _MEAN_LINE = re.compile(rf"(?P<name>arithmetic mean|geometric mean|geomean):\s*(?P<value>{_FIGURE_TEXT})\s*TFLOPS")
 _ELAPSED_TIME = re.compile(r"Elapsed time:\s*(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)")
 _REMARK_LINE = re.compile(r"WARNING: (.*(?:MAMF|MSMF).*)|(note: \d+ same-board sibling GPU\(s\) sat idle.*)")
-_EXPECTED_LINE = re.compile(r"MSMF ignored|re-measuring|Legend: |cross-check|top peaks|need ≥|-> \d+ scouts")
+_IGNORED_LINE = re.compile(r"MSMF ignored|re-measuring|Legend: |cross-check|top peaks|need ≥|-> \d+ scouts")
 _FIGURE_LIKE = re.compile(r"\d TFLOPS|\d{1,9}x\d{1,9}x\d")
 
 _START_TIME = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
@@ -261,8 +261,8 @@ class _RunParser:
         self._locked_shape = ""
         self._is_reduction_second = False
         self._header_and_summary: dict[str, Any] = {"device_properties": {}, "software": {}}
-        self._rows: list[tuple[str, Reported]] = []
-        self._best: dict[str, tuple[str, Reported]] = {}
+        self._rows: list[tuple[str, ReportedFigures]] = []
+        self._best: dict[str, tuple[str, ReportedFigures]] = {}
         self._means: dict[str, float] = {}
         self._remarks: list[str] = []
         self._unmatched_count = 0
@@ -277,7 +277,7 @@ class _RunParser:
                 and not self._read_header_line(line)
             ):
                 self._unmatched_count += bool(
-                    _FIGURE_LIKE.search(line) and self._headline != _CROSS_CHECK and not _EXPECTED_LINE.search(line)
+                    _FIGURE_LIKE.search(line) and self._headline != _CROSS_CHECK and not _IGNORED_LINE.search(line)
                 )
         is_staged, has_headline = any(row.stage for _, row in self._rows), bool({"MAMF", "MSMF"} & set(self._best))
         causes = (
@@ -346,7 +346,7 @@ class _RunParser:
         self._is_reduction_second |= printed[0][1] == "max"
         tag = (found["tag"] or "").strip()
         telemetry = _SENSOR_READINGS.search(found["rest"])
-        row = Reported(
+        row = ReportedFigures(
             {_STATISTIC_BY_LABEL[name]: value for text, name in printed if (value := _parse_number(text)) is not None},
             stage="scout" if tag or telemetry else "",
             remarks=tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in found["rest"] else "") if remark),
@@ -365,7 +365,7 @@ class _RunParser:
                 for name in _STATISTIC_BY_LABEL.values()
                 if (value := _parse_number(groups.get(name))) is not None
             }
-            self._rows.append((found["shape"], Reported(figures, stage=stage, **_parse_sensor_readings(found))))
+            self._rows.append((found["shape"], ReportedFigures(figures, stage=stage, **_parse_sensor_readings(found))))
             return
         name = groups.get("name") or self._headline
         if not name:
@@ -379,7 +379,7 @@ class _RunParser:
         if celsius := _TEMPERATURE.search(rest):
             telemetry["celsius"] = float(celsius[1])
         figure = _parse_number(found["headline"])
-        row = Reported(
+        row = ReportedFigures(
             {} if figure is None else {name: figure},
             # A figure with the flag ``rank`` takes only a second to measure and chooses what to confirm, so its stage
             # is ``screen``.
@@ -394,7 +394,7 @@ class _RunParser:
             self._headline = phase["name"] or phase["other"]
         if locked := _LOCK_IN_TITLE.search(line):
             self._locked_shape = locked["shape"]
-        if tried := _TRIED_COUNT.search(line):
+        if tried := _TRIED_SHAPES.search(line):
             self._header_and_summary["tried"] = int(tried[1])
         if (best := _BEST_LINE.match(line)) and "tried" in self._header_and_summary:
             self._read_best_figure(best)
@@ -413,7 +413,7 @@ class _RunParser:
         self._is_reduction_second |= found["label"] == "MxKxN"
         name, value = found["name"] or _STATISTIC_BY_LABEL[found["statistic"]], _parse_number(found["value"])
         if value is not None and found["shape"]:
-            row = Reported({name: value}, **_parse_sensor_readings(_SENSOR_READINGS.search(found["rest"])))
+            row = ReportedFigures({name: value}, **_parse_sensor_readings(_SENSOR_READINGS.search(found["rest"])))
             self._best[name] = found["shape"], row
 
     # -- parsing the header --------------------------------------------------------------------------------------------

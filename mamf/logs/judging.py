@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from mamf.ceilings.ceiling import CONFIRM_PHASE, MIN_CONFIRMING_ROUNDS, summarize_conditions
 from mamf.errors import UsageError
 from mamf.logs.compare import (
-    MIN_COVERAGE,
+    MIN_INTERVAL_COVERAGE,
     Comparison,
     Difference,
     RowPair,
@@ -36,8 +36,8 @@ from mamf.logs.compare import (
 from mamf.logs.compared_rows import (
     CYCLES_UNIT,
     ComparedRow,
-    combine_visits,
-    is_find,
+    combine_measurements,
+    is_search_log,
     list_compared_rows,
     make_pairing_fields,
 )
@@ -49,7 +49,7 @@ from mamf.plans import COMMON_REGIMES, Claim, ReproduceOptions
 # -- judging the rows of mamf guard ------------------------------------------------------------------------------------
 
 DEFAULT_REGRESSION_TOLERANCE = 0.02
-DEFAULT_ROUNDS = 9
+DEFAULT_MAX_ROUNDS = 9
 
 
 #: What ``mamf guard`` compares: rates, which needs the same card, or used cycles, which can be compared between all
@@ -57,7 +57,7 @@ DEFAULT_ROUNDS = 9
 COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
 
-class GuardKeys(Struct, kw_only=True):
+class GuardFileKeys(Struct, kw_only=True):
     """The keys of the TOML file that ``mamf guard`` reads, with their types and default values."""
 
     operation: str
@@ -66,7 +66,7 @@ class GuardKeys(Struct, kw_only=True):
     baseline: str
     regimes: tuple[str, ...] = COMMON_REGIMES[:1]
     tolerance: Any = DEFAULT_REGRESSION_TOLERANCE
-    rounds: int = DEFAULT_ROUNDS
+    rounds: int = DEFAULT_MAX_ROUNDS
     precision: Any = None
     time_limit: Any = None
     flush: bool = True
@@ -84,8 +84,8 @@ _MAX_FAILURES = 2
 #: ``regression``: the row is slower than the baseline. The guard fails if a row has one of these two outcomes.
 #: ``undecided``: the row is too noisy for the tolerance or was repeated too rarely. ``new``: the row is not in the
 #: baseline.
-Outcome = Literal["failed", "regression", "undecided", "new", "ok"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+GuardOutcome = Literal["failed", "regression", "undecided", "new", "ok"]
+GUARD_OUTCOMES: tuple[GuardOutcome, ...] = get_args(GuardOutcome)
 
 
 def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
@@ -99,12 +99,12 @@ def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
     )
 
 
-def is_in_doubt(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
+def needs_repetition(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
     """Return whether ``mamf guard`` must measure a row again before it can decide about the row.
 
     ``visits``: all measurements of the row so far, in order. ``baseline``: the row in the log to compare with.
     """
-    now = combine_visits(visits)
+    now = combine_measurements(visits)
     now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
     before = baseline.scale_to_device_of(now)
     if before.tflops is None or any(row.status == "wrong_result" for row in visits):
@@ -125,7 +125,7 @@ class JudgedRow:
     """
 
     entry: ComparedRow
-    outcome: Outcome
+    outcome: GuardOutcome
     pair: RowPair | None = None
 
 
@@ -142,10 +142,10 @@ class GuardResult:
     tolerance: float
     unfinished_reason: str
 
-    def count_outcomes(self) -> dict[Outcome, int]:
+    def count_outcomes(self) -> dict[GuardOutcome, int]:
         """Return the number of rows for each outcome, including outcomes that no row has."""
         found = [row.outcome for row in self.rows]
-        return {outcome: found.count(outcome) for outcome in OUTCOMES}
+        return {outcome: found.count(outcome) for outcome in GUARD_OUTCOMES}
 
     @property
     def has_failed(self) -> bool:
@@ -158,7 +158,7 @@ class GuardResult:
         )
 
 
-def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
+def judge_guard_log(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
     """Compare the log of a run of ``mamf guard`` with the earlier log that is its baseline. ``by``: what is compared,
     rates or used cycles, one of COMPARED_FIGURES.
     """
@@ -168,12 +168,12 @@ def judge_guard(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPA
         *(JudgedRow(now, "failed") for _, now in comparison.only_a if now is not None),
         *(JudgedRow(now, "new") for now, _ in comparison.only_b),
     ]
-    found.sort(key=lambda row: OUTCOMES.index(row.outcome))  # worst first
+    found.sort(key=lambda row: GUARD_OUTCOMES.index(row.outcome))  # worst first
     ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
     return GuardResult(comparison, tuple(found), tolerance, ended)
 
 
-def judge_pair(pair: RowPair, tolerance: float) -> Outcome:
+def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
     """Return the outcome of a row: ``regression`` if the row is slower than its baseline with 95 % confidence and by
     more than the tolerance.
 
@@ -192,7 +192,7 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
     """
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
-    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_COVERAGE
+    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_INTERVAL_COVERAGE
 
 
 def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
@@ -223,7 +223,7 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
 
     ``top``: how many rows of each problem and regime; None for all rows. Raises UsageError for a log without a rate.
     """
-    ceilings = list_compared_rows(log, as_ceilings=True) if is_find(log) and top == 1 else []
+    ceilings = list_compared_rows(log, as_ceilings=True) if is_search_log(log) and top == 1 else []
     rows = {
         frozenset(make_pairing_fields(row.step).items()): row
         for row in log.measurements
@@ -261,7 +261,7 @@ def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
 class JudgedClaim:
     """A claim (a rate from another log or text) and its measurement on this device.
 
-    - ``measured_here``: the measured row; None if mamf did not try to measure it.
+    - ``measured_row``: the measured row; None if mamf did not try to measure it.
     - ``pair``: the claim and the measured row; None if the measured row has no rate. If the claim was measured on
       another card and the cycles used are known for both cards, the pair compares cycles.
     - ``clock_hz``: the clock during the measurement here; None if it is unknown.
@@ -269,7 +269,7 @@ class JudgedClaim:
 
     claim: Claim
     tolerance: float
-    measured_here: ComparedRow | None
+    measured_row: ComparedRow | None
     pair: RowPair | None = None
     clock_hz: float | None = None
 
@@ -280,9 +280,9 @@ class JudgedClaim:
     @property
     def cycles(self) -> tuple[float | None, float | None]:
         """The shares of cycles that the kernel used in the claim and here; None, None unless cycles are compared."""
-        if self.measured_here is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
+        if self.measured_row is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None
-        return self.claim.cycles_used, self.measured_here.cycles_used
+        return self.claim.cycles_used, self.measured_row.cycles_used
 
     @property
     def is_slower(self) -> bool:
@@ -299,7 +299,7 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
 
 
 def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
-    here = combine_visits(visits) if visits else None
+    here = combine_measurements(visits) if visits else None
     judged = JudgedClaim(claim, options.tolerance, here)
     if here is None or here.tflops is None:
         return judged

@@ -21,9 +21,9 @@ from mamf.logs.records import make_json_values, read_record
 from mamf.logs.run_log import (
     MALFORMED_ERRORS,
     SCHEMA,
-    OnRead,
+    ReadProgressCallback,
     describe_error,
-    explain_unreadable,
+    explain_unreadable_schema,
     parse_record,
     read_lines,
 )
@@ -36,7 +36,7 @@ LEGACY_TIER = "legacy"
 FINDER_STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 
-class Reported(Struct, frozen=True):
+class ReportedFigures(Struct, frozen=True):
     """A line of a mamf-finder log with one or several figures for one shape.
 
     - ``tflops``: the figures by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not tell it.
@@ -77,8 +77,8 @@ class FinderRun:
     device: str | None = None
     device_properties: Mapping[str, str] = field(default_factory=dict)
     software: Mapping[str, str] = field(default_factory=dict)
-    rows: tuple[Reported, ...] = ()
-    best: Mapping[str, Reported] = field(default_factory=dict)
+    rows: tuple[ReportedFigures, ...] = ()
+    best: Mapping[str, ReportedFigures] = field(default_factory=dict)
     tried: int | None = None
     means: Mapping[str, float] = field(default_factory=dict)
     elapsed_seconds: float | None = None
@@ -121,7 +121,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
     }
 
 
-def _make_reported_record(row: Reported) -> dict[str, Any]:
+def _make_reported_record(row: ReportedFigures) -> dict[str, Any]:
     return {
         **make_json_values(row),
         "label": scrub_text(row.label),
@@ -129,7 +129,7 @@ def _make_reported_record(row: Reported) -> dict[str, Any]:
     }
 
 
-def read_legacy_or_none(path: Path, on_read: OnRead | None = None) -> FinderRun | None:
+def read_legacy_or_none(path: Path, on_read: ReadProgressCallback | None = None) -> FinderRun | None:
     """Read a log of the tier ``legacy``. Returns None if the log is one of mamf itself.
 
     Raises RunLogError if the file cannot be read.
@@ -152,7 +152,7 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
     """
     try:
         header, *others = records
-        if why := explain_unreadable(path, header.get("schema")):
+        if why := explain_unreadable_schema(path, header.get("schema")):
             raise RunLogError(why)
         if [each["record"] for each in (header, *others)] != ["header", *["reported"] * (len(others) - 1), "summary"]:
             raise ValueError("the imported log has no summary, or records in the wrong order")

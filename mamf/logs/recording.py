@@ -21,7 +21,7 @@ from msgspec import UnsetType as Missing
 
 from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing
 from mamf.calibration import BurstTraits, SustainedTraits
-from mamf.logs.records import CyclesUsed, FieldValues, ToolRecord, Whole, get_utc_time
+from mamf.logs.records import CyclesUsed, FieldValues, Int64, ToolRecord, get_utc_time
 from mamf.machine.environment import describe_environment, describe_mamf_version
 from mamf.measurement import MAX_OVERHEAD_SHIFT_SECONDS, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, SearchOptions
@@ -53,11 +53,11 @@ class EnvironmentRecord(Struct, kw_only=True):
 class TraitsRecord(Struct, kw_only=True):
     burst: BurstTraits
     sustained: SustainedTraits
-    cache_bytes: Whole | None
+    cache_bytes: Int64 | None
 
 
 #: The class of the options in a plan, by kind of run. Kinds that are not listed have no options.
-OPTIONS_BY_KIND: Mapping[str, type] = {
+OPTIONS_CLASS_BY_KIND: Mapping[str, type] = {
     SWEEP: SweepOptions,
     FIND: SearchOptions,
     GUARD: GuardOptions,
@@ -67,7 +67,7 @@ OPTIONS_BY_KIND: Mapping[str, type] = {
 #: The name of the field ``Plan.kind`` in a log.
 _KIND_FIELD = "command"
 #: The type of a value in a log, by its type in a plan, where the two types differ.
-_LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Whole}
+_LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Int64}
 #: Fields that have another type in a log than in a plan, by class: JSON cannot store infinity, and logs limit the
 #: range of cycles used.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
@@ -119,12 +119,13 @@ def _declare_struct(name: str, declared: Mapping[str, Any]) -> type[Struct]:
     return defstruct(name, given, kw_only=True, module=__name__)
 
 
-#: The struct of a plan's options. It has the options of all kinds of runs; OPTIONS_BY_KIND says which kind has which.
+#: The struct of a plan's options. It has the options of all kinds of runs; OPTIONS_CLASS_BY_KIND says which kind has
+#: which options.
 PlanOptions = _declare_struct(
     "PlanOptions",
     {
         name: _get_logged_type(each) | Missing
-        for kind in OPTIONS_BY_KIND.values()
+        for kind in OPTIONS_CLASS_BY_KIND.values()
         for name, each in _get_field_types(kind).items()
     },
 )
@@ -149,8 +150,8 @@ PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[Sea
 
 
 class HeaderRecord(Struct, kw_only=True):
-    schema: Whole
-    converted_from: Whole | Missing = UNSET
+    schema: Int64
+    converted_from: Int64 | Missing = UNSET
     tool: ToolRecord
     command: str | Missing = UNSET
     started: str | Missing = UNSET
@@ -327,7 +328,7 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
         if name in record
     }
     options = record.get("options") and _convert_from_json(
-        record["options"], OPTIONS_BY_KIND.get(record[_KIND_FIELD], type(None)), of
+        record["options"], OPTIONS_CLASS_BY_KIND.get(record[_KIND_FIELD], type(None)), of
     )
     return Plan(**{**given, "kind": record[_KIND_FIELD], "options": options or None})
 

@@ -30,11 +30,11 @@ RecordT = TypeVar("RecordT")
 # -- types of the fields of records ------------------------------------------------------------------------------------
 
 #: A whole number that fits in 64 bits. JSON itself has no limit.
-Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: A reading of a sensor, such as a clock in MHz; None if the sensor gave none. Whole numbers stay whole in the log.
-Sensor = Whole | float | None
+SensorReading = Int64 | float | None
 #: The value that one field of a shape or problem may have.
-PlainValue = str | bool | Whole | float | None
+PlainValue = str | bool | Int64 | float | None
 FieldValues = dict[str, PlainValue | list[PlainValue]]
 # A duration between an attosecond and thirty years. Beyond these limits, rates and squares of samples would not fit in
 # a float.
@@ -62,8 +62,8 @@ class ToolRecord(Struct, kw_only=True):
 class MeasurementRecord(Struct, kw_only=True):
     operation: str
     shape: FieldValues
-    flop: Whole | float | Missing = UNSET
-    bytes: Whole | Missing = UNSET
+    flop: Int64 | float | Missing = UNSET
+    bytes: Int64 | Missing = UNSET
     unit: str | Missing = UNSET
     kernel: str
     dtype: str | Missing = UNSET
@@ -77,15 +77,15 @@ class MeasurementRecord(Struct, kw_only=True):
     rate: LoggedRates | Missing = UNSET
     interval_coverage: float | Missing = UNSET
     seconds: dict[str, float] | Missing = UNSET
-    launches: Whole
+    launches: Int64
     timer_overhead_seconds: Annotated[float, Meta(ge=0, lt=1e9)]
     timer_accuracy_seconds: Annotated[float, Meta(ge=0, le=MAX_PLAUSIBLE_OVERHEAD_SECONDS)]
     samples_seconds: list[SampleSeconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
-    clock_mhz: Sensor
-    watts: Sensor
-    celsius: Sensor
+    clock_mhz: SensorReading
+    watts: SensorReading
+    celsius: SensorReading
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
     true_clock_mhz: TrueClockMhz | Missing = UNSET
@@ -93,12 +93,12 @@ class MeasurementRecord(Struct, kw_only=True):
     remarks: list[str]
     is_reference: bool
     details: dict[str, Any]
-    peak_memory_bytes: Whole | None
-    peak_reserved_bytes: Whole | Missing | None = UNSET
+    peak_memory_bytes: Int64 | None
+    peak_reserved_bytes: Int64 | Missing | None = UNSET
     repeatability: Repeatability | None
     phase: str
-    round: Whole
-    device: Whole | Missing = UNSET
+    round: Int64
+    device: Int64 | Missing = UNSET
     time: str | Missing = UNSET
 
 
@@ -118,14 +118,14 @@ class CeilingRecord(Struct, kw_only=True):
     interval: tuple[float, float] | Missing = UNSET
     unit: str | Missing = UNSET
     interval_coverage: float
-    rounds: Whole
+    rounds: Int64
     tied: list[dict[str, str]]
     gain_over_default: float | None
     repeatability: Repeatability | None
     joules_per_tflop: float | Missing | None = UNSET
-    clock_mhz: Sensor
-    watts: Sensor
-    celsius: Sensor
+    clock_mhz: SensorReading
+    watts: SensorReading
+    celsius: SensorReading
     throttle_reasons: list[str]
     true_clock_mhz: TrueClockMhz | Missing = UNSET
     cycles_used: CyclesUsed | Missing = UNSET
@@ -157,16 +157,16 @@ class CountersRecord(Struct, kw_only=True):
 class SummaryRecord(Struct, kw_only=True):
     status: str
     reason: str
-    measured: Whole
-    left: Whole | Missing = UNSET
+    measured: Int64
+    left: Int64 | Missing = UNSET
     elapsed_seconds: float
     best: dict[str, dict[str, Any]]
     ceilings: dict[str, dict[str, Any]] | Missing = UNSET
-    phases: dict[str, Whole] | Missing = UNSET
-    problems: Whole | Missing = UNSET
-    launches: Whole | Missing = UNSET
-    values: Whole | Missing = UNSET
-    wrong: Whole | Missing = UNSET
+    phases: dict[str, Int64] | Missing = UNSET
+    problems: Int64 | Missing = UNSET
+    launches: Int64 | Missing = UNSET
+    values: Int64 | Missing = UNSET
+    wrong: Int64 | Missing = UNSET
     timer_overhead_after_seconds: float | Missing = UNSET
     shared_after: list[str] | Missing = UNSET
     time: str | Missing = UNSET

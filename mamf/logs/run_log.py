@@ -37,10 +37,10 @@ from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
 #: A function that is called with the number of bytes or characters read since its last call, for a progress bar.
-OnRead = Callable[[int], object]
+ReadProgressCallback = Callable[[int], object]
 
 
-def read_lines(path: Path, on_read: OnRead | None = None) -> Iterator[bytes]:
+def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Iterator[bytes]:
     """Yield the complete lines of a file, each without its newline, and call ``on_read`` with the bytes of each line.
 
     Raises RunLogError for a file without a complete line, and for a file or line that is longer than a log may be. Also
@@ -127,7 +127,7 @@ TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: The errors that mamf code may raise when it reads a log with values of the wrong type.
 MALFORMED_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Ceilings by problem and regime, for operations other than matmul.
-OwnCeilings = dict[tuple[Any, str], Ceiling]
+CeilingsByProblemAndRegime = dict[tuple[Any, str], Ceiling]
 
 #: The message for logs that have no samples, by their ``tier``: it says why ``read_run_log`` does not read such a log,
 #: and which commands read it.
@@ -163,7 +163,7 @@ class RunLog(NotebookTable):
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
     all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
-    own_ceilings: OwnCeilings = field(default_factory=dict)
+    own_ceilings: CeilingsByProblemAndRegime = field(default_factory=dict)
     known_ceilings: dict[tuple[str, str], Rate] = field(default_factory=dict)
     counter_records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
@@ -255,7 +255,7 @@ def describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
-def explain_unreadable(path: Path, schema: object) -> str:
+def explain_unreadable_schema(path: Path, schema: object) -> str:
     """Return in one line why this version of mamf cannot read a log with this schema version; empty if it can."""
     if type(schema) is int and schema == SCHEMA:
         return ""
@@ -268,7 +268,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     header = record.copy()
     if header["record"] != "header":
         raise RunLogError(f"{path}, line 1: the first record is not a header")
-    if why := explain_unreadable(path, header.get("schema")):
+    if why := explain_unreadable_schema(path, header.get("schema")):
         raise RunLogError(why)
     try:
         if isinstance(tier := header.get("tier"), str) and tier in _UNREADABLE_TIERS:

@@ -23,7 +23,7 @@ from mamf.plans import FIND, SWEEP, Plan
 #: with the name of a test without a digit instead, so they do not match.
 _LOG_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 #: The fields of a plan in which the logs of one shared run may differ.
-_FIELDS_OF_ONE_LOG = {"shapes", "layers", "searches", "budget_seconds"}
+_FIELDS_THAT_MAY_DIFFER = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
@@ -44,7 +44,7 @@ def is_shared_folder(path: Path) -> bool:
     return path.is_dir() and bool(find_shared_logs(path))
 
 
-def read_run(*paths: Path) -> RunLog:
+def read_log_or_shared_run(*paths: Path) -> RunLog:
     """Read one log, or read the logs and folders of a shared run and join them to one log.
 
     Raises RunLogError for a log that cannot be read, and UsageError for logs that do not belong to one run.
@@ -135,7 +135,10 @@ def _get_common_fields(plan: Plan) -> dict[str, Any]:
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
     options = replace(plan.options, reference=None, rank=0, ranks=0) if plan.kind == SWEEP else plan.options
-    return {**{name: value for name, value in vars(plan).items() if name not in _FIELDS_OF_ONE_LOG}, "options": options}
+    return {
+        **{name: value for name, value in vars(plan).items() if name not in _FIELDS_THAT_MAY_DIFFER},
+        "options": options,
+    }
 
 
 def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 # -- giving the shapes of lost devices to other devices ----------------------------------------------------------------
 
 
-def deal_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
+def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
     """Divide the shapes of devices that are no longer available among the remaining devices.
 
     Starts a log for each remaining device with its part of these shapes, and adds that log to ``logs`` (logs by

@@ -113,7 +113,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
         Without a line, only do the latter. Raises RunLogWriteError if the file cannot be written.
         """
-        change = self._write_again() if self._is_changed() else ""
+        change = self._rewrite_log() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
         self._copy.write(line)  # First the copy: an interrupt may keep the line out of the file.
         try:
@@ -137,7 +137,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             return True
         return not os.path.samestat(now, written) or now.st_size != self._copy.seek(0, os.SEEK_END)
 
-    def _write_again(self) -> str:
+    def _rewrite_log(self) -> str:
         """Write the whole log to a new file and append there from now on. Return one line that says what happened.
 
         Raises RunLogWriteError if no new file can be written.

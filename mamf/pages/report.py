@@ -16,7 +16,7 @@ from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
-from mamf.logs.shared_runs import is_shared_folder, read_run
+from mamf.logs.shared_runs import is_shared_folder, read_log_or_shared_run
 from mamf.measurement import IDLE_LABEL, Measurement
 from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
 from mamf.node.report import make_node_chart, make_node_document
@@ -301,7 +301,7 @@ def _make_finder_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
 def read_log_content(path: Path) -> LogContent:
     """Read a log of any kind, or the folder of a run of several devices. Raises RunLogError for other files."""
     if path.is_dir():
-        return make_run_log_content(read_run(path))
+        return make_run_log_content(read_log_or_shared_run(path))
     if (imported := read_legacy_or_none(path)) is not None:
         return make_finder_content(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:

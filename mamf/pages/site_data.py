@@ -21,7 +21,7 @@ from mamf.contribution.collection import (
     read_submitters,
     split_confirmed,
 )
-from mamf.contribution.rules import TIERS
+from mamf.contribution.rules import LOG_TIERS
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import make_run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -30,7 +30,7 @@ from mamf.measurement import Rate, group_pairs
 from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES
 
-COMPLETE, INTERRUPTED, LEGACY = TIERS
+COMPLETE, INTERRUPTED, LEGACY = LOG_TIERS
 #: The tier of figures of complete runs that neither a maintainer nor two contributors measured.
 UNCONFIRMED_TIER = "unconfirmed"
 ALL_TIERS = (COMPLETE, UNCONFIRMED_TIER, INTERRUPTED, LEGACY)

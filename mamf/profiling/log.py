@@ -22,7 +22,14 @@ from typing import Any
 from mamf.errors import RunLogError, UsageError
 from mamf.files import create_file_atomically
 from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
-from mamf.logs.run_log import MALFORMED_ERRORS, SCHEMA, describe_error, explain_unreadable, parse_record, read_lines
+from mamf.logs.run_log import (
+    MALFORMED_ERRORS,
+    SCHEMA,
+    describe_error,
+    explain_unreadable_schema,
+    parse_record,
+    read_lines,
+)
 from mamf.logs.writer import encode_record
 from mamf.machine.environment import describe_environment, describe_mamf_version
 from mamf.measurement import IDLE_LABEL, Rate
@@ -94,7 +101,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
         header = parse_record(lines[0])
     if header.get("tier") != PROFILE_TIER:
         return None
-    if reason := explain_unreadable(path, header.get("schema")):
+    if reason := explain_unreadable_schema(path, header.get("schema")):
         raise RunLogError(reason)
     line_number, rows = 1, defaultdict[str, list[Any]](list)
     try:

@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mamf.errors import UsageError
-from mamf.logs.legacy import FINDER_STATISTICS, LEGACY_TIER, FinderRun, Reported
+from mamf.logs.legacy import FINDER_STATISTICS, LEGACY_TIER, FinderRun, ReportedFigures
 from mamf.logs.run_log import RunLog
 from mamf.measurement import group_pairs
 from mamf.operations.matmul.shapes import MatmulShape
@@ -209,8 +209,8 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_missing_verdict(runs),))
 
 
-def _make_finder_columns() -> list[Column[Reported]]:
-    def make_tflops_column(name: str) -> Column[Reported]:
+def _make_finder_columns() -> list[Column[ReportedFigures]]:
+    def make_tflops_column(name: str) -> Column[ReportedFigures]:
         return Column(f"{name.lower()}_tflops", name, lambda row: row.tflops.get(name), lambda value: f"{value:.1f}")
 
     return [

@@ -12,7 +12,7 @@ from typing import Any
 
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
-from mamf.logs.run_log import OwnCeilings
+from mamf.logs.run_log import CeilingsByProblemAndRegime
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.report.document import (
@@ -264,7 +264,7 @@ def make_kernels_document(
     summary: Mapping[str, Any] | None,
     *,
     top: int | None = None,
-    confirmed: OwnCeilings | None = None,
+    confirmed: CeilingsByProblemAndRegime | None = None,
     baseline: str | None = None,
 ) -> Document:
     """Return the report of a run of kernels.
@@ -315,7 +315,7 @@ def find_operation_name(rows: Sequence[Measurement], header: Mapping[str, Any]) 
 
 
 def make_kernels_summary_record(
-    rows: Sequence[Measurement], end: RunEnd, ceilings: OwnCeilings | None = None
+    rows: Sequence[Measurement], end: RunEnd, ceilings: CeilingsByProblemAndRegime | None = None
 ) -> dict[str, Any]:
     """Return the last record of the log of a run of kernels: how it ended, the best row of each regime and problem, and
     its ceilings.

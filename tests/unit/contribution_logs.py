@@ -10,7 +10,7 @@ from mamf.cli import main
 from mamf.contribution.review import review_log
 from mamf.engine.search.grid import THOROUGH_SCHEDULE
 from mamf.engine.search.strategy import FindStrategy
-from mamf.logs.legacy import FinderRun, Reported
+from mamf.logs.legacy import FinderRun, ReportedFigures
 from mamf.logs.run_log import parse_records, read_lines
 from mamf.operations.matmul.shapes import SearchOptions
 
@@ -80,6 +80,6 @@ def rows(records):
 
 
 def legacy_run(**fields):
-    shown = Reported({"MAMF": 815.5}, "3072x2816x16384")
+    shown = ReportedFigures({"MAMF": 815.5}, "3072x2816x16384")
     known = {"device": "Oldcard", "dtype": "bfloat16", "started": "2026-11-20T23:53:45", "best": {"MAMF": shown}}
     return FinderRun("v4", rows=(shown,), **known | fields)

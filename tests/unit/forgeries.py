@@ -3,7 +3,7 @@
 import copy
 import json
 
-from mamf.contribution.rules import Evidence, recompute_ceilings
+from mamf.contribution.rules import ReviewedLog, recompute_ceilings
 from mamf.kinds.registry import get_kind
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import make_ceiling_record, make_measurement_record
@@ -50,4 +50,4 @@ def recompute(path, records):
 
 def _evidence(path, records):
     numbered = tuple(enumerate(records, start=1))
-    return Evidence(numbered, build_run_log(path, numbered))
+    return ReviewedLog(numbered, build_run_log(path, numbered))

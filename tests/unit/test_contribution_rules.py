@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mamf.cli import main
 from mamf.contribution.review import review_log
-from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.logs.legacy import ReportedFigures, write_legacy_log
 from mamf.logs.run_log import parse_records, read_lines
 
 
@@ -326,10 +326,10 @@ def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"device": "NVIDIA H100 80GB HBM3", "rows": (Reported({"mean": 1e5}),)}, "implausible"),
+        ({"device": "NVIDIA H100 80GB HBM3", "rows": (ReportedFigures({"mean": 1e5}),)}, "implausible"),
         ({"rows": (), "best": {}}, "missing-row"),
-        ({"best": {"mean": Reported({"mean": "fast"})}}, "unreadable"),
-        ({"best": {"mean": Reported({})}}, "unreadable"),
+        ({"best": {"mean": ReportedFigures({"mean": "fast"})}}, "unreadable"),
+        ({"best": {"mean": ReportedFigures({})}}, "unreadable"),
         ({"started": "yesterday"}, "unreadable"),
     ],
 )

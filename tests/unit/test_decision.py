@@ -137,7 +137,7 @@ def test_runs_of_a_side_that_lie_far_apart_are_believed():
 
 def test_the_smallest_loss_is_found_with_95_percent():
     drawn, known = random.Random(1), together([changed(0.0)] * 50)
-    loss = known.compute_smallest_loss(0.01)
+    loss = known.compute_smallest_detectable_loss(0.01)
     shifts = (drawn.gauss(math.log(1 - loss), known.deviation) for _ in range(4000))
     found = sum(together([changed(shift)] * 50).is_regression(0.01) for shift in shifts) / 4000
     assert 0.94 < found < 0.99
@@ -173,8 +173,10 @@ def test_a_uniform_loss_of_half_a_percent_is_found_by_runs_in_turns():
     assert (once.is_slower(), turns.is_slower()) == (False, True) or once.is_slower()
     apart = compare(run(minute=0), run(slow, 50))
     assert (apart.is_slower(), turns.is_slower()) == (False, True)
-    assert apart.together[0].compute_smallest_loss(0.01) > turns.together[0].compute_smallest_loss(0.01)
-    assert turns.together[0].compute_smallest_loss(0.01) < 0.005
+    assert apart.together[0].compute_smallest_detectable_loss(0.01) > turns.together[
+        0
+    ].compute_smallest_detectable_loss(0.01)
+    assert turns.together[0].compute_smallest_detectable_loss(0.01) < 0.005
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from contribution_logs import legacy_run, measured, write
 from mamf.cli.terminal import print_line, warn
 from mamf.contribution.collection import Submitters, read_collection
 from mamf.contribution.tables import make_results_pages
-from mamf.logs.legacy import Reported, write_legacy_log
+from mamf.logs.legacy import ReportedFigures, write_legacy_log
 from mamf.report.charts.picture import escape_invisible_texts
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
@@ -62,7 +62,7 @@ def logs(sweep_records, find_records, kernel_records, tmp_path_factory):
     }
     folder = tmp_path_factory.mktemp("logs")
     found = {kind: write(folder / f"{kind}\x1b[2J\n.jsonl", records) for kind, records in kinds.items()}
-    told = Reported({"MAMF": 815.5}, "3072x2816x16384", HOSTILE, HOSTILE, remarks=(HOSTILE,))
+    told = ReportedFigures({"MAMF": 815.5}, "3072x2816x16384", HOSTILE, HOSTILE, remarks=(HOSTILE,))
     texts = dict.fromkeys(("version", "command", "device", "dtype"), HOSTILE)
     more = {"best": {"MAMF": told}, "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
     found["legacy"] = folder / "legacy\x1b.jsonl"

@@ -18,8 +18,8 @@ from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import Comparison, RowPair
-from mamf.logs.compared_rows import combine_visits
-from mamf.logs.judging import GuardResult, JudgedRow, is_in_doubt, judge_pair
+from mamf.logs.compared_rows import combine_measurements
+from mamf.logs.judging import GuardResult, JudgedRow, judge_pair, needs_repetition
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -244,7 +244,7 @@ def fresh(*seconds):
     return [visit(each, CONFIRM_PHASE, number=number) for number, each in enumerate(seconds, start=1)]
 
 
-BASELINE = combine_visits(fresh(1.0, 1.0, 1.0))
+BASELINE = combine_measurements(fresh(1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -264,15 +264,18 @@ BASELINE = combine_visits(fresh(1.0, 1.0, 1.0))
     ],
 )
 def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
-    assert is_in_doubt(BASELINE, visits, 0.02) == doubted
+    assert needs_repetition(BASELINE, visits, 0.02) == doubted
 
 
 def test_what_raised_the_doubt_does_not_confirm_it():
-    now = combine_visits([visit(1.3), *fresh(1.0, 1.0, 1.0)])
+    now = combine_measurements([visit(1.3), *fresh(1.0, 1.0, 1.0)])
     assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
     assert judge_pair(RowPair({}, BASELINE, now), 0.02) == "ok"
-    assert judge_pair(RowPair({}, BASELINE, combine_visits([visit(1.3)])), 0.02) == "undecided"
-    assert judge_pair(RowPair({}, BASELINE, combine_visits([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02) == "regression"
+    assert judge_pair(RowPair({}, BASELINE, combine_measurements([visit(1.3)])), 0.02) == "undecided"
+    assert (
+        judge_pair(RowPair({}, BASELINE, combine_measurements([visit(1.3), *fresh(1.3, 1.3, 1.3)])), 0.02)
+        == "regression"
+    )
 
 
 def guarded_rows(*outcomes):

@@ -195,7 +195,7 @@ def test_devices_of_another_model_are_not_compared():
 
 
 def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
-    """OnRead on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
+    """Seen on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
     devices = slowed(equal(3), 1, burst=0.6)
     noisy = [replace(device, relative_half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
     (finding,) = judge_devices(noisy).findings

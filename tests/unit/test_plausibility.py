@@ -7,7 +7,7 @@ import pytest
 from contribution_logs import RESULTS
 
 from mamf.backend import DeviceInfo
-from mamf.contribution.rules import Evidence, has_exact_kernel
+from mamf.contribution.rules import ReviewedLog, has_exact_kernel
 from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -125,7 +125,7 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 def clock_ratios(path: Path):
     records = tuple(parse_records(path, read_lines(path)))
-    evidence = Evidence(records, build_run_log(path, records))
+    evidence = ReviewedLog(records, build_run_log(path, records))
     for _, row in evidence.valid_rows:
         clock = row.conditions.clock_hz
         bound = compute_max_flops_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None

@@ -198,8 +198,8 @@ def test_a_script_that_ends_early_leaves_no_log(script, tmp_path, capsys):
     assert not log.exists()
     assert main(["profile", script("pass")]) == 1
     assert (
-        "name a function that is a step, such as --calls torch:Tensor.backward or --calls __main__:train"
-        in capsys.readouterr().err
+        "name the function that is a training step, such as --calls torch:Tensor.backward or "
+        "--calls __main__:train" in capsys.readouterr().err
     )
 
 

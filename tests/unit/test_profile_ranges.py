@@ -55,14 +55,14 @@ def model():
 
 
 def test_each_module_of_the_profiled_steps_has_a_range(script, device, monkeypatch, capsys):
-    monkeypatch.setattr("mamf.contribution.known_ceilings.resolve_backend", lambda named: device)
+    monkeypatch.setattr("mamf.contribution.known_ceilings.open_backend_or_default", lambda named: device)
     assert main([*SHORTLY, "--nvtx", script(MODEL)]) == 0
     assert device.told == ["window", *RANGES, "/window"]
     assert "ranges" not in capsys.readouterr().err
 
 
 def test_where_nobody_reads_ranges_one_line_says_so(script, monkeypatch, capsys):
-    monkeypatch.setattr("mamf.contribution.known_ceilings.resolve_backend", lambda named: SimulatedBackend())
+    monkeypatch.setattr("mamf.contribution.known_ceilings.open_backend_or_default", lambda named: SimulatedBackend())
     assert main([*SHORTLY, "--nvtx", script(TINY)]) == 0
     (line,) = [each for each in capsys.readouterr().err.splitlines() if "ranges" in each]
     assert line.startswith("mamf: mamf could not mark the modules in the trace: no profiler of Simulated H100")

@@ -21,7 +21,7 @@ from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import compare
 from mamf.logs.run_log import add_device_speeds, read_run_log
-from mamf.logs.shared_runs import find_shared_logs, join_logs, read_run
+from mamf.logs.shared_runs import find_shared_logs, join_logs, read_log_or_shared_run
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE, MatmulShape
 from mamf.plugins import discovery
@@ -62,7 +62,7 @@ def shared(run):
         with pytest.MonkeyPatch.context() as patch:
             inline_children.install(patch, gone)
             printed = run(*arguments)
-        return printed, read_run(run.folder / folder)
+        return printed, read_log_or_shared_run(run.folder / folder)
 
     return command
 
@@ -153,7 +153,7 @@ def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run
     monkeypatch.setenv(simulated_node.DEVICES, "3")
     monkeypatch.setenv(simulated_node.FAULTS, json.dumps({"1": "closed", "2": "hangs"}))
     code, out, err = run(*SWEEP, *GRID, "--patience", "2s")
-    log = read_run(run.folder / "out")
+    log = read_log_or_shared_run(run.folder / "out")
     assert (code, len(own(log)), [device.index for device in log.devices]) == (1, 4, [0])
     assert "mamf: device 1 failed: the device cannot be opened\n" in err
     assert "mamf: device 2 failed: its process hangs: it sent no message for 2 s (phase: start)\n" in err
@@ -214,7 +214,7 @@ def is_running(process):
 
 def require_resumable(shared):
     """The rest is measured, and nothing twice."""
-    before = read_run(Path("out"))
+    before = read_log_or_shared_run(Path("out"))
     (code, _, err), log = shared("sweep", "--resume", "out")
     assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 12)
     assert sum(not row.is_reference for row in log.every_row) == 12 > len(own(before)) > 0
@@ -277,11 +277,11 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
     printed = started(*RANKS, "--output", "out", "--budget", "2s")
     assert [code for *_, code in printed] == [0, 0]
     assert [out for out, *_ in printed] == ["logs: out; run 'mamf show out' when all ranks have ended\n", ""]
-    log = read_run(tmp_path / "out")
+    log = read_log_or_shared_run(tmp_path / "out")
     assert [part.path.name for part in log.parts] == ["rank0.jsonl", "rank1.jsonl"]
     assert [device.index for device in log.devices] == [0, 1]
     assert [code for *_, code in started("sweep", "--devices", "ranks", "--resume", "out")] == [0, 0]
-    log = read_run(tmp_path / "out")
+    log = read_log_or_shared_run(tmp_path / "out")
     assert (log.tier, sorted(row.shape for row in own(log))) == ("complete", GRID_SHAPES)
     assert {row.device for row in own(log)} == {0, 1}
     code, _, err = run("sweep", "--resume", str(tmp_path / "out"))
@@ -324,7 +324,7 @@ def test_logs_are_shown_drawn_compared_and_checked_as_one_run(run, shared):
     rows = list(csv.DictReader(io.StringIO(run("show", "out", "--format", "csv")[1])))
     assert {row["device"] for row in rows} == {"0", "1", "2", "3"}
     assert float(rows[0]["device_speed"]) > 0.9
-    chart = make_log_chart(read_run(Path("out")))
+    chart = make_log_chart(read_log_or_shared_run(Path("out")))
     assert "devices 0 1 2 3, figures scaled to the first" in chart.subtitle
     points = [
         point.y for panel in chart.panels for line in panel.lines for point in line.points if "burst" in line.name

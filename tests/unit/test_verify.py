@@ -14,7 +14,7 @@ from mamf.cli import main
 from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, make_verify_plan
 from mamf.kernel import CELL_SIZE, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
-from mamf.logs.shared_runs import find_shared_logs, read_run
+from mamf.logs.shared_runs import find_shared_logs, read_log_or_shared_run
 from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
@@ -115,11 +115,13 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
     command = ["verify", "--backend", "mamf.testing:Two", *PLAN[2:], "--budget", "0.1s", "--output"]
     code, out, _ = run(*command, "right")
     right, parts = (
-        count_verified_totals(read_run(run.folder / "right").measurements),
+        count_verified_totals(read_log_or_shared_run(run.folder / "right").measurements),
         find_shared_logs(run.folder / "right"),
     )
     assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
-    assert right["problems"] == sum(count_verified_totals(read_run(path).measurements)["problems"] for path in parts)
+    assert right["problems"] == sum(
+        count_verified_totals(read_log_or_shared_run(path).measurements)["problems"] for path in parts
+    )
     monkeypatch.setattr(Two, "faulty", (1,))
     code, out, _ = run(*command, "wrong")
     assert (code, "verify FAILED" in out) == (3, True)

@@ -99,7 +99,7 @@ def read_guard_file(path: Path) -> dict[str, Any]:
 
     Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.
     """
-    from mamf.logs.judging import COMPARED_FIGURES, GuardKeys
+    from mamf.logs.judging import COMPARED_FIGURES, GuardFileKeys
     from mamf.logs.records import read_record
 
     if sys.version_info >= (3, 11):
@@ -108,8 +108,8 @@ def read_guard_file(path: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         values_by_key = tomllib.loads(path.read_text(encoding="utf-8"))
-        require_known_names(*(("key", name, GuardKeys.__struct_fields__) for name in values_by_key))
-        keys = read_record(values_by_key, GuardKeys)
+        require_known_names(*(("key", name, GuardFileKeys.__struct_fields__) for name in values_by_key))
+        keys = read_record(values_by_key, GuardFileKeys)
         require_nonempty_list("shapes", keys.shapes, str)
         require_known_names(
             *(("regime", name, COMMON_REGIMES) for name in keys.regimes), ("by", keys.by, COMPARED_FIGURES)
@@ -203,7 +203,7 @@ class _GuardSession(Session):
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         differences = find_blocking_differences(baseline.header, header)
         if self.options.compared_figure == COMPARE_CYCLES:
-            differences = [difference for difference in differences if not difference.is_of_card]
+            differences = [difference for difference in differences if not difference.is_card_difference]
         if differences:
             raise IncomparableError(
                 f"{baseline.path} is not comparable with this run: {', '.join(map(str, differences))}; measure a new "
@@ -239,12 +239,12 @@ class _GuardSession(Session):
         return super().make_document(log) if self.guard_result is None else make_guard_document(self.guard_result)
 
     def print_report(self, log: RunLog) -> int:
-        from mamf.logs.judging import judge_guard
+        from mamf.logs.judging import judge_guard_log
         from mamf.report.comparison import describe_guard_verdict, format_junit_xml, make_guard_document
         from mamf.report.formats import TERMINAL_FORMATS, format_markdown
 
         if self.baseline_log:
-            self.guard_result = judge_guard(
+            self.guard_result = judge_guard_log(
                 self.baseline_log, log, self.options.tolerance, self.options.compared_figure
             )
             seconds = float(log.summary["elapsed_seconds"]) if log.summary else 0.0

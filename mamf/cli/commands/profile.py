@@ -190,7 +190,7 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
 
 
 def _profile_script(options: argparse.Namespace, program: Program, temporary_folder: Path) -> int:
-    from mamf.contribution.known_ceilings import resolve_backend
+    from mamf.contribution.known_ceilings import open_backend_or_default
     from mamf.profiling import running
     from mamf.profiling.log import get_rank
     from mamf.profiling.profile import make_profile
@@ -198,7 +198,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
 
     memory_watch = None if options.memory is None else MemoryWatch(options.memory)
     dtype_watch = DtypeWatch() if options.dtypes else None
-    nvtx_ranges = ModuleRanges(lambda: resolve_backend(_make_device_name(options))) if options.nvtx else None
+    nvtx_ranges = ModuleRanges(lambda: open_backend_or_default(_make_device_name(options))) if options.nvtx else None
     module_spans = ModuleRanges(lambda: make_range_provider(memory_watch.record_module_span)) if memory_watch else None
     watches = [
         watch

@@ -214,7 +214,7 @@ class ReproduceSession(Session):
         }
         header = self.source_log.header if self.source_log else {}
         has_cycles = bool(header) and any(
-            difference.is_of_card
+            difference.is_card_difference
             for difference in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()
@@ -284,7 +284,7 @@ class ReproduceSession(Session):
             [
                 each.claim.step
                 for each in judge_claims(self.plan.options, self.measured_run.rows)
-                if each.measured_here is None
+                if each.measured_row is None
             ],
             self.backend,
         )

@@ -28,8 +28,8 @@ from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict
-from mamf.logs.compared_rows import ComparedRow, combine_visits, group_by_step
-from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, is_in_doubt, judge_claims
+from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_step
+from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import make_problem
@@ -90,8 +90,8 @@ class GuardStrategy(RowsStrategy):
             return False
         if self.baseline is None:
             return visits[-1].ok
-        before = self.baseline.get(combine_visits(visits).key)
-        return before is not None and is_in_doubt(before, visits, self.tolerance)
+        before = self.baseline.get(combine_measurements(visits).key)
+        return before is not None and needs_repetition(before, visits, self.tolerance)
 
 
 #: The maximum number of times that ``mamf reproduce`` measures the row of a claimed rate.

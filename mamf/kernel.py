@@ -27,18 +27,18 @@ class Work:
     - ``flop``: the number of floating-point operations. ``nbytes``: the bytes read plus written, each operand once.
     - ``convention``: how ``flop`` and ``nbytes`` are counted, in words.
     - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
-    - ``has_products``: whether the FLOP are those of matmuls, so that no launch can exceed the highest measured matmul
-      rate. Always True if the rate counts FLOP.
+    - ``has_matmul_flop``: whether the FLOP are those of matmuls, so that no launch can exceed the highest measured
+      matmul rate. Always True if the rate counts FLOP.
     """
 
     flop: float
     nbytes: int
     convention: str
     unit: str = "TFLOPS"
-    has_products: bool = False
+    has_matmul_flop: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "has_products", self.has_products or self.unit == "TFLOPS")
+        object.__setattr__(self, "has_matmul_flop", self.has_matmul_flop or self.unit == "TFLOPS")
 
     @property
     def amount(self) -> float:
@@ -261,7 +261,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     """One implementation of an operation, such as a library's matmul. A kernel has no state: its operands are in the
     operand pool.
 
-    - ``product_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
+    - ``matmul_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
       and fp8), so that reports can also show its share of the highest measured rate of that dtype.
     - ``is_exact``: False for a kernel that approximates. Reports then show its error, and its FLOP include work that it
       skips.
@@ -291,7 +291,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     argument_description: ClassVar[str] = ""
     #: Operand dtypes that the kernel supports; empty if ``explain_unsupported_problem`` does not use this list.
     dtypes: ClassVar[tuple[str, ...]] = ()
-    product_dtypes: ClassVar[tuple[str, ...]] = ()
+    matmul_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:

@@ -69,8 +69,8 @@ class Roofs:
         ceiling was measured with reads.
         """
         work, memory = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
-        compute = find_row_ceiling(row, self.compute_ceilings) if work.has_products else None
-        if memory is None or (compute is None if work.has_products else not reads_operands(row.problem)):
+        compute = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
+        if memory is None or (compute is None if work.has_matmul_flop else not reads_operands(row.problem)):
             return None
         seconds = {
             COMPUTE_BOUND: 0.0 if compute is None else work.flop / compute.rate / TERA,
@@ -106,7 +106,7 @@ class RoofPoint:
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
-    """Make the roof point of a measured row under the name ``name``.
+    """Make the roof point of a measured row. ``name``: the name of the point. ``layer``: the name of its group of rows.
 
     The rate of the point is the statistic that the regime reports. If several devices shared the run, that rate is
     scaled to the speed of the first device.

@@ -9,14 +9,14 @@ import torch
 
 from mamf.backend import Backend
 from mamf.operations.batched import BatchedKernel, BatchedProblem, BatchedShape
-from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import (
+from mamf.operations.freivalds import MatmulPart
+from mamf.operations.matmul_operands import (
     BaseTorchMatmul,
     choose_operand_to_change,
     make_matmul_operand_set,
     view_in_layout,
 )
-from mamf.operations.whole_products import MatmulPart
+from mamf.operations.operand_sets import OperandSet, view_as
 
 
 class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):

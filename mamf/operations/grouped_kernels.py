@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend, Unavailable
+from mamf.operations.freivalds import MatmulOperand, MatmulPart, slice_rows
 from mamf.operations.grouped import GroupedKernel, GroupedProblem, GroupedShape
-from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import (
+from mamf.operations.matmul_operands import (
     BaseScaledMatmul,
     BaseTorchMatmul,
     choose_operand_to_change,
@@ -21,8 +21,8 @@ from mamf.operations.products import (
     make_scaled_operand_set,
     view_in_layout,
 )
+from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.quantization import QuantizedOperand
-from mamf.operations.whole_products import MatmulOperand, MatmulPart, slice_rows
 
 #: Texts in the error messages with which grouped_mm refuses a shape, a layout or a device that it does not support.
 _REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")

@@ -38,27 +38,28 @@ from mamf.text import escape_invisible_characters
 _HOST_CLOCK_TIMER = "host clock"
 # If the upper end of a ratio's interval is this many times the lower end, reports call the interval unknown.
 _MAX_INTERVAL_RATIO = 100.0
-# Tables show at least this many rows, if there are as many, even if the verdict of all is SAME.
+# Tables show at least this many rows, even if the verdict on all of them is SAME. Shorter tables show all rows.
 _MIN_SHOWN_ROWS = 3
 _VERDICT_ORDER: tuple[RowVerdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
-# Smallest effect of a temperature difference, as a share of the rate, that gets a remark.
+# Smallest effect of a temperature difference that reports mention, as a share of the rate.
 _MIN_TEMPERATURE_EFFECT = 0.001
 
 
 def make_comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
-    """Return the report of a comparison with at least one pair of rows. Tables for people show all rows that changed or
-    are undecided, and as many unchanged rows as make ``top``; all rows if ``top`` is None.
+    """Return the report of a comparison with at least one pair of rows.
 
-    ``tolerance``: the share of its rate by which a row may be slower.
+    - ``tolerance``: the share of its rate by which a row may be slower.
+    - ``top``: the number of rows that tables for people show, None for all. They show more if more rows changed or are
+      undecided.
     """
     verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
     shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
-    different = sum(verdict != "SAME" for verdict in verdicts.values())
+    different_count = sum(verdict != "SAME" for verdict in verdicts.values())
     table: Table[RowPair] = Table(
         make_pair_columns(comparison, tolerance),
         comparison.pairs,
         shown_rows=shown,
-        max_shown_rows=None if top is None else max(top, different, _MIN_SHOWN_ROWS),
+        max_shown_rows=None if top is None else max(top, different_count, _MIN_SHOWN_ROWS),
         get_remarks=lambda pair: yield_pair_remarks(pair, tolerance),
         get_label=lambda pair: f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip(),
     )
@@ -104,9 +105,7 @@ def _read_field(name: str, pair: RowPair) -> object:
 
 
 def find_varying_fields(pairs: Sequence[RowPair]) -> list[str]:
-    """Return the names of the fields that have several values among the pairs. The shape is left out, because tables
-    always show it.
-    """
+    """Return the names of the fields whose values differ between pairs, without the shape, which tables always show."""
     return [name for name in pairs[0].fields if name != "shape" and len({pair.fields[name] for pair in pairs}) > 1]
 
 
@@ -130,8 +129,8 @@ def format_change_interval(interval: Interval) -> str:
 
 
 def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
-    """Choose the unit in which the rates of all pairs read well. Return it with the factor from TFLOPS (or TB/s) to
-    this unit.
+    """Choose a unit in which the rates of all pairs are easy to read. Return this unit, and the factor that converts
+    rates from TFLOPS (or TB/s) to it.
     """
     return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
 
@@ -148,7 +147,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
 
 
 def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
-    """Return the lines above the table: the two runs, how they differ, and the fields that are the same in all rows."""
+    """Return the lines above the table: the two runs, their differences, and the fields that are equal in all rows."""
     first, varied = comparison.pairs[0], {*find_varying_fields(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
     kernels = [each for each in comparison.dropped if each.what == "kernel"]
@@ -173,9 +172,9 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
     ]
 
 
-def describe_differences(what: str, differences: Sequence[Difference]) -> list[str]:
-    """Return one line that begins with ``what`` and lists the differences, or no line if there are no differences."""
-    return [what + ", ".join(map(str, differences))] if differences else []
+def describe_differences(beginning: str, differences: Sequence[Difference]) -> list[str]:
+    """Return a line that lists the differences after the text ``beginning``, or no line if there are none."""
+    return [beginning + ", ".join(map(str, differences))] if differences else []
 
 
 def format_share(share: float) -> str:
@@ -183,40 +182,40 @@ def format_share(share: float) -> str:
 
 
 def describe_overall_change(pooled: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """Say how the rates of all rows of a regime changed as a whole, or how large a uniform loss would have been
-    detected.
+    """Say how the rates of all rows of a regime changed as a whole. If no change was found, say how large a loss of all
+    rows must be to be detected.
     """
     interval, threshold = pooled.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (
         f"{pooled.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
     )
     if interval.high < 1:
-        found = f"slower{'' if pooled.is_regression(tolerance) else ', but not'} by {threshold}"
+        result = f"slower{'' if pooled.is_regression(tolerance) else ', but not'} by {threshold}"
     elif interval.low > 1:
-        found = "faster"
+        result = "faster"
     else:
         smallest = format_share(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
-        found = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
-    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.description}): B/A {figures}: {found}"
+        result = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
+    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.description}): B/A {figures}: {result}"
 
 
 def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
-    """Return two lines: the number of rows by verdict, and which rows are slower."""
+    """Return two lines: the number of rows with each verdict, and which rows are slower."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
-    alone = ", ".join(
+    unpaired = ", ".join(
         f"{len(rows)} only in {name}{_describe_failed_rows(rows, other)}"
         for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
     )
     return [
         f"{format_count(len(comparison.pairs), 'row')}: {counts}; "
-        f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {alone}",
+        f"geometric mean B/A {comparison.geometric_mean_ratio:.4f}; {unpaired}",
         describe_slower_rows(comparison, tolerance),
     ]
 
 
 def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
-    """Name the row that is slower by the largest factor or the regimes that are slower as a whole, or say that there is
-    no regression.
+    """Name the row with the largest slowdown, or else the regimes whose rows together are slower, or else say that
+    there is no regression.
     """
     if regressions := comparison.regressions(tolerance):
         worst = regressions[0]
@@ -232,15 +231,15 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
 
 
 def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
-    """Count by status the rows that log ``other`` tried without getting a figure: `` (2 unsupported in B)``."""
-    counts = Counter(there.status for _, there in rows if there is not None)
+    """Count the rows that have no rate in log ``other``, by their status in it: `` (2 unsupported in B)``."""
+    counts = Counter(failed.status for _, failed in rows if failed is not None)
     statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
     return f" ({statuses})" if statuses else ""
 
 
 def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """Return what the JSON of a comparison contains besides its rows: both headers, the differences between the runs,
-    and the counts.
+    """Return what the JSON of a comparison contains besides the rows: both headers, the differences between the runs,
+    and the number of rows with each verdict.
     """
     return {
         "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
@@ -270,32 +269,33 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
 # -- reports of guards, which compare a run with a baseline ------------------------------------------------------------
 
 
-#: XML element of a JUnit test by the outcome of its row. Tests of other rows have no such element and pass.
+#: Name of the XML element that marks a JUnit test, by the outcome of its row. Tests of rows with another outcome pass,
+#: and have no such element.
 _JUNIT_TAG_BY_OUTCOME = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 
 def describe_guard_verdict(result: GuardResult) -> str:
-    """Return the line that says whether a guard passed, failed or is undecided, and why."""
+    """Return a line that says whether a guard passed, failed or is undecided, and why."""
     counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
     slower = f"slower by more than {format_share(result.tolerance)}"
-    outcomes: dict[GuardOutcome, str] = {
+    reason_by_outcome: dict[GuardOutcome, str] = {
         "regression": f"{slower}, confirmed by new measurements",
         "failed": "without a rate in this run",
         "undecided": "undecided, because samples scatter too much or are too few",
     }
-    reasons = [f"{counts[name]} of {rows} {text}" for name, text in outcomes.items() if counts[name]]
+    reasons = [f"{counts[name]} of {rows} {text}" for name, text in reason_by_outcome.items() if counts[name]]
     reasons += [f"not finished: {result.unfinished_reason}"] if result.unfinished_reason else []
-    good = f"none of {rows} is {slower}" if result.is_finished else "no row was compared with the baseline"
+    without_reasons = f"none of {rows} is {slower}" if result.is_finished else "no row was compared with the baseline"
     verdict = "FAILED" if result.has_failed else "PASSED" if result.is_finished else "UNDECIDED"
-    return f"guard {verdict}: {', '.join(reasons) or good}"
+    return f"guard {verdict}: {', '.join(reasons) or without_reasons}"
 
 
 def describe_judged_row(row: JudgedRow) -> str:
-    """Name a row that a guard judged, by its kernel, shape and remaining fields."""
-    others = [
+    """Return the name of a row that a guard judged: its kernel, its shape and its other fields."""
+    other_fields = [
         f"{field} {value}" for field, value in row.compared_row.fields.items() if field not in ("shape", "kernel")
     ]
-    return f"{row.compared_row.kernel} {row.compared_row.shape} ({', '.join(others)})"
+    return f"{row.compared_row.kernel} {row.compared_row.shape} ({', '.join(other_fields)})"
 
 
 def describe_row_outcome(row: JudgedRow) -> str:
@@ -306,10 +306,10 @@ def describe_row_outcome(row: JudgedRow) -> str:
         )
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
     assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
-    visits = f", from {b.rounds} new measurements" if b.rounds else ""
+    new_measurements = f", from {b.rounds} new measurements" if b.rounds else ""
     return (
         f"{format_four_digits(b.tflops)} {b.unit}, was {format_four_digits(a.tflops)}: "
-        f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){visits}"
+        f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){new_measurements}"
     )
 
 
@@ -330,8 +330,8 @@ def make_guard_document(result: GuardResult) -> Document:
 
 
 def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
-    """Return a JUnit test suite with a test for each row. Regressions are failures, rows without a figure are errors,
-    and undecided or new rows are skipped tests.
+    """Return a JUnit test suite with a test for each row. Regressions are failures, rows without a rate are errors, and
+    undecided or new rows are skipped tests.
     """
     counts = result.count_outcomes()
     top = ElementTree.Element(

@@ -66,8 +66,8 @@ PagePart = Block | Picture | Command
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page. ``is_open``: whether readers see its parts at once; other sections open on a click. A
-    section without parts is not shown.
+    """A section of a page. A page does not show sections without parts. ``is_open``: whether readers see the parts at
+    once, or only after a click.
     """
 
     heading: str
@@ -106,7 +106,7 @@ def render_page(page: Page) -> str:
 
 
 def render_fragment(document: Document) -> str:
-    """Return the blocks of a report as HTML for a notebook, without the frame of a page."""
+    """Return the blocks of a report as HTML for a notebook, without the head and body of a page."""
     return _load_template("fragment.html").render(blocks=document.visible_blocks)
 
 
@@ -124,7 +124,9 @@ def _make_color_variables() -> str:
 
 
 def _make_csp_hash(text: str) -> str:
-    """Return the source expression that makes a Content-Security-Policy allow exactly this style sheet or script."""
+    """Return the expression with which a Content-Security-Policy allows the style sheet or script ``text``, and no
+    other.
+    """
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -153,8 +155,8 @@ def _load_template(name: str) -> Template:
 
 
 def _escape_invisible_text(value: Any) -> Any:
-    """Escape the invisible characters of a text, unless it is markup of a template. The templates themselves escape
-    markup in texts.
+    """Escape the invisible characters of a value that a template prints, if it is a text and not markup of a template.
+    Jinja escapes the markup in texts.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
@@ -196,8 +198,8 @@ _LEGEND_MARKER_SIZE = 9
 
 
 def make_picture_context(picture: Picture) -> dict[str, Any]:
-    """Return what the template of a picture needs: its texts, an SVG for each panel, and the color and marker outline
-    of each name in the legend. Without matplotlib there are no SVGs, and a note says what to install.
+    """Return the values for the template of a picture: its texts, an SVG for each panel, and the color and the outline
+    of the marker of each name in the legend. If matplotlib is not installed, return no SVGs but a note that says so.
     """
     shown = escape_invisible_texts(picture)
     texts = {"title": shown.title, "subtitle": shown.subtitle}
@@ -222,19 +224,19 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
     """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
     pictures on the page.
     """
-    figure = make_empty_figure(*panel.size_inches)  # first, because it checks that matplotlib is installed
+    # Make the figure before other imports of matplotlib, because this checks that matplotlib is installed.
+    figure = make_empty_figure(*panel.size_inches)
     from matplotlib import rc_context
 
     figure.set_facecolor("none")
     settings = {"svg.fonttype": "none", "svg.hashsalt": id_salt, **PLAIN_TEXT_SETTINGS}
     with rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph"
-        )  # matplotlib warns of characters that its font lacks, but the browser has other fonts
+        # Ignore warnings of characters that matplotlib's font lacks, because the browser has other fonts.
+        warnings.filterwarnings("ignore", "Glyph")
         axes = figure.subplots()
         panel.draw(axes)
         axes.set_facecolor("none")
-        hints = dict(_assign_tooltip_ids(figure))
+        tooltips_by_id = dict(_assign_tooltip_ids(figure))
         image = io.BytesIO()
         with freeze_layout(figure):
             figure.savefig(image, format="svg")
@@ -247,32 +249,39 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
         _restyle_element(element)
         element.tag = element.tag.removeprefix(_SVG_NAMESPACE)
     for group in root.iter("g"):
-        marks = list(group.iter("use")) or list(group.iter("path"))
-        for mark, text in zip(marks, hints.get(group.attrib.pop("id", ""), ()), strict=False):
-            SubElement(mark, "title").text = text
+        drawn = list(group.iter("use")) or list(group.iter("path"))
+        for element, text in zip(drawn, tooltips_by_id.get(group.attrib.pop("id", ""), ()), strict=False):
+            SubElement(element, "title").text = text
     is_wide = panel.size_inches[0] > PANEL_WIDTH_INCHES
-    kept = {"viewBox": root.get("viewBox", ""), "width": f"{72 * panel.size_inches[0]:.0f}", "fill": "currentColor"}
+    attributes = {
+        "viewBox": root.get("viewBox", ""),
+        "width": f"{72 * panel.size_inches[0]:.0f}",
+        "fill": "currentColor",
+    }
     root.attrib.clear()
-    root.attrib.update(kept | {"role": "img", "aria-label": panel.description, "class": "wide" if is_wide else "panel"})
+    root.attrib.update(
+        attributes | {"role": "img", "aria-label": panel.description, "class": "wide" if is_wide else "panel"}
+    )
     return tostring(root, encoding="unicode")
 
 
 def _assign_tooltip_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
-    """Give an id to each drawn bar and line that has hints (texts for the pointer), and yield the id with the hints."""
+    """Give an id to each drawn bar and line that has tooltips, and yield the id with the tooltips."""
     for number, artist in enumerate(figure.findobj(TOOLTIPS.__contains__)):
         artist.set_gid(f"hinted-{number}")
         yield f"hinted-{number}", TOOLTIPS[artist]
 
 
 def _restyle_element(element: Element) -> None:
-    """Turn the style of an SVG element into attributes, its xlink:href into href, and round its numbers to two
+    """Turn the style of an SVG element into attributes, replace its xlink:href by href, and round its numbers to two
     decimals.
     """
     attributes = element.attrib
     style = attributes.pop("style", "")
     for declaration in filter(None, style.split(";")):
         name, _, value = (part.strip() for part in declaration.partition(":"))
-        if name == "font":  # older versions of matplotlib write size and weight in one declaration
+        # Older versions of matplotlib write size and weight of the font in one declaration.
+        if name == "font":
             attributes["font-size"] = value.partition("px")[0].split()[-1]
             attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"
         elif name != "font-family":
@@ -291,7 +300,7 @@ def _choose_css_color(color: Any) -> str:
 
 
 def _make_marker_path(marker: str) -> str:
-    """Convert a marker of matplotlib, drawn around (0, 0), to the data of an SVG path."""
+    """Convert a marker of matplotlib, which is drawn around (0, 0), to the data of an SVG path."""
     from matplotlib.markers import MarkerStyle
     from matplotlib.path import Path
     from matplotlib.transforms import Affine2D

@@ -171,7 +171,7 @@ class ShareCalculator:
 
     def compute_row_mamfu(self, row: Measurement) -> float | None:
         """Return a row's rate as a share of the ceiling of its dtype and regime, or None if no ceiling is known."""
-        if not row.work.has_products:
+        if not row.work.has_matmul_flop:
             return None
         share = compute_mamfu(row, self.measured_ceilings)
         return (
@@ -206,7 +206,7 @@ class ShareCalculator:
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.measured_ceilings) or find_row_ceiling(row, self.known_ceilings)
-        return ceiling.tflops if ceiling and row.work.has_products else None
+        return ceiling.tflops if ceiling and row.work.has_matmul_flop else None
 
     def make_share_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
         def read_roof_point(row: Measurement, name: str) -> object:

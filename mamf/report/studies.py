@@ -140,9 +140,11 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
         yield WaterfallStep(name, None, missing)
         return
     per_cycle = find_flop_per_cycle(info, dtype)
-    product = f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock_hz / 1e6:.0f} MHz that the driver requests"
+    calculation = (
+        f"{info.compute_units} units x {per_cycle:.0f} FLOP x {clock_hz / 1e6:.0f} MHz that the driver requests"
+    )
     is_above = peak is not None and peak.clock_hz and clock_hz > peak.clock_hz
-    yield WaterfallStep(name, rate / TERA, product + (", more than the datasheet's clock" if is_above else ""))
+    yield WaterfallStep(name, rate / TERA, calculation + (", more than the datasheet's clock" if is_above else ""))
 
 
 def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:

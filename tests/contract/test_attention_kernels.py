@@ -134,7 +134,7 @@ def test_every_entry_point_is_a_kernel_of_that_name():
         kernel = attention_kernel(name)
         assert kernel.name == name
         assert set(kernel.directions) <= set(DIRECTIONS)
-        assert set(kernel.dtypes) | set(kernel.product_dtypes) <= set(DTYPES)
+        assert set(kernel.dtypes) | set(kernel.matmul_dtypes) <= set(DTYPES)
 
 
 def bare_backend(name):

@@ -1,6 +1,6 @@
 """Products in Triton and Gluon: their configurations, what they refuse, and, as Triton interprets them, results.
 
-The results of Gluon need a card: tests/device/test_hopper_products.py.
+The results of Gluon need a card: tests/device/test_hopper_matmuls.py.
 """
 
 import importlib.util

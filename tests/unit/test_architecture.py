@@ -51,7 +51,7 @@ SHARED_BY_KERNELS = (
     "operand_sets",
     "products",
     "quantization",
-    "whole_products",
+    "freivalds",
 )
 #: Runs a script's steps, and launches, under torch's profiler.
 PROFILER = ("profiling/running.py", "profiling/watches.py")

@@ -228,8 +228,8 @@ def add_matmul_details(row: Measurement, kernel: AnyKernel, *ceiling_visits: Mea
     the mean rate of the ceiling's matmul before and after the row (``ceiling_visits``).
     """
     details = dict(row.details)
-    if kernel.product_dtypes:
-        details["product_dtypes"] = " ".join(kernel.product_dtypes)
+    if kernel.matmul_dtypes:
+        details["product_dtypes"] = " ".join(kernel.matmul_dtypes)
     visits = [each.best_rate for each in ceiling_visits if each is not None]
     if visits and row.ok:
         details["reference_tflops"] = float(f"{sum(visits) / len(visits):.6g}")

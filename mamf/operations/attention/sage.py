@@ -73,7 +73,7 @@ class Sage1(_SageAttention):
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
     capability_range = (8, 0), NO_MAX_CAPABILITY
-    product_dtypes = _INT8_AND_FLOAT16
+    matmul_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
     #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
     #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
@@ -110,5 +110,5 @@ class Sage2(_SageAttention):
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        products = _MATMUL_DTYPES_BY_CAPABILITY[torch.cuda.get_device_capability(operands[0].device)]
-        return {**super().details(problem, shape, operands), "product_dtypes": " ".join(products)}
+        dtypes = _MATMUL_DTYPES_BY_CAPABILITY[torch.cuda.get_device_capability(operands[0].device)]
+        return {**super().details(problem, shape, operands), "product_dtypes": " ".join(dtypes)}

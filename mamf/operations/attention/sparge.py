@@ -67,7 +67,7 @@ class _SpargeAttention(QuantizedAttention):
 
 class _SpargeFp16(_SpargeAttention):
     capability_range = (8, 0), (9, 0)
-    product_dtypes = ("int8", "float16")
+    matmul_dtypes = ("int8", "float16")
     #: int8 causes an error of 1.3e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks,
     #: which contribute a little to the correct output.
     tolerance = 5e-2
@@ -77,7 +77,7 @@ class _SpargeFp8(_SpargeAttention):
     # The library has fp8 kernels only for these compute capabilities. On other cards its fp8 functions silently run the
     # float16 kernel.
     capability_range = (8, 9), (9, 0)
-    product_dtypes = ("int8", "float8_e4m3fn")
+    matmul_dtypes = ("int8", "float8_e4m3fn")
     #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
     #: contribute a little to the correct output.
     tolerance = 1e-1

@@ -274,7 +274,7 @@ class DecodeProblem(CheckedProblem):
             * draw_sequence_sizes(shape, self.seed).unmasked_pairs_per_head
             * (shape.head_dim + shape.head_dim_v)
         )
-        return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_products=True)
+        return Work(count * flop, count * self._count_launch_bytes(shape), convention, "TB/s", has_matmul_flop=True)
 
     def _count_launch_bytes(self, shape: DecodeShape) -> int:
         sizes, width = draw_sequence_sizes(shape, self.seed), shape.head_dim + shape.head_dim_v

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from mamf.backend import Backend
+from mamf.operations.freivalds import MatmulPart
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.matmul_operands import BaseScaledMatmul, make_scaled_operand_set
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
-from mamf.operations.products import BaseScaledMatmul, make_scaled_operand_set
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
-from mamf.operations.whole_products import MatmulPart
 from mamf.torch_backend import to_torch_dtype
 
 #: torch's name of each way to scale an operand (torch.nn.functional.ScalingType), by the rows and columns of a block.

@@ -14,10 +14,15 @@ import torch
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.compilation import compile_for_shape
+from mamf.operations.freivalds import MatmulPart
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
+from mamf.operations.matmul_operands import (
+    BaseTorchMatmul,
+    choose_operand_to_change,
+    make_matmul_operand_set,
+    view_in_layout,
+)
 from mamf.operations.operand_sets import OperandSet, view_as
-from mamf.operations.products import BaseTorchMatmul, choose_operand_to_change, make_matmul_operand_set, view_in_layout
-from mamf.operations.whole_products import MatmulPart
 
 
 class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):

@@ -18,6 +18,15 @@ import torch
 from mamf.backend import Backend
 from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.kernel import Verdict
+from mamf.operations.freivalds import (
+    MatmulOperand,
+    MatmulPart,
+    divide_or_return_inf,
+    find_wrong_cells,
+    round_exact_to_int8,
+    verify_all_entries,
+    verify_matmul_with_special_values,
+)
 from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape, MatmulProblemT, MatmulShapeT
 from mamf.operations.operand_sets import (
     ChangeDetector,
@@ -33,15 +42,6 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 from mamf.operations.quantization import QuantizedOperand, quantize_to_format
-from mamf.operations.whole_products import (
-    MatmulOperand,
-    MatmulPart,
-    divide_or_return_inf,
-    find_wrong_cells,
-    round_exact_to_int8,
-    verify_all_entries,
-    verify_matmul_with_special_values,
-)
 from mamf.torch_backend import to_torch_dtype
 
 #: Texts in the errors of cuBLAS and hipBLAS if they have no algorithm for a shape or layout, and of oneDNN if it does

@@ -1,4 +1,4 @@
-"""Batched and grouped products: shapes, who gets which tokens, and what a launch moves at least."""
+"""Batched and grouped matmuls: shapes, who gets which tokens, and what a launch moves at least."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Products of our own for Hopper on a card: ``python -m pytest tests/device/test_hopper_products.py``."""
+"""The Gluon and Triton matmul kernels for Hopper: ``python -m pytest tests/device/test_hopper_matmuls.py``."""
 
 import pytest
 from this_accelerator import ACCELERATOR

@@ -1,4 +1,4 @@
-"""Kernels of batched and grouped products on the CPU: right results pass, each way of being wrong is caught."""
+"""Kernels of batched and grouped matmuls on the CPU: right results pass, each way of being wrong is caught."""
 
 import pytest
 import torch

@@ -106,7 +106,7 @@ class RoofPoint:
 
 
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
-    """Make the roof point of a measured row under the name ``name``.
+    """Make the roof point of a measured row. ``name``: the name of the point. ``layer``: the name of its group of rows.
 
     The rate of the point is the statistic that the regime reports. If several devices shared the run, that rate is
     scaled to the speed of the first device.

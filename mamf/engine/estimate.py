@@ -28,11 +28,11 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey
 
-#: M = N = K of the smallest and of the largest matmul that ``measure_matmul_flops`` launches, and of the smallest one
-#: on a CPU. A CPU emulates some dtypes, so it may need a minute for a matmul that takes an accelerator a millisecond.
+#: The sizes (M = N = K) of the smallest and the largest matmul that ``measure_matmul_flops`` launches, and of the
+#: smallest one on a CPU. A CPU emulates some dtypes, so a matmul that takes an accelerator 1 ms may take it a minute.
 MIN_PROBE_SIZE, _MAX_PROBE_SIZE, _MIN_PROBE_SIZE_ON_CPU = 1024, 8192, 128
 _MIN_PROBE_LAUNCH_SECONDS = 0.001
-# If a matmul below MIN_PROBE_SIZE takes this many seconds, do not launch a larger one: it would take far longer.
+# If a matmul below MIN_PROBE_SIZE takes this many seconds, do not launch a larger one, which would take far longer.
 _MAX_SMALL_MATMUL_SECONDS = 0.05
 _PROBE_LAUNCH_COUNT = 3
 # Seconds that mamf usually needs to prepare and verify a kernel on one shape on an accelerator.

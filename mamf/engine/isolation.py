@@ -35,8 +35,8 @@ class IsolatedChecker:
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """Let a fresh process check the row's kernel at the row's shape, unless it has already checked the same kernel,
-        problem and shape. Return the row.
+        """Let a fresh process check the row's kernel on the row's shape, unless the process has already checked the
+        same kernel, problem and shape. Return the row.
 
         If the kernel gave a wrong result, or was slower than in the row, the returned row has the status
         ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.
@@ -85,8 +85,8 @@ class IsolatedChecker:
 
 
 def _start_checking_process() -> subprocess.Popen[bytes]:
-    """Start a process that checks kernels on request. It ends when its stdin closes. It has its own session, so that
-    Ctrl-C does not reach it.
+    """Start a process that checks kernels on request. The process ends when its stdin closes. It has its own session,
+    so that Ctrl-C does not reach it.
     """
     return subprocess.Popen(
         [sys.executable, "-c", "from mamf.operations.isolated import run_checking_process; run_checking_process()"],

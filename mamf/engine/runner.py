@@ -153,7 +153,7 @@ class Runner:
             steps.close()
             self.release_pools()
 
-    # -- for strategies ----------------------------------------------------------------------------------------------
+    # -- methods that strategies call ---------------------------------------------------------------------------------
 
     def now(self) -> float:
         return self.backend.now()

@@ -5,7 +5,7 @@ uncontrolled mix of the two (docs/measuring.md has the evidence). So every figur
 
 - **burst**: rest until the requested clock is back at its maximum, then launch a train (a few launches) that ends
   before the slow power controller (20 to 50 ms) reacts. A fast power controller lowers the true clock within some 10
-  us, so it does so in burst too.
+  us, also in burst.
 - **sustained**: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s.
 - **classic**: run mamf-finder's published loop, for comparison with the tables that mamf-finder's author published.
 - **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate.

@@ -191,8 +191,8 @@ class Regime(ABC):
         """Queue launches that keep the device loaded until the host has prepared the next kernel, if the regime needs
         that.
 
-        This is called after each measurement with its ``launches`` and the ``seconds`` that each takes. The kernel's
-        settings must still apply, because the launches are repeated here.
+        The caller must call this after each measurement, with its ``launches`` and the ``seconds`` of each launch. The
+        kernel's settings must still apply, because this method repeats the launches.
         """
 
     def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
@@ -281,9 +281,9 @@ class Regime(ABC):
             raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
     def _measure_mark_gaps(self, flushes: Iterable[int]) -> Iterator[tuple[float, float]]:
-        """Queue a mark and an idle mark without a launch ahead of them, once behind each number of cache flushes in
-        ``flushes``. Yield the device seconds from mark to idle mark and the host seconds to queue both, unless the
-        device was idle before the host had queued both.
+        """For each number in ``flushes``, queue that many cache flushes, then a mark and an idle mark, but no launch.
+        Yield the device seconds from mark to idle mark and the host seconds to queue both marks. Yield nothing if the
+        device was idle before the host had queued both marks.
         """
         for count in flushes:
             start_time = self.backend.now()
@@ -302,8 +302,8 @@ class Regime(ABC):
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
     def require_advancing_clock(self, rounds: int) -> None:
-        """Raise PluginError if the backend's clock has not advanced for many rounds of a loop that ends by time: that
-        loop would never end. Each round calls this with its number, ``rounds``, which starts at 0.
+        """Raise PluginError if the backend's clock has not advanced during many rounds of a loop that ends by time,
+        because the loop would never end. Call this in each round. ``rounds``: the number of rounds before it.
         """
         if rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
@@ -391,7 +391,7 @@ class CheckedKernel:
 
     def warm_up_and_verify(self, backend: Backend) -> float:
         """Launch the kernel once with each set of operands, verify the whole outputs, and return the host seconds of
-        the last launch. Raise WrongResultError if an output is wrong, and whatever a launch raises.
+        the last launch. Raise WrongResultError if an output is wrong, and any error of a launch.
         """
         self.change_operands_and_poison()
         seconds = [self.time_launch(index, backend) for index in range(len(self.launches))]

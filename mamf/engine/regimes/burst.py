@@ -271,9 +271,9 @@ class BurstRegime(Regime):
 
     def _queue_lead_and_warm_cache(self, launch: Launch, seconds: float) -> None:
         """Queue cache flushes that put the host ``seconds`` ahead of the device, and that last until the device has
-        woken up from its rest. The host needs the lead because it takes longer to launch a small kernel than the device
-        takes to run it, and the device must not wait while it is timed. To measure with a warm cache, also queue a
-        launch, which fills the cache again.
+        woken up from its rest. The host needs the lead because launching a small kernel takes the host longer than
+        running the kernel takes the device, and a device that is timed must not wait for the host. To measure with a
+        warm cache, also queue a launch, which fills the cache again.
         """
         lead_per_flush_second, waking = (
             self._compute_host_lead_per_flush_second(),

@@ -28,8 +28,8 @@ _MIN_UNTHROTTLED_SHARE = 0.98
 _ENERGY_POLL_SECONDS, _MAX_TICK_INTERVAL_SECONDS = 0.001, 0.12
 #: The longest time to wait for a change of the energy counter, as a multiple of the duration of the last block.
 _MAX_BLOCKS_TO_WAIT = 1.6
-#: The minimum number of oscillation periods of the power controller in a visit after a rest: one during which it
-#: settles, and one that is measured.
+#: The minimum number of oscillation periods of the power controller in a visit after a rest: one in which the power
+#: controller settles, and one that is measured.
 _MIN_OSCILLATIONS_PER_VISIT = 2
 
 

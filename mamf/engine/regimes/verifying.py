@@ -129,7 +129,7 @@ class LoadedRegime(SpacedRegime):
     name = "loaded"
     first_load_seconds = 2.0
     later_load_seconds = 0.1
-    #: The number of launches ahead of each checked launch whose output is not checked.
+    #: The number of unchecked launches ahead of each checked launch.
     unchecked_launches_per_check: ClassVar[int] = 8
 
     def prepare_device_for_checked_launch(self, checked: CheckedKernel, launch_seconds: float) -> None:

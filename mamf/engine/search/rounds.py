@@ -68,8 +68,8 @@ def choose_visited_candidates(visits: Sequence[Measurement], count: int) -> list
 def drop_beaten_candidates(
     rows: Sequence[Measurement], candidates: Sequence[Candidate], max_share_behind: float
 ) -> list[Candidate]:
-    """Return those of ``candidates`` whose median rate over the rounds in ``rows`` is at most the share
-    ``max_share_behind`` below the median rate of the best candidate.
+    """Return the ``candidates`` without those that are too slow: their median rate over the rounds in ``rows`` is more
+    than the share ``max_share_behind`` below the median rate of the best candidate.
     """
     rounds_by_candidate = {
         candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in candidates
@@ -224,7 +224,7 @@ class ConfirmationRounds:
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirmation_seconds(self) -> float:
-        """Return the seconds that the shortest confirmation of a candidate in sustained takes, with preparation."""
+        """Return the seconds that the shortest confirmation of a candidate in sustained takes, and its preparation."""
         return MIN_CONFIRMING_ROUNDS * (
             SustainedRegime.compute_min_reset_visit_seconds(self.runner.backend)
             + self._estimate_preparation_seconds(SustainedRegime.name)

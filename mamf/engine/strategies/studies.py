@@ -43,7 +43,7 @@ from mamf.plugins import discovery
 class GuardStrategy(RowsStrategy):
     """The strategy of ``mamf guard``: it measures every row once, then again each row that may have become slower.
 
-    ``baseline``: the results to compare with, by key; None: measure a new baseline, with every row in all rounds.
+    ``baseline``: the rows of the baseline, by key; None: measure a new baseline, with every row in all rounds.
     ``tolerance``: the share by which a row may be slower than in the baseline.
     """
 
@@ -153,7 +153,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 
 def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
-    """Return the named kernels, by name; by default all that are available here and do not compile for minutes."""
+    """Return the named kernels, by name; by default all that are available here and need no long compilation."""
     kernels = dict[str, AnyKernel]()
     names_by_operation = group_pairs((discovery.find_operation_of_kernel(name).name, name) for name in names or ())
     registered = discovery.find_entry_points_by_name(discovery.OPERATION_GROUP)
@@ -397,7 +397,7 @@ class _PairMeasurement:
         return [self._build_row(row) for row in PAIR_ROWS]
 
     def _call_on_all_ranks(self, call: Callable[[], ResultT]) -> ResultT:
-        """Call a function and return its result. All ranks must do this together: if it raises on one, all raise."""
+        """Call a function on all ranks together, and return its result. If it raises on one rank, raise on all."""
         result, error = None, None
         try:
             result = call()
@@ -445,8 +445,8 @@ class _PairMeasurement:
 
     def _measure_window(self, works: Sequence[_TimedWork], launches: Sequence[float]) -> list[float] | None:
         """Launch the works at once for a window, and return the seconds per launch of each while all of them run.
-        Return None if they never ran at the same time, or waited for the host. ``launches``: for each work, the mean
-        number of launches per block, chosen so that the works end at the same time.
+        Return None if they never ran at the same time, or if one of them waited for the host. ``launches``: for each
+        work, the mean number of launches per block, chosen so that the works end at the same time.
         """
         backend = self.backend
         for work in works:

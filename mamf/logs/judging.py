@@ -187,7 +187,7 @@ def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
 
 
 def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
-    """Return whether the interval of the ratio is too wide to tell whether the row is slower by more than the tolerance."""
+    """Return whether the interval of the ratio is too wide to tell if the row is slower by more than the tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_INTERVAL_COVERAGE

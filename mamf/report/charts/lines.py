@@ -241,8 +241,8 @@ def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 
 def _add_share_axis(axes: Axes, panel: Panel) -> None:
-    """Add a vertical axis at the right in percent of the datasheet's peak, or of the ceiling if no peak is known. Add no
-    axis if neither is known, or if the peak (or ceiling) is above the panel.
+    """Add a vertical axis at the right in percent of the datasheet's peak, or of the ceiling if no peak is known. Add
+    no axis if neither is known, or if the peak (or ceiling) is above the panel.
     """
     from matplotlib.ticker import MaxNLocator
 

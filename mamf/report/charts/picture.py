@@ -260,8 +260,8 @@ COLORS = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
 #: Known names of lines and bars. Names of one group can be in the same picture, so the index in the group decides color
-#: and marker. The first group (kernels) is longer than COLORS. It lists kernels of attention, then of matmuls, then rare
-#: ones, so that a picture seldom has two kernels with the same color.
+#: and marker. The first group (kernels) is longer than COLORS. It lists kernels of attention, then of matmuls, then
+#: rare ones, so that a picture seldom has two kernels with the same color.
 _NAME_GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),

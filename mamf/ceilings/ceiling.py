@@ -124,7 +124,7 @@ class Ceiling(NotebookTable, Rate):
         if regime != self.regime:
             raise IncomparableError(
                 f"a rate in the regime {regime} cannot be compared with a ceiling in the regime {self.regime}: "
-                "use one regime"
+                "compare rates of one regime"
             )
         if not self.interval.is_known:
             raise IncomparableError(

@@ -182,11 +182,11 @@ def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> li
 class Submitters:
     """Who submitted the logs in results/.
 
-    - ``accounts``: the account that submitted a log, by path of the log in results/.
+    - ``account_by_log``: the account that submitted a log, by path of the log in results/.
     - ``maintainers``: the accounts whose rates need no confirmation.
     """
 
-    accounts: Mapping[Path, str]
+    account_by_log: Mapping[Path, str]
     maintainers: frozenset[str] = frozenset()
 
     def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
@@ -194,11 +194,11 @@ class Submitters:
 
         ``others``: rates from complete runs that have the same ``key``.
         """
-        account = self.accounts.get(entry.place)
+        account = self.account_by_log.get(entry.place)
         if account is None or account in self.maintainers:
             return account is not None
         return any(
-            self.accounts.get(other.place, account) != account
+            self.account_by_log.get(other.place, account) != account
             and abs(other.rate - entry.rate) <= _MAX_CARD_SPREAD * max(other.rate, entry.rate)
             for other in others
         )

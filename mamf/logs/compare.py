@@ -96,17 +96,17 @@ class RowPair:
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         return RowChange(
-            logarithm=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
-            common=max(a.common, b.common),
-            own=math.hypot(a.own, b.own),
-            degrees=min(a.degrees, b.degrees),
-            seconds=self.a.seconds,
-            rates=(self.a.rates, self.b.rates),
-            by_temperature=self.by_temperature,
+            log_ratio=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
+            common_deviation=max(a.common, b.common),
+            row_deviation=math.hypot(a.own, b.own),
+            degrees_of_freedom=min(a.degrees, b.degrees),
+            seconds_per_launch=self.a.seconds,
+            run_rates=(self.a.rates, self.b.rates),
+            temperature_effect=self.temperature_effect,
         )
 
     @property
-    def by_temperature(self) -> float:
+    def temperature_effect(self) -> float:
         """The relative difference of the rates that the different temperatures of A and B may explain; 0 if one is
         unknown.
         """
@@ -124,8 +124,10 @@ class RowPair:
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
-        deviation = math.hypot(self.design.shift_factor * change.common, change.own)
-        half_width = compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature
+        deviation = math.hypot(self.design.shift_factor * change.common_deviation, change.row_deviation)
+        half_width = (
+            compute_student_t_quantile(change.degrees_of_freedom, confidence) * deviation + change.temperature_effect
+        )
         factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage
@@ -268,7 +270,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in find_noted_differences(side[0].header, log.header)
         ),
     ]
-    cards = [each for each in differences if each.is_card_difference]
+    cards = [each for each in differences if each.is_of_card]
     in_cycles = (
         bool(cards)
         and not anyway
@@ -276,7 +278,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
-    forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
+    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -350,13 +352,13 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 class Difference:
     """A difference between sides A and B: the name of what differs, and its value on each side.
 
-    ``is_card_difference``: True if the cycles that kernels used can still be compared, because only the card differs.
+    ``is_of_card``: True if the cycles that kernels used can still be compared, because only the card differs.
     """
 
     what: str
     a: str
     b: str
-    is_card_difference: bool = field(default=False, kw_only=True)
+    is_of_card: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.what} {self.a} against {self.b}"
@@ -372,11 +374,11 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_card_difference=not any(map(parse_sharing, names)))]
+    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_card_difference=True))
+        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_compute_roof(kinds[0]):
         # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
         found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))

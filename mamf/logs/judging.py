@@ -124,7 +124,7 @@ class JudgedRow:
     ``pair``: the row and its baseline (the row of the earlier log); None if one of the two has no rate.
     """
 
-    entry: ComparedRow
+    compared_row: ComparedRow
     outcome: GuardOutcome
     pair: RowPair | None = None
 
@@ -218,12 +218,13 @@ _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower
 _NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
-def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
+def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceOptions:
     """Turn the best rows of a log into claims: rates that another run can measure again.
 
-    ``top``: how many rows of each problem and regime; None for all rows. Raises UsageError for a log without a rate.
+    ``max_claims_per_group``: the maximum number of claims for each regime and problem; None for all rows. Raises
+    UsageError for a log without a rate.
     """
-    ceilings = list_compared_rows(log, as_ceilings=True) if is_search_log(log) and top == 1 else []
+    ceilings = list_compared_rows(log, as_ceilings=True) if is_search_log(log) and max_claims_per_group == 1 else []
     rows = {
         frozenset(make_pairing_fields(row.step).items()): row
         for row in log.measurements
@@ -239,7 +240,7 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
     return ReproduceOptions(
-        tuple(claim for same in groups.values() for claim in same[:top]),
+        tuple(claim for same in groups.values() for claim in same[:max_claims_per_group]),
         source=log.path.name,
         recorded=tuple(_list_device_and_settings(log.header).items()),
         chosen_from=1 if ceilings else len(claims),
@@ -278,7 +279,7 @@ class JudgedClaim:
         return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.verdict(self.tolerance)]
 
     @property
-    def cycles(self) -> tuple[float | None, float | None]:
+    def used_cycle_shares(self) -> tuple[float | None, float | None]:
         """The shares of cycles that the kernel used in the claim and here; None, None unless cycles are compared."""
         if self.measured_row is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None

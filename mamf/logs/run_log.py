@@ -122,7 +122,7 @@ def find_repeated_fields(line: bytes) -> list[str]:
     return repeated_names
 
 
-SCHEMA = 5
+SCHEMA_VERSION = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: The errors that mamf code may raise when it reads a log with values of the wrong type.
 MALFORMED_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
@@ -257,11 +257,13 @@ def describe_error(error: Exception) -> str:
 
 def explain_unreadable_schema(path: Path, schema: object) -> str:
     """Return in one line why this version of mamf cannot read a log with this schema version; empty if it can."""
-    if type(schema) is int and schema == SCHEMA:
+    if type(schema) is int and schema == SCHEMA_VERSION:
         return ""
-    if type(schema) is int and 0 < schema < SCHEMA:
-        return f"{path} has schema {schema}, not {SCHEMA}: mamf 0.2 is the last release that reads or converts it"
-    return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA}: upgrade mamf"
+    if type(schema) is int and 0 < schema < SCHEMA_VERSION:
+        return (
+            f"{path} has schema {schema}, not {SCHEMA_VERSION}: mamf 0.2 is the last release that reads or converts it"
+        )
+    return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA_VERSION}: upgrade mamf"
 
 
 def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:

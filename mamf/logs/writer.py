@@ -22,7 +22,7 @@ from typing import Any
 
 from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_file_atomically, make_folder
-from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
+from mamf.logs.run_log import SCHEMA_VERSION, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
 # O_NONBLOCK keeps open() from blocking on a pipe. O_BINARY keeps Windows from changing line ends.
@@ -49,7 +49,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         ``is_numbered``: if the file exists, add a number to its name. Raises UsageError if the file exists or cannot be
         created, and RunLogWriteError if the disk is full.
         """
-        line = encode_record("header", {"schema": SCHEMA, **header})
+        line = encode_record("header", {"schema": SCHEMA_VERSION, **header})
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or continue it with --resume")
         writer = cls(create_file_atomically(path, line, is_numbered))

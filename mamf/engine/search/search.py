@@ -109,7 +109,7 @@ def find_best(
                 list_shapes_to_predict(grid, chooser, [shape for shape, _ in search.find_leaders(_LEADER_COUNT)])
             )
     if not (leaders := search.find_leaders(1)):
-        raise ValueError("no shape of the grid could be measured")
+        raise ValueError("no shape of the grid could be measured: measure() must return TFLOPS above 0 for some shape")
     measured = {shape: tflops for (shape, _), tflops in search.measured_tflops.items()}
     return SearchResult(leaders[0][0], measured, search.is_exhausted)
 

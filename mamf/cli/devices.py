@@ -107,7 +107,7 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
         device: [_make_device_command(options, device, [rank, len(devices)], folder / f"device{device}.jsonl")]
         for rank, device in enumerate(devices)
     }
-    return _run_on_devices_and_report(options, folder, commands)
+    return _run_and_report(options, folder, commands)
 
 
 def _read_requested_devices(options: argparse.Namespace) -> list[int]:
@@ -128,20 +128,17 @@ def _format_indices(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
 
 
-def _make_device_command(
-    options: argparse.Namespace, device: int, process_index_and_count: Sequence[int], path: Path
-) -> list[str]:
+def _make_device_command(options: argparse.Namespace, device: int, rank_and_count: list[int], path: Path) -> list[str]:
     """Return the command line for the process of one device: the typed command line, then options that override those
     that the user typed.
 
-    ``process_index_and_count``: the index of the process among all processes of the run, and their number. ``path``:
-    the device's log.
+    ``rank_and_count``: the index of this process among the processes, and their number. ``path``: the device's log.
     """
     is_new_run, given_paths = options.resume is None, getattr(options, "ceiling", None) or ()
     # Replace a folder of --ceiling by the logs of this device.
     ceilings = [each for path in given_paths for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
     return [
-        *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, process_index_and_count)),
+        *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, rank_and_count)),
         *(["--device", str(device)] if is_new_run else []),
         *("--output" if is_new_run and not options.new_log_reason else "--requeue", str(path)),
         *(["--ceiling", *map(str, ceilings)] if ceilings else []),
@@ -182,9 +179,7 @@ def _run_on_devices(
     return failure_reasons, exit_codes, was_interrupted
 
 
-def _run_on_devices_and_report(
-    options: argparse.Namespace, folder: Path, commands: Mapping[int, Iterable[Sequence[str]]]
-) -> int:
+def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping[int, Iterable[Sequence[str]]]) -> int:
     """Run the commands of all devices, warn of devices that failed, print one report of all logs in the folder, and
     return the exit code.
     """
@@ -253,13 +248,13 @@ def _resume_logs_in_folder(options: argparse.Namespace) -> int:
         plan = log.plan
         is_complete = log.tier == "complete" and len(log.lasting_rows) == len(log.measurements)
         if not is_complete or (plan.kind == VERIFY and options.budget is not None):
-            index_and_count = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
-            commands.setdefault(device, []).append(_make_device_command(options, device, index_and_count, log.path))
+            rank_and_count = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
+            commands.setdefault(device, []).append(_make_device_command(options, device, rank_and_count, log.path))
             resumed_paths.append(str(log.path))
     if options.dry_run:
         print_line(f"logs to resume: {', '.join(resumed_paths) or 'nothing'}")
         return 0
-    return _run_on_devices_and_report(options, folder, commands)
+    return _run_and_report(options, folder, commands)
 
 
 def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunCommand, send_record: SendRecord) -> int:

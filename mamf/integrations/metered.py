@@ -171,30 +171,22 @@ class MeteredTraining:
             return
         batch_sizes = read_batch_sizes(batch, *self._tokens_and_samples)
         self._batches.append(batch_sizes)
-        if self._formula is not None and not (
-            batch_sizes.sequence_counts or self._find_sequences_of_fixed_length(batch_sizes)
-        ):
+        if self._formula is not None and not (batch_sizes.sequence_counts or self._find_fixed_sequences(batch_sizes)):
             self._switch_to_counting("mamf found no tokens in a batch")
-        if (
-            self._is_counting
-            and len(self._batches) == 1
-            and self._must_count_flop(_compute_element_count_and_mean_length(self._batches)[1])
-        ):
+        if self._is_counting and len(self._batches) == 1 and self._must_count_flop():
             self._counter = StepFlopCounter()
             self._counter.start()
 
-    def _must_count_flop(self, length: float) -> bool:
-        """Return whether torch must count a step with this mean length, because the counted lengths do not cover it.
-
-        FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between
-        them.
+    def _must_count_flop(self) -> bool:
+        """Return whether torch must count the FLOP of this step, because its mean sequence length is not between
+        two counted lengths. FLOP per token are linear in the length, so two lengths give the FLOP of all between them.
         """
-        lengths = self._counted_flop_per_token
+        lengths, (_, length) = self._counted_flop_per_token, _compute_element_count_and_length(self._batches)
         if not lengths or len(lengths) >= _MAX_COUNTED_STEPS:
             return not lengths
         return not min(lengths) * (1 - _LENGTH_TOLERANCE) <= length <= max(lengths) * (1 + _LENGTH_TOLERANCE)
 
-    def _find_sequences_of_fixed_length(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
+    def _find_fixed_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
         fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
         return [(int(batch_sizes.samples), fixed_length)] if fixed_length and batch_sizes.samples > 0 else []
@@ -206,7 +198,7 @@ class MeteredTraining:
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
             if self._batches and not math.isnan(flop):
-                elements, length = _compute_element_count_and_mean_length(self._batches)
+                elements, length = _compute_element_count_and_length(self._batches)
                 self._counted_flop_per_token[length] = flop / elements
             elif self._batches:
                 self._is_counting = False
@@ -229,17 +221,15 @@ class MeteredTraining:
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return a step's FLOP on this rank. Called one step later, when the lengths of documents are on the host."""
+        """Return a step's FLOP on this rank. The meter calls this later, when document lengths are on the host."""
         if not batches:
             return math.nan
         formula = self._formula
         if formula is None:
-            return self._interpolate_flop(*_compute_element_count_and_mean_length(batches))
+            return self._interpolate_flop(*_compute_element_count_and_length(batches))
         causal, rank_count, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
         for each in batches:
-            counts = (
-                self._find_sequences_of_fixed_length(each) or each.count_documents_by_length() or each.sequence_counts
-            )
+            counts = self._find_fixed_sequences(each) or each.count_documents_by_length() or each.sequence_counts
             total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
             if each.logit_token_count is not None:
                 total -= formula.compute_head_flop(each.tokens - each.logit_token_count)
@@ -248,7 +238,7 @@ class MeteredTraining:
     def _interpolate_flop(self, elements: float, length: float) -> float:
         """Return the FLOP of a step, interpolated between counted lengths. Return NaN if no step was counted.
 
-        ``elements``, ``length``: the result of ``_compute_element_count_and_mean_length`` for this step.
+        ``elements``, ``length``: the result of ``_compute_element_count_and_length`` for this step.
         """
         points = sorted(self._counted_flop_per_token.items(), key=lambda point: abs(point[0] - length))[:2]
         if len(points) < 2:
@@ -379,7 +369,7 @@ class BatchSizes(NamedTuple):
         return [(count, length) for length, count in lengths.items() if length > 0]
 
 
-def _compute_element_count_and_mean_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
+def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
     """Return the number of elements in the batches of a step, and the mean length of the sequences that they are in.
 
     An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.

@@ -140,7 +140,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
     [
         ('{"record": "nonsense"}', "line 2: unknown type of record 'nonsense'"),
         ('{"record": "measurement"}', "line 2: missing field `operation`$"),
-        ("{", "line 2: not a JSON object"),
+        ("{", "line 2: the line is not a JSON object"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line, complaint):

@@ -216,8 +216,8 @@ def _read_device_facts() -> dict[str, dict[str, str]]:
 
 
 def _find_usual_spelling(name: str) -> str | None:
-    """Find the known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if there
-    is none.
+    """Find the known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if no
+    known name does.
     """
     known = {_keep_letters_and_digits(each.device): each.device for each in read_contributed_rates()}
     usual = known.get(_keep_letters_and_digits(name), name)

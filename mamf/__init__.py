@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
 
 
 # Import the modules for reports when a notebook first shows an object as HTML.
-NotebookTable.render = staticmethod(lambda shown: importlib.import_module("mamf.kinds.notebook").render_html(shown))
+NotebookTable.render = staticmethod(lambda table: importlib.import_module("mamf.kinds.notebook").render_html(table))
 
 
 def __dir__() -> list[str]:

@@ -75,11 +75,11 @@ def add_sharing_to_name(name: str, sharing_ways: Iterable[str]) -> str:
     The name of a whole card never contains "(shared:". Therefore mamf finds no datasheet peak for a shared card, and
     never mixes shared and whole cards in ceilings and tables.
     """
-    all_ways = dict.fromkeys([*parse_sharing(name), *sharing_ways])
+    all_ways = dict.fromkeys([*parse_sharing_ways(name), *sharing_ways])
     return f"{name.partition(_SHARING_PREFIX)[0]}{_SHARING_PREFIX}{', '.join(all_ways)})" if all_ways else name
 
 
-def parse_sharing(name: str) -> tuple[str, ...]:
+def parse_sharing_ways(name: str) -> tuple[str, ...]:
     """Return the ways in which a card is shared, such as "MPS", from a device name that lists them; empty for a whole
     card.
     """
@@ -91,7 +91,7 @@ def format_sharing_warning(device_name: str) -> str:
     """Return a warning that the figures of a shared card are not those of a whole card. Return an empty string if the
     device name is that of a whole card.
     """
-    ways = ", ".join(parse_sharing(device_name))
+    ways = ", ".join(parse_sharing_ways(device_name))
     if ways:
         return (
             f"the card is shared ({ways}), so these rates are not those of a whole card, and mamf "

@@ -154,14 +154,14 @@ class RunInterrupted(KeyboardInterrupt):
 
 #: The exceptions that end a run wherever they are raised. The first one is RunInterrupted while the command line
 #: handles signals, and KeyboardInterrupt at other times.
-ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
+RUN_ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions that an ``except`` clause around a plugin's code catches: all exceptions, even SystemExit.
-    Return none if the current exception is one of ENDING_EXCEPTIONS.
+    Return none if the current exception is one of RUN_ENDING_EXCEPTIONS.
     """
-    return () if isinstance(sys.exc_info()[1], tuple(ENDING_EXCEPTIONS)) else (BaseException,)
+    return () if isinstance(sys.exc_info()[1], tuple(RUN_ENDING_EXCEPTIONS)) else (BaseException,)
 
 
 def get_first_message_line(error: BaseException) -> str:
@@ -185,7 +185,7 @@ MAX_SIZE = 2**63 - 1
 MAX_SEED = 2**63 - 1
 #: The largest run log that mamf reads: the bytes of the file, and the bytes of a line. A line can contain half a
 #: million samples. Decoding the line takes several times its size in memory.
-MAX_LOG_BYTES, MAX_LINE_BYTES = 512 << 20, 16 << 20
+MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 512 << 20, 16 << 20
 LOG_TOO_LARGE_MESSAGE = f"has more than {MAX_LOG_BYTES >> 20} MiB, the maximum of a run log: choose another file"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.

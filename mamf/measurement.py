@@ -40,7 +40,7 @@ MAX_PLAUSIBLE_OVERHEAD_SECONDS = 20e-6
 #: mamf subtracted during the run.
 MAX_OVERHEAD_SHIFT_SECONDS = 0.5e-6
 #: Reports print the timer's accuracy only for launches shorter than this, because 1 us is at least 1 % of them.
-SHORT_LAUNCH_SECONDS = 100e-6
+MAX_SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class TimerCalibration(NamedTuple):

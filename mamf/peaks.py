@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mamf.backend import DeviceInfo, parse_sharing
+from mamf.backend import DeviceInfo, parse_sharing_ways
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten_value
 from mamf.files import read_packaged_csv_rows
@@ -145,7 +145,7 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
     """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return none for
     a card that is shared, because all figures are those of whole cards.
     """
-    if parse_sharing(device_name):
+    if parse_sharing_ways(device_name):
         return ()
     rows_with_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
     matching = [row for row in rows_with_units if row.name_pattern.search(device_name)]
@@ -188,7 +188,7 @@ def compute_max_flops_at_clock(
     return peak.flops * clock_hz / peak.clock_hz * headroom
 
 
-def find_device_spelled_differently(device_name: str) -> str | None:
+def find_device_by_misspelled_name(device_name: str) -> str | None:
     """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
     case and repeated blanks are ignored. None if a pattern matches the name as it is, or if none matches.
     """
@@ -199,14 +199,14 @@ def find_device_spelled_differently(device_name: str) -> str | None:
     )
 
 
-def find_device_by_pattern(device_name: str, *, by_name_only: bool = False) -> str | None:
+def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
-    none does, or for a shared card. ``by_name_only``: ignore devices that mamf cannot recognize by the name without the
-    number of compute units.
+    none does, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
+    without the number of compute units.
     """
     spaced_name = " ".join(device_name.split())
-    rows = () if parse_sharing(device_name) else _read_peak_rows()
-    possible = (row for row in rows if not (by_name_only and row.compute_units))
+    rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
+    possible = (row for row in rows if not (must_name_suffice and row.compute_units))
     return next(
         (row.device for row in possible if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
     )
@@ -280,10 +280,10 @@ def find_device_models(name: str) -> list[DeviceModel]:
         return [
             model for model in candidates if all(model.name_words <= other.name_words for other in candidates)
         ] or candidates
-    listed_name = find_device_by_pattern(name, by_name_only=True)
+    listed_name = find_device_by_pattern(name, must_name_suffice=True)
     if matching_models := [model for model in models if model.listed_name == listed_name]:
         return matching_models
-    if listed_name or parse_sharing(name):
+    if listed_name or parse_sharing_ways(name):
         raise UsageError(
             f"{shorten_value(name)!r} is a part of a card, but figures are listed for whole cards only: give the name "
             "of the card"

@@ -341,7 +341,7 @@ def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     return (low, high) if has_two_levels else None
 
 
-def compute_known_median(values: Iterable[float | None]) -> float | None:
+def compute_median_ignoring_none(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if all are None."""
     known_values = [value for value in values if value is not None]
     return _stdlib.median(known_values) if known_values else None

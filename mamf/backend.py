@@ -24,10 +24,10 @@ from mamf.dtypes import DTYPES
 SIMULATED_BACKEND = "simulated"
 #: Number of bytes in a MiB.
 MIB = 2**20
-#: Environment variable in which mamf gives each process that it starts the pid of the starting process. The starting
-#: process may have the device open without using it, so it is not counted as another user of the card.
+#: Environment variable that contains the pid of the mamf process which started this process. The starting process may
+#: have the device open without using it, so it is not counted as another user of the card.
 STARTING_PROCESS_PID_VARIABLE = "MAMF_LEADER_PID"
-# The text in the name of a device after which the name lists the ways in which the card is shared.
+# The text between a device's name and the list of the ways in which its card is shared.
 _SHARING_PREFIX = " (shared: "
 
 
@@ -205,7 +205,7 @@ class Backend(ABC):
     #: Whether the backend serves accelerators of any vendor. ``--backend auto`` chooses such a backend only if no
     #: vendor's own backend is available.
     is_generic: ClassVar[bool] = False
-    #: What times launches: "device events", or "host clock" if the vendor's events are missing or unreliable.
+    #: The clock that times launches: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
     #: How quickly the clock and the power of the vendor's devices react to load. If these traits are only assumed, each
     #: run measures them first (see mamf.engine.traits).

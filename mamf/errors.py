@@ -12,7 +12,7 @@ accept.
     ├── RunLogError                a run log cannot be read; the message names the line
     ├── NothingProfiledError       a script ended before one of its training steps was profiled
     ├── DeviceError                the device failed outside the measurement of a shape
-    │   └── DeviceLostError        a launch left the device unusable for this process; it has the failed row
+    │   └── DeviceLostError        a launch left the device unusable for this process; contains the failed row
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
 All other exceptions raised within a measurement become the status of that measurement and never end a run.
@@ -33,8 +33,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: The beginning of the reason of a failed row if its launch ended the process, made the device unusable, or ended the
-#: process three times.
+#: The text with which the field ``reason`` of a failed row begins if the row's launch ended the process, made the
+#: device unusable, or ended the process three times.
 CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
     "crashed the process",
     "lost the device",
@@ -152,8 +152,8 @@ class RunInterrupted(KeyboardInterrupt):
     """
 
 
-#: The exceptions that end a run wherever they are raised. The first one is RunInterrupted while the command line
-#: handles signals, and KeyboardInterrupt at other times.
+#: The exceptions that end a run wherever they are raised: KeyboardInterrupt, which the command line replaces by
+#: RunInterrupted while it handles signals.
 RUN_ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
@@ -278,8 +278,8 @@ def require_rows_within_limit(*counts: int) -> None:
     row_count = math.prod(counts)
     if row_count > MAX_RUN_ROWS:
         raise UsageError(
-            f"the run has {shorten_value(row_count)} rows, but at most {MAX_RUN_ROWS} can run: choose fewer sizes or a "
-            "larger STEP"
+            f"the run has {shorten_value(row_count)} rows, but at most {MAX_RUN_ROWS} can be measured: choose fewer "
+            "sizes or a larger STEP"
         )
 
 

@@ -108,8 +108,8 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     """Return the FLOP per cycle of one compute unit at a device's peak; None if the clock or the number of units is
     unknown.
 
-    The function rounds the result to a multiple of 16, which is what hardware has, because datasheets round the peak
-    (989 for 989.4 TFLOPS).
+    Datasheets round the peak (989 for 989.4 TFLOPS), but compute units do a multiple of 16 FLOP per cycle. Therefore
+    the function rounds the result to such a multiple.
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -142,8 +142,8 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return none for
-    a card that is shared, because all figures are those of whole cards.
+    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return no
+    rows for a shared card, because all figures are those of whole cards.
     """
     if parse_sharing_ways(device_name):
         return ()
@@ -232,8 +232,11 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A device model of peaks.csv with all its names. The first of ``names`` is the name that torch reports, unless
-    torch reports this name for another model too.
+    """A device model of peaks.csv with all its names.
+
+    - ``listed_name``: the name in peaks.csv.
+    - ``names``: the names that drivers and people use. The first is the name that torch reports, unless torch reports
+      this name for another model too.
     """
 
     listed_name: str

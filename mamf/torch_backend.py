@@ -74,7 +74,9 @@ class TorchOperandPool(OperandPool):
     def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if buffer.dtype == torch.int32:  # only overwrites outputs of int8 matmuls, so any integers will do
+        if (
+            buffer.dtype == torch.int32
+        ):  # an int32 buffer only overwrites outputs of int8 matmuls, so any values will do
             buffer.random_(-128, 128, generator=generator)
         elif buffer.dtype.itemsize > 1:
             fill_random(buffer, self._data, generator)
@@ -94,7 +96,7 @@ def require_memory(backend: Backend, nbytes: int) -> None:
     """
     free = backend.read_free_memory_bytes()
     if free is not None and nbytes > free:
-        raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+        raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB are needed, but only {free / 1e9:.1f} GB are free")
 
 
 def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> None:

@@ -407,10 +407,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
 @dataclass(frozen=True)
 class MeasurementRequest:
-    """A user's request to measure an operation.
-
-    - ``shapes``: whole shapes. ``sizes``: values of sizes by name. ``fields``: values of the problem's fields by name.
-    - ``preset``: the preset that the user chose. The values in ``sizes`` and ``fields`` replace those of the preset.
+    """A user's request to measure an operation: whole ``shapes``, values of ``sizes`` by name, and values of problem
+    ``fields`` by name. The values in ``sizes`` and ``fields`` replace those of ``preset``.
     """
 
     operation: Operation[Any, Any]

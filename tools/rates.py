@@ -192,11 +192,11 @@ def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
     shifts, rows = [], []
     for comparison in pairs:
         changes = [pair.change for pair in comparison.pairs if pair.fields["regime"] == BURST]
-        if len(changes) >= _FEWEST_ROWS and comparison.design.label != SEPARATE_RUNS.label:
+        if len(changes) >= _FEWEST_ROWS and comparison.design.description != SEPARATE_RUNS.description:
             (together,) = (each for each in comparison.together if each.regime == BURST)
             shift = math.log(together.ratio)
             shifts.append(shift / math.sqrt(2))
-            rows += [(change.logarithm - shift) / change.own for change in changes]
+            rows += [(change.log_ratio - shift) / change.row_deviation for change in changes]
     return Scatter(shifts, rows)
 
 
@@ -275,13 +275,13 @@ def print_compare(folder: Path, count: int) -> None:
     for runs in drawn_runs(folder, scatter):
         sizes = {1: count, 79: count, 1279: count // 10}
         designs = (in_turns(1), in_turns(3), SEPARATE_RUNS)
-        rows = {each.label: percents(runs.exits(rows, each, n) for rows, n in sizes.items()) for each in designs}
+        rows = {each.description: percents(runs.exits(rows, each, n) for rows, n in sizes.items()) for each in designs}
         print_table(f"{runs.regime}, no change: exit code 3", [f"{rows} rows" for rows in sizes], rows)
         rows = {}
         for design in (*map(in_turns, (1, 2, 3, 4)), SEPARATE_RUNS):
             (together,) = runs.comparison(random.Random(1), 79, design, 0.0).together
             shares = [runs.exits(79, design, count // 10, loss) for loss in LOSSES]
-            rows[design.label] = percents([*shares, together.compute_smallest_detectable_loss(TOLERANCE)])
+            rows[design.description] = percents([*shares, together.compute_smallest_detectable_loss(TOLERANCE)])
         print_table(f"{runs.regime}, 79 rows, all slower by", [*percents(LOSSES), "found with 95 %"], rows)
 
 

@@ -44,7 +44,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def index() -> str:
-    groups = cli.COMMAND_GROUPS
+    groups = cli.COMMANDS_BY_HEADING
     lines = []
     for title, names in groups.items():
         lines += [f"**{title}**", ""] if title else []

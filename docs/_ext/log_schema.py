@@ -24,7 +24,7 @@ from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.legacy import HEADER_FIELDS, SUMMARY_FIELDS, FinderRun, ReportedFigures
 from mamf.logs.recording import HeaderRecord, PlanOptions, PlanRecord, SearchRecord
 from mamf.logs.records import STRUCT_BY_RECORD, ToolRecord
-from mamf.logs.run_log import SCHEMA
+from mamf.logs.run_log import SCHEMA_VERSION
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.statistics import Repeatability
 
@@ -155,7 +155,7 @@ def json_schema() -> dict[str, Any]:
     _, shared = msgspec.json.schema_components([*types, *SHARED.values()], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"A line of a mamf run log, schema {SCHEMA}",
+        "title": f"A line of a mamf run log, schema {SCHEMA_VERSION}",
         "anyOf": [_json_record(title, shared[of.__name__]) for title, (_, of, _) in TITLES.items()],
         "$defs": shared,
     }

@@ -172,7 +172,7 @@ def search(
     >>> search.ceiling.shape == mamf.load_ceiling("search.jsonl").shape
     True
     """
-    opened_backend = open_backend_with_traits(backend, device)
+    opened_backend = open_backend_with_measured_traits(backend, device)
     requested_regimes, kernel_names = convert_to_tuple("regime", regime) or (BURST,), convert_to_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *requested_regimes)))
     (search_problem,), _ = make_problems_and_shapes(
@@ -270,7 +270,7 @@ def measure_kernels(
     [('64MiB', '3.0 TB/s'), ('1GiB', '3.0 TB/s')]
     """
     opened_backend, operation, sweep_options = (
-        open_backend_with_traits(backend, device),
+        open_backend_with_measured_traits(backend, device),
         make_operation(of),
         SweepOptions(),
     )
@@ -356,7 +356,7 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     return measure_kernels("bandwidth", sizes, **options)
 
 
-def open_backend_with_traits(backend: str | Backend, device: int) -> Backend:
+def open_backend_with_measured_traits(backend: str | Backend, device: int) -> Backend:
     opened_backend = open_backend(backend, device) if isinstance(backend, str) else backend
     replace_assumed_traits(opened_backend)
     return opened_backend

@@ -38,11 +38,11 @@ from mamf.text import wrap_line
 #: Seconds for which threads of a plugin may keep the process running after the command has ended.
 _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
-_HEADER_START = b'{"record": "header"'
+_LOG_HEADER_PREFIX = b'{"record": "header"'
 _DESCRIPTION = (
     "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the type of load."
 )
-COMMAND_GROUPS = {
+COMMANDS_BY_HEADING = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
     "compare and report": ("show", "report", "plot", "compare", "guard", "reproduce"),
     "models": ("model", "profile", "autoprofile"),
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed_words = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed_words[:1]:  # the profiled script writes to stdout
         reserve_stdout_for_reports()
-    with _shorten_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
+    with _print_short_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
         exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
     if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
         _start_forced_exit_thread(exit_code)
@@ -166,7 +166,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
     options = _build_parser(normalized_words).parse_args(normalized_words)
     options.typed_words = typed_words
     if options.module is None:
-        print_lines(f"{_format_overview()}\n")
+        print_lines(f"{_format_command_overview()}\n")
         return 0
     if options.module == "version":
         print_line(f"mamf {importlib.import_module('mamf.machine.environment').get_package_version('mamf')}")
@@ -217,7 +217,9 @@ def _find_new_log_reason(path: Path) -> str:
         return "" if path.exists() else "does not exist"
     with path.open("rb") as file:
         first_line = file.readline()
-    is_header_incomplete = _HEADER_START.startswith(first_line[: len(_HEADER_START)]) and not first_line.endswith(b"\n")
+    is_header_incomplete = _LOG_HEADER_PREFIX.startswith(
+        first_line[: len(_LOG_HEADER_PREFIX)]
+    ) and not first_line.endswith(b"\n")
     if not is_header_incomplete:
         return ""
     return "is cut off within its header" if first_line else "is empty"
@@ -229,7 +231,7 @@ def _redirect_stdout_to_null_device() -> None:
 
 
 @contextlib.contextmanager
-def _shorten_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
+def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning only once and as one line while the context is open.
 
     Yields a byte, shared with forked processes, that becomes 1 after a LogChangedWarning. ``runs_script``: whether the
@@ -268,7 +270,7 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     commands.type = str  # accept any word here: the parser of the command checks the words after the command
     first_word = command_words[0] if command_words else ""
-    parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_overview()}\n"
+    parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_command_overview()}\n"
     for name, description in (
         {first_word: COMMAND_DESCRIPTIONS[first_word]}.items()
         if first_word in COMMAND_DESCRIPTIONS
@@ -286,13 +288,13 @@ def _build_parser(command_words: Sequence[str]) -> Parser:
     return parser
 
 
-def _format_overview() -> str:
+def _format_command_overview() -> str:
     """Format the list of commands that ``mamf --help`` prints: one line per command, under the headings of
-    COMMAND_GROUPS.
+    COMMANDS_BY_HEADING.
     """
     width = find_terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
-    for group, names in COMMAND_GROUPS.items():
+    for group, names in COMMANDS_BY_HEADING.items():
         lines += [
             "",
             f"{group}:",

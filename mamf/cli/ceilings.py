@@ -41,7 +41,7 @@ from mamf.plugins.discovery import choose_kernels
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: The minimum size of the array of a search for the read bandwidth of an accelerator. On an H200 in burst, reading
 #: 4 GiB reaches 99.2 % of the rate of reading 16 GiB; reading 1 GiB reaches only 96.6 %.
-_MIN_READ_BYTES = 4 * 2**30
+_MIN_READ_ARRAY_BYTES = 4 * 2**30
 #: The share of the run's budget that all searches for ceilings together may use. The kernels get the rest.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
@@ -188,7 +188,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         if problem.is_served_by_memory(shape, backend.info.cache_bytes)
     ]
     if backend.is_accelerator:
-        shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_BYTES] or shapes[-1:]
+        shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_ARRAY_BYTES] or shapes[-1:]
     kernels = [name for name, _ in choose_kernels(operation, backend)]
     return make_operation_plan(
         operation,

@@ -36,7 +36,7 @@ from mamf.cli.terminal import (
     redirect_reports,
     warn,
 )
-from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, REGRESSION_EXIT_CODE, SignalHandler
 from mamf.engine.runner import get_crash_record
 from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import (
@@ -86,11 +86,11 @@ _MAX_LOG_COMPLETION_SECONDS = 15.0
 def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Measure with ``run_command`` in this process, or in one process per device of --devices. Return the exit code."""
     if options.share:
-        return run_as_child_process(lambda send: _measure_share(options, run_command, send))
+        return run_as_child_process(lambda send: _measure_shapes_of_device(options, run_command, send))
     if options.devices == [RANK_DEVICES]:
         return _measure_rank(options, run_command)
     if options.resume is not None and options.resume.is_dir():
-        return _resume_folder(options)
+        return _resume_logs_in_folder(options)
     devices = _read_requested_devices(options)
     if len(devices) < 2:
         options.device = devices[0] if devices else options.device
@@ -128,17 +128,17 @@ def _format_indices(devices: Iterable[int]) -> str:
     return " ".join(map(str, devices))
 
 
-def _make_device_command(options: argparse.Namespace, device: int, share: Sequence[int], path: Path) -> list[str]:
+def _make_device_command(options: argparse.Namespace, device: int, rank_and_count: list[int], path: Path) -> list[str]:
     """Return the command line for the process of one device: the typed command line, then options that override those
     that the user typed.
 
-    ``share``: the index of this process among the processes, and the number of processes. ``path``: the device's log.
+    ``rank_and_count``: the index of this process among the processes, and their number. ``path``: the device's log.
     """
     is_new_run, given_paths = options.resume is None, getattr(options, "ceiling", None) or ()
     # Replace a folder of --ceiling by the logs of this device.
     ceilings = [each for path in given_paths for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
     return [
-        *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, share)),
+        *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, rank_and_count)),
         *(["--device", str(device)] if is_new_run else []),
         *("--output" if is_new_run and not options.new_log_reason else "--requeue", str(path)),
         *(["--ceiling", *map(str, ceilings)] if ceilings else []),
@@ -163,13 +163,13 @@ def _run_on_devices(
             printed_lines.add(line)
             warn(f"device {event.rank}: {line.removeprefix('mamf: ')}")
 
-    with Interruption():
+    with SignalHandler():
         try:
             while next_commands := {device: queue.popleft() for device, queue in queues.items() if queue}:
                 watch = ChildWatch(
                     [*next_commands], options.patience, success_exit_codes=(*SUCCESS_EXIT_CODES, REGRESSION_EXIT_CODE)
                 )
-                watch_children(watch, next_commands, on_event=forward_warning)
+                run_children(watch, next_commands, on_event=forward_warning)
                 failure_reasons |= watch.failure_reasons
                 exit_codes += watch.exit_codes.values()
                 for device in watch.failure_reasons:
@@ -216,7 +216,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     return FAILURE_EXIT_CODE if failure_reasons or not any(row.ok for row in log.measurements) else 0
 
 
-def _resume_folder(options: argparse.Namespace) -> int:
+def _resume_logs_in_folder(options: argparse.Namespace) -> int:
     """Resume each log of a folder on its device, and return the exit code. If --devices leaves out a device of the
     folder, the devices in --devices measure the remaining shapes of that device.
     """
@@ -248,8 +248,8 @@ def _resume_folder(options: argparse.Namespace) -> int:
         plan = log.plan
         is_complete = log.tier == "complete" and len(log.lasting_rows) == len(log.measurements)
         if not is_complete or (plan.kind == VERIFY and options.budget is not None):
-            share = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
-            commands.setdefault(device, []).append(_make_device_command(options, device, share, log.path))
+            rank_and_count = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
+            commands.setdefault(device, []).append(_make_device_command(options, device, rank_and_count, log.path))
             resumed_paths.append(str(log.path))
     if options.dry_run:
         print_line(f"logs to resume: {', '.join(resumed_paths) or 'nothing'}")
@@ -257,7 +257,7 @@ def _resume_folder(options: argparse.Namespace) -> int:
     return _run_and_report(options, folder, commands)
 
 
-def _measure_share(options: argparse.Namespace, run_command: RunCommand, send_record: SendRecord) -> int:
+def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunCommand, send_record: SendRecord) -> int:
     """Measure the shapes of one device in its process, and return the exit code.
 
     ``send_record``: a function that sends a record to the parent process.
@@ -335,15 +335,15 @@ def make_empty_folder(folder: Path, option: str) -> None:
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")
 
 
-def watch_children(
+def run_children(
     watch: ChildWatch,
     commands: Mapping[int, Sequence[str]],
-    release_waiting: Callable[[ChildProcesses], None] = lambda children: None,
+    resume_children: Callable[[ChildProcesses], None] = lambda children: None,
     on_event: Callable[[ChildEvent], None] = lambda event: None,
 ) -> None:
     """Run one command per device in its own process, and show on the terminal what each device is doing.
 
-    ``release_waiting``: called when all processes wait for one another. ``on_event``: called for each message of a
+    ``resume_children``: called when all processes wait for one another. ``on_event``: called for each message of a
     process.
     """
 
@@ -354,7 +354,7 @@ def watch_children(
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", STARTING_PROCESS_PID_VARIABLE: str(os.getpid())}
     with ChildProcesses(commands, environment) as children, PhaseLines(commands) as phases:
         watch_children_until_end(
-            watch, children.processes, children.wait_for_event, lambda: release_waiting(children), forward_event
+            watch, children.processes, children.wait_for_event, lambda: resume_children(children), forward_event
         )
 
 
@@ -372,7 +372,7 @@ def run_as_child_process(
         except BrokenPipeError:  # the parent process has ended, so this one must end too
             raise KeyboardInterrupt from None
 
-    with Interruption():
+    with SignalHandler():
         try:
             return work(send_record)
         except KeyboardInterrupt:
@@ -411,7 +411,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     make_empty_folder(folder, "--output-folder")
     run, watch = NodeRun(indices), ChildWatch(indices, options.patience)
     run.write_run_file(folder)
-    with Interruption():
+    with SignalHandler():
         try:
             _watch_node_children(options, folder, run, watch)
             run.was_watched_to_end = True
@@ -423,13 +423,13 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     except (RunLogWriteError, UsageError) as error:  # continue, because the verdict can still be printed
         warn(str(error))
     _, devices = read_node_folder(folder, known_run=run)
-    return folder, run, [replace(device, bus_address=watch.bus_addresses.get(device.index)) for device in devices]
+    return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
 def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
     commands = {index: _make_node_command(options, folder, len(run.devices), index) for index in run.devices}
 
-    def answer_waiting(children: ChildProcesses) -> None:
+    def answer_waiting_children(children: ChildProcesses) -> None:
         if watch.failure_reasons:
             run.not_together_reason = (
                 f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
@@ -437,7 +437,7 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
         for index in watch.running_ranks:
             children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
 
-    watch_children(watch, commands, answer_waiting)
+    run_children(watch, commands, answer_waiting_children)
 
 
 def _make_node_command(options: argparse.Namespace, folder: Path, device_count: int, device_index: int) -> list[str]:

@@ -52,7 +52,7 @@ _ADVICE_BY_FINDER_OPTION = {
     "--telemetry": "leave it out, because sensors are always read",
     "--tune": "use --budget, --precision or --quick to set how long a search takes",
 }
-_INVALID_CHOICE_MESSAGE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
+_INVALID_CHOICE_PATTERN = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -168,7 +168,7 @@ class Parser(argparse.ArgumentParser):
         """Print the error message of argparse in one line, and exit. For an invalid choice, suggest the nearest valid
         one. For an unknown command, do not list all commands, as argparse does.
         """
-        if invalid := _INVALID_CHOICE_MESSAGE.search(message):
+        if invalid := _INVALID_CHOICE_PATTERN.search(message):
             similar = difflib.get_close_matches(invalid[1], re.findall(r"[\w.-]+", invalid[2]), n=1)
             if "COMMAND" in message:
                 message = f"there is no command {invalid[1]!r}" + ("" if similar else "; mamf --help lists them")

@@ -65,7 +65,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             )
         self._bar.update()
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         self._bar.close()
 
 
@@ -90,6 +90,6 @@ class PhaseLines(AbstractContextManager["PhaseLines"]):
         for device, phase in phases.items():
             self._bars[device].set_description_str(f"device {device}: {phase}")
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         for bar in self._bars.values():
             bar.close()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mamf.backend import Backend
 from mamf.cli import watching
 from mamf.cli.terminal import warn
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, SignalHandler
 from mamf.errors import LogMismatchError, UsageError
 from mamf.measurement import Measurement
 from mamf.plans import Plan
@@ -70,7 +70,9 @@ _MIN_REMAINING_BUDGET_SECONDS = 1e-9
 _COUNTERS_COMMAND = "counters"
 
 
-def run_interruptible(options: argparse.Namespace, measure: Callable[[Interruption, ResumedLog | None], int]) -> int:
+def measure_with_signal_handler(
+    options: argparse.Namespace, measure: Callable[[SignalHandler, ResumedLog | None], int]
+) -> int:
     """Call ``measure`` while the log of ``--resume`` is locked, and return its exit code.
 
     ``measure`` gets the handler of signals and the resumed log, or None for a new run. If Ctrl-C arrives before the
@@ -83,14 +85,14 @@ def run_interruptible(options: argparse.Namespace, measure: Callable[[Interrupti
         raise UsageError(
             "--resume cannot be combined with --output, because --resume appends to the log that it continues"
         )
-    with Interruption() as interruption:
+    with SignalHandler() as signal_handler:
         try:
             if options.resume is None:
-                return measure(interruption, None)
+                return measure(signal_handler, None)
             log, writer = RunLogWriter.resume(options.resume)
             with writer:
                 try:
-                    return measure(interruption, ResumedLog(log, writer))
+                    return measure(signal_handler, ResumedLog(log, writer))
                 finally:
                     if writer.is_open:  # call it without a line, only because it warns if the log was deleted
                         writer.append_line()

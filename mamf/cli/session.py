@@ -18,15 +18,15 @@ from mamf.cli.resuming import (
     compute_remaining_budget,
     exit_after_device_loss,
     has_plan_options,
+    measure_with_signal_handler,
     reopen_device,
     report_run_to_watcher,
     require_plan_of_kind,
     require_same_kernels,
     require_same_plan,
-    run_interruptible,
 )
 from mamf.cli.terminal import choose_note_stream, print_document, print_line, warn
-from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, SignalHandler
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.operation import MeasurementRequest, Operation
 from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
@@ -46,7 +46,7 @@ def run_session(options: argparse.Namespace, make_session: Callable[..., Session
     ``make_session``: a function that takes ``arguments``, then the options, the handler of signals and the resumed log,
     and returns the session.
     """
-    return run_interruptible(
+    return measure_with_signal_handler(
         options, lambda signals, resumed: make_session(*arguments, options, signals, resumed).run()
     )
 
@@ -92,7 +92,7 @@ class Session:
         self,
         request: MeasurementRequest,
         options: argparse.Namespace,
-        interruption: Interruption,
+        signal_handler: SignalHandler,
         resumed: ResumedLog | None,
     ) -> None:
         from mamf.engine.isolation import get_isolated_checker
@@ -102,7 +102,7 @@ class Session:
         from mamf.machine.environment import quote_command_line
 
         self.request, self.operation, self.command = request, request.operation, str(options.command)
-        self.options, self.interruption = options, interruption
+        self.options, self.signal_handler = options, signal_handler
         self.resumed_log: RunLog | None = resumed and resumed.log
         self.resumed_plan = (
             require_plan_of_kind(self.resumed_log, self.kind, self.operation.name, self.command)
@@ -141,12 +141,12 @@ class Session:
             command=quote_command_line(),
             notes=options.notes,
             advice=advice,
-            shield_from_signals=interruption.shield_from_signals,
-            check_signals=interruption.raise_if_interrupted,
+            shield_from_signals=signal_handler.shield_from_signals,
+            check_signals=signal_handler.raise_if_interrupted,
             on_device_lost=partial(exit_after_device_loss, self.backend),
         )
         # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
-        interruption.raise_if_interrupted()
+        signal_handler.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
         """Make the plan that the options describe, or take the plan of the resumed log. Raises LogMismatchError if the
@@ -258,7 +258,7 @@ class Session:
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
         exit_code, run = self._measure_rows(), self.measured_run
-        with self.interruption.shield_from_signals():
+        with self.signal_handler.shield_from_signals():
             try:
                 log = read_run_log(run.writer.path) if run.is_summary_written else run.build_log()
             except RunLogError as error:

@@ -140,14 +140,14 @@ def choose_note_stream(options: argparse.Namespace) -> TextIO:
     return get_report_stream() if options.format in TERMINAL_FORMATS else sys.stderr
 
 
-def print_needed_memory(needed_bytes: int, memory_user: str, backend: Backend) -> None:
+def print_needed_memory(needed_bytes: int, memory_purpose: str, backend: Backend) -> None:
     """Print, for --dry-run, how much memory a run needs and how much is free.
 
-    ``memory_user``: words that say what needs the memory, such as ``the largest shape``.
+    ``memory_purpose``: words that say what needs the memory, such as ``the largest shape``.
     """
     free_bytes = backend.read_free_memory_bytes()
     print_line(
-        f"memory: {needed_bytes / 1e9:.3g} GB for {memory_user}"
+        f"memory: {needed_bytes / 1e9:.3g} GB for {memory_purpose}"
         + (f", {free_bytes / 1e9:.1f} GB free" if free_bytes else "")
     )
     if free_bytes and needed_bytes > free_bytes:

@@ -48,7 +48,7 @@ ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
 _MAX_REPEATED_SIGNAL_SECONDS = 0.3
 
 
-class Interruption:
+class SignalHandler:
     """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
     KeyboardInterrupt, in the main thread.
 
@@ -57,37 +57,37 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.is_requested = False
+        self.is_interrupted = False
         self._is_shielded = False
-        self._requested_at = 0.0
+        self._interrupted_at = 0.0
         self._previous_handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> SignalHandler:
         for signal_number in ENDING_SIGNALS:
             self._previous_handlers[signal_number] = signal.signal(signal_number, self._raise_on_first_signal)
         self._previous_ending_exception, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], RunInterrupted
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         for signal_number, handler in self._previous_handlers.items():
             # Keep this handler: the signal may arrive again while the process ends, and must not kill the process.
-            if self.is_requested and handler == signal.SIG_DFL:
+            if self.is_interrupted and handler == signal.SIG_DFL:
                 continue
-            is_python_default = self.is_requested and handler == signal.default_int_handler
+            is_python_default = self.is_interrupted and handler == signal.default_int_handler
             signal.signal(signal_number, self._handle_signal_after_run if is_python_default else handler)
         ENDING_EXCEPTIONS[0] = self._previous_ending_exception
 
     def _raise_on_first_signal(self, signal_number: int, frame: FrameType | None) -> None:
-        if self.is_requested:
+        if self.is_interrupted:
             # Ignore a second SIGHUP: a shell may send it again after its terminal has closed. Only a second Ctrl-C or
             # SIGTERM is a request to end at once.
             if (
                 signal_number in (signal.SIGINT, signal.SIGTERM)
-                and time.monotonic() > self._requested_at + _MAX_REPEATED_SIGNAL_SECONDS
+                and time.monotonic() > self._interrupted_at + _MAX_REPEATED_SIGNAL_SECONDS
             ):
                 os._exit(INTERRUPTED_EXIT_CODE)
             return
-        self.is_requested, self._requested_at = True, time.monotonic()
+        self.is_interrupted, self._interrupted_at = True, time.monotonic()
         if not self._is_shielded:
             raise RunInterrupted
 
@@ -95,7 +95,7 @@ class Interruption:
         """Handle Ctrl-C after the run as Python does by default, but ignore a repetition of the signal that ended the
         run.
         """
-        if time.monotonic() > self._requested_at + _MAX_REPEATED_SIGNAL_SECONDS:
+        if time.monotonic() > self._interrupted_at + _MAX_REPEATED_SIGNAL_SECONDS:
             signal.default_int_handler(signal_number, frame)
 
     @contextmanager
@@ -103,7 +103,7 @@ class Interruption:
         """Delay a first signal that arrives while the context is open, and raise RunInterrupted for it when the context
         ends.
         """
-        was_raised_before = self.is_requested
+        was_raised_before = self.is_interrupted
         self._is_shielded = True
         try:
             yield
@@ -116,7 +116,7 @@ class Interruption:
 
         ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
         """
-        if self.is_requested and not was_raised_before:
+        if self.is_interrupted and not was_raised_before:
             raise RunInterrupted
 
 
@@ -242,7 +242,7 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
         child_pid = os.fork()
         if not child_pid:
             CRASH_STATE = crash_state
-            request_death_with_parent(parent_pid)
+            request_kill_when_parent_ends(parent_pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             return
         exit_code = crash_state.log_crash_or_get_exit_code(_wait_for_child(child_pid))
@@ -259,10 +259,11 @@ def _wait_for_child(child_pid: int) -> int:
     process of its session.
     """
     while True:
-        received = signal.sigwaitinfo(_HANDLED_SIGNALS)
-        if received.si_signo != signal.SIGCHLD:
-            if received.si_code <= 0 or received.si_signo == signal.SIGHUP:  # sent by a process, not by the terminal
-                os.kill(child_pid, received.si_signo)
+        signal_info = signal.sigwaitinfo(_HANDLED_SIGNALS)
+        if signal_info.si_signo != signal.SIGCHLD:
+            # Forward a signal that a process sent. The terminal itself sends Ctrl-C to the child too.
+            if signal_info.si_code <= 0 or signal_info.si_signo == signal.SIGHUP:
+                os.kill(child_pid, signal_info.si_signo)
         elif (ended := os.waitpid(child_pid, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(ended[1])
 
@@ -280,7 +281,7 @@ def _append_log_line(log_path: Path, line: str) -> None:
         raise RunLogWriteError(f"cannot write {log_path}: {error.strerror}") from None
 
 
-def request_death_with_parent(parent_pid: int) -> None:
+def request_kill_when_parent_ends(parent_pid: int) -> None:
     """Ask the operating system, where it can, to kill this process when its parent process ends."""
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes

@@ -55,7 +55,9 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
             (register_optimizer_step_pre_hook, 1),
             (register_optimizer_step_post_hook, -1),
         ):
-            self._exit_stack.callback(register(lambda *_, change=change: self._change_optimizer_count(change)).remove)
+            self._exit_stack.callback(
+                register(lambda *_, change=change: self._change_running_optimizer_count(change)).remove
+            )
         self._exit_stack.enter_context(self)
 
     def stop(self) -> float:
@@ -66,7 +68,7 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
         self._exit_stack.close()
         return self._flop
 
-    def _change_optimizer_count(self, change: int) -> None:
+    def _change_running_optimizer_count(self, change: int) -> None:
         # Count the running optimizers, because torch runs the hooks twice if the step() of an optimizer calls the
         # step() of its base class.
         self._running_optimizer_count += change

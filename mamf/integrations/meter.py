@@ -24,12 +24,19 @@ from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
-#: The FLOP of a step: a number if all matmuls have one dtype, or else a number for each dtype.
-Flops = float | Mapping[str, float]
+#: The FLOP of a step, or of one forward and backward pass: a number if all matmuls have one dtype, or else a number for
+#: each dtype.
+FlopOfStep = float | Mapping[str, float]
 #: The smallest and the largest accepted ceiling in FLOP/s. The ceiling of every device is between these limits, so a
 #: number outside them is in another unit.
 _MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
-_MIN_OPTION_VALUES = {"sequence_length": 1, "world_size": 1, "model_parallel": 1, "accumulation": 1, "warmup_steps": 0}
+_MIN_VALUE_BY_OPTION = {
+    "sequence_length": 1,
+    "world_size": 1,
+    "model_parallel": 1,
+    "accumulation": 1,
+    "warmup_steps": 0,
+}
 
 
 def check_meter_options(options: Mapping[str, Any]) -> None:
@@ -47,8 +54,8 @@ def check_meter_options(options: Mapping[str, Any]) -> None:
         canonicalize_dtype_name(dtype)
         _require_positive_number("flops_per_step", flops_of_dtype)
     _require_positive_number("tokens_per_step", given_options.get("tokens_per_step", 1))
-    for name in _MIN_OPTION_VALUES.keys() & given_options.keys():
-        require_whole_number(name, given_options[name], _MIN_OPTION_VALUES[name])
+    for name in _MIN_VALUE_BY_OPTION.keys() & given_options.keys():
+        require_whole_number(name, given_options[name], _MIN_VALUE_BY_OPTION[name])
     if given_options.get("world_size", 1) % given_options.get("model_parallel", 1):
         raise UsageError(
             f"model_parallel {given_options['model_parallel']} must divide world_size "
@@ -155,7 +162,7 @@ class Meter:
         self,
         *,
         tokens_per_step: float | None = None,
-        flops_per_step: Flops | None = None,
+        flops_per_step: FlopOfStep | None = None,
         model: Any = None,
         sequence_length: int | None = None,
         dtype: str | None = None,
@@ -207,7 +214,7 @@ class Meter:
     def step(
         self,
         tokens: float | None = None,
-        flops: Flops | Callable[[], Flops] | None = None,
+        flops: FlopOfStep | Callable[[], FlopOfStep] | None = None,
         samples: float | None = None,
     ) -> StepFigures | None:
         """End a step. Return the figures of the previous step, or None if that was a warm-up step.
@@ -277,7 +284,11 @@ class Meter:
     # -- work --------------------------------------------------------------------------------------------------------
 
     def _compute_work(
-        self, tokens: float | None, samples: float | None, flops: Flops | Callable[[], Flops] | None, pass_count: int
+        self,
+        tokens: float | None,
+        samples: float | None,
+        flops: FlopOfStep | Callable[[], FlopOfStep] | None,
+        pass_count: int,
     ) -> tuple[float, ...]:
         """Return the tokens, the samples and the FLOP of a step, and the seconds that these FLOP would take at the
         datasheet's peak and at the ceiling.
@@ -286,7 +297,7 @@ class Meter:
         ``pass_count``: the number of forward and backward passes of the step.
         """
         if flops is None and self._flop_per_token:
-            flops, pass_count = _convert_to_amount(tokens) * self._flop_per_token, 1
+            flops, pass_count = _convert_to_number_or_nan(tokens) * self._flop_per_token, 1
         elif flops is None:
             flops = self._flops_per_pass
         else:
@@ -295,7 +306,7 @@ class Meter:
         total_flop = seconds_at_peak = seconds_at_ceiling = 0.0
         for name, flops_of_dtype in flops_by_dtype.items():
             flop, (peak, ceiling) = (
-                _convert_to_amount(flops_of_dtype) * pass_count,
+                _convert_to_number_or_nan(flops_of_dtype) * pass_count,
                 self._find_peak_and_ceiling(self._resolve_dtype(name)),
             )
             total_flop, seconds_at_peak, seconds_at_ceiling = (
@@ -303,7 +314,13 @@ class Meter:
                 seconds_at_peak + flop / peak,
                 seconds_at_ceiling + flop / ceiling,
             )
-        return _convert_to_amount(tokens), _convert_to_amount(samples), total_flop, seconds_at_peak, seconds_at_ceiling
+        return (
+            _convert_to_number_or_nan(tokens),
+            _convert_to_number_or_nan(samples),
+            total_flop,
+            seconds_at_peak,
+            seconds_at_ceiling,
+        )
 
     def _resolve_dtype(self, dtype: str) -> str:
         return self.backend.resolve_dtype(canonicalize_dtype_name(dtype))
@@ -348,7 +365,7 @@ class Meter:
         return self._peaks_and_ceilings[dtype]
 
 
-def _convert_to_amount(count: Any) -> float:
+def _convert_to_number_or_nan(count: Any) -> float:
     try:
         number = float(count)
     except (TypeError, ValueError):

@@ -82,7 +82,7 @@ class MeteredCallback:
             raise UnknownNameError("option", name, meter_options | {"tokens", "samples"})
         check_meter_options(options)
         if not callable(tokens):
-            check_tokens(tokens)
+            require_valid_tokens(tokens)
         if samples is not None and not callable(samples):
             require_whole_number("samples", samples)
         self.options = {name: each for name, each in options.items() if each is not None}
@@ -171,24 +171,22 @@ class MeteredTraining:
             return
         batch_sizes = read_batch_sizes(batch, *self._tokens_and_samples)
         self._batches.append(batch_sizes)
-        if self._formula is not None and not (batch_sizes.sequence_counts or self._find_fixed_length(batch_sizes)):
+        if self._formula is not None and not (batch_sizes.sequence_counts or self._find_fixed_sequences(batch_sizes)):
             self._switch_to_counting("mamf found no tokens in a batch")
-        if self._is_counting and len(self._batches) == 1 and self._must_count_flop(_measure_batches(self._batches)[1]):
+        if self._is_counting and len(self._batches) == 1 and self._must_count_flop():
             self._counter = StepFlopCounter()
             self._counter.start()
 
-    def _must_count_flop(self, length: float) -> bool:
-        """Return whether torch must count a step with this mean length, because the counted lengths do not cover it.
-
-        FLOP per token are linear in the sequence length, so two counted lengths give the FLOP of all lengths between
-        them.
+    def _must_count_flop(self) -> bool:
+        """Return whether torch must count the FLOP of this step, because its mean sequence length is not between
+        two counted lengths. FLOP per token are linear in the length, so two lengths give the FLOP of all between them.
         """
-        lengths = self._counted_flop_per_token
+        lengths, (_, length) = self._counted_flop_per_token, _compute_element_count_and_length(self._batches)
         if not lengths or len(lengths) >= _MAX_COUNTED_STEPS:
             return not lengths
         return not min(lengths) * (1 - _LENGTH_TOLERANCE) <= length <= max(lengths) * (1 + _LENGTH_TOLERANCE)
 
-    def _find_fixed_length(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
+    def _find_fixed_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
         fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
         return [(int(batch_sizes.samples), fixed_length)] if fixed_length and batch_sizes.samples > 0 else []
@@ -200,7 +198,7 @@ class MeteredTraining:
         if self._counter is not None:
             flop = self._counter.stop() or math.nan
             if self._batches and not math.isnan(flop):
-                elements, length = _measure_batches(self._batches)
+                elements, length = _compute_element_count_and_length(self._batches)
                 self._counted_flop_per_token[length] = flop / elements
             elif self._batches:
                 self._is_counting = False
@@ -223,24 +221,24 @@ class MeteredTraining:
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return a step's FLOP on this rank. Called one step later, when the lengths of documents are on the host."""
+        """Return a step's FLOP on this rank. The meter calls this later, when document lengths are on the host."""
         if not batches:
             return math.nan
         formula = self._formula
         if formula is None:
-            return self._interpolate_flop(*_measure_batches(batches))
+            return self._interpolate_flop(*_compute_element_count_and_length(batches))
         causal, rank_count, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
         for each in batches:
-            counts = self._find_fixed_length(each) or each.list_document_counts() or each.sequence_counts
+            counts = self._find_fixed_sequences(each) or each.count_documents_by_length() or each.sequence_counts
             total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
-            if each.logit_tokens is not None:
-                total -= formula.compute_head_flop(each.tokens - each.logit_tokens)
+            if each.logit_token_count is not None:
+                total -= formula.compute_head_flop(each.tokens - each.logit_token_count)
         return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
         """Return the FLOP of a step, interpolated between counted lengths. Return NaN if no step was counted.
 
-        ``elements``, ``length``: the result of ``_measure_batches`` for this step.
+        ``elements``, ``length``: the result of ``_compute_element_count_and_length`` for this step.
         """
         points = sorted(self._counted_flop_per_token.items(), key=lambda point: abs(point[0] - length))[:2]
         if len(points) < 2:
@@ -335,9 +333,9 @@ def get_matmul_dtype(dtype: str) -> str:
 
 
 #: Names of tensors with one element per token, of shape (..., length), or (..., length, width) for ``inputs_embeds``.
-_TOKEN_NAMES, _EMBEDDING_NAME = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
+_TOKEN_TENSOR_NAMES, _EMBEDDING_TENSOR_NAME = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
 #: Names of tensors that contain tokens only if they have two dimensions and an integer dtype.
-_INPUT_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
+_INPUT_TENSOR_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
 
 
 class BatchSizes(NamedTuple):
@@ -345,21 +343,21 @@ class BatchSizes(NamedTuple):
 
     - ``sequence_counts``: (number of sequences, length) for each length. ``target_length``: the length of a decoder's
       targets.
-    - ``sample_sizes``: the number of samples, and the elements per sample of the largest tensor.
+    - ``sample_count_and_size``: the number of samples, and the elements per sample of the largest tensor.
     - ``document_bounds``, ``document_positions``: a tensor with the ends of packed documents, or with the positions of
-      tokens within their document. ``logit_tokens``: the number of tokens in the output layer; None: all tokens.
+      tokens within their document. ``logit_token_count``: the number of tokens in the output layer; None: all tokens.
     """
 
     tokens: float
     samples: float
     sequence_counts: list[tuple[int, int]]
     target_length: int | None
-    sample_sizes: tuple[float, float] = (1, 1)
+    sample_count_and_size: tuple[float, float] = (1, 1)
     document_bounds: Any = None
     document_positions: Any = None
-    logit_tokens: float | None = None
+    logit_token_count: float | None = None
 
-    def list_document_counts(self) -> list[tuple[int, int]]:
+    def count_documents_by_length(self) -> list[tuple[int, int]]:
         """Return (count, length) for each length of packed documents, or an empty list if no documents are packed."""
         lengths: Counter[int] = Counter()
         if self.document_bounds is not None:
@@ -371,14 +369,14 @@ class BatchSizes(NamedTuple):
         return [(count, length) for length, count in lengths.items() if length > 0]
 
 
-def _measure_batches(batches: Iterable[BatchSizes]) -> tuple[float, float]:
+def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
     """Return the number of elements in the batches of a step, and the mean length of the sequences that they are in.
 
     An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
     """
     counts_and_lengths: list[tuple[float, float]] = []
     for each in batches:
-        counts_and_lengths += each.sequence_counts or [each.sample_sizes]
+        counts_and_lengths += each.sequence_counts or [each.sample_count_and_size]
     elements = sum(count * length for count, length in counts_and_lengths)
     return elements, sum(count * length**2 for count, length in counts_and_lengths) / elements
 
@@ -391,9 +389,9 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
     """
     token_count, sample_count = (each(batch) if callable(each) else each for each in (tokens, samples))
     token_count = getattr(token_count, "shape", token_count)
-    check_tokens(token_count)
+    require_valid_tokens(token_count)
     sequence_counts = (
-        find_sequence_counts(batch)
+        count_sequences_by_length(batch)
         if tokens is None
         else [(token_count[0], token_count[1])]
         if isinstance(token_count, tuple)
@@ -417,10 +415,10 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
         samples=sample_count or math.nan,
         sequence_counts=sequence_counts,
         target_length=targets,
-        sample_sizes=(row_count, elements / row_count) if elements else (1, 1),
+        sample_count_and_size=(row_count, elements / row_count) if elements else (1, 1),
         document_bounds=bounds,
         document_positions=positions,
-        logit_tokens=_count_logit_tokens(fields, sample_count),
+        logit_token_count=_count_logit_tokens(fields, sample_count),
     )
 
 
@@ -450,7 +448,7 @@ def _count_logit_tokens(fields: Mapping[Any, Any], sample_count: float | None) -
     return kept_tokens * sample_count if type(kept_tokens) is int and kept_tokens > 0 and sample_count else None
 
 
-def check_tokens(tokens: Any) -> None:
+def require_valid_tokens(tokens: Any) -> None:
     """Raise UsageError unless ``tokens`` is a whole number above 0, (sequences, length), or None."""
     pair = tokens if isinstance(tokens, tuple) and len(tokens) == 2 else (tokens,)
     if tokens is not None and not all(type(each) is int and each > 0 for each in pair):
@@ -460,20 +458,20 @@ def check_tokens(tokens: Any) -> None:
         )
 
 
-def find_sequence_counts(batch: Any) -> list[tuple[int, int]]:
+def count_sequences_by_length(batch: Any) -> list[tuple[int, int]]:
     """Return (count, length) of the sequences in a batch and in batches nested in it; empty if it has no tokens."""
     if _is_tensor(batch):
         return [tuple(batch.shape)] if _is_token_id_tensor(batch) else []
     fields = _list_batch_items(batch)
     if _is_tensor(fields.get(0)):
-        return find_sequence_counts(fields[0])
-    for name in (*_TOKEN_NAMES, *_INPUT_NAMES):
+        return count_sequences_by_length(fields[0])
+    for name in (*_TOKEN_TENSOR_NAMES, *_INPUT_TENSOR_NAMES):
         tensor: Any = fields.get(name)
-        if _is_tensor(tensor) and tensor.shape and (name in _TOKEN_NAMES or _is_token_id_tensor(tensor)):
-            *counts, length = tensor.shape[:-1] if name == _EMBEDDING_NAME else tensor.shape
+        if _is_tensor(tensor) and tensor.shape and (name in _TOKEN_TENSOR_NAMES or _is_token_id_tensor(tensor)):
+            *counts, length = tensor.shape[:-1] if name == _EMBEDDING_TENSOR_NAME else tensor.shape
             return [(math.prod(counts), int(length))]
     nested = (value for value in fields.values() if not _is_tensor(value))
-    return [each for value in nested for each in find_sequence_counts(value)]
+    return [each for value in nested for each in count_sequences_by_length(value)]
 
 
 def _list_tensors(batch: Any) -> list[Any]:

@@ -23,15 +23,15 @@ from mamf.errors import UnsupportedError, is_number, shorten_value
 _WINDOW_FIELD_BY_LAYER_TYPE = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
-class Window(NamedTuple):
+class WindowedLayers(NamedTuple):
     """A group of a model's layers in which each query attends to a limited number of keys.
 
-    ``layers``: the number of these layers. ``keys``: the maximum number of keys per query: the last keys before it, or
-    if ``is_chunked``, the keys in its own chunk of the sequence.
+    ``layer_count``: the number of layers in the group. ``max_keys_per_query``: the limit. A query attends to this many
+    keys before it or, if ``is_chunked``, to the keys in its own chunk of the sequence.
     """
 
-    layers: int
-    keys: int
+    layer_count: int
+    max_keys_per_query: int
     is_chunked: bool = False
 
 
@@ -57,7 +57,7 @@ class ModelFlops:
     weights: int
     layers: int
     attention_width: int
-    windows: tuple[Window, ...] = ()
+    windows: tuple[WindowedLayers, ...] = ()
     is_causal: bool = True
     flop_per_sequence: int = 0
     fixed_length: int = 0
@@ -76,7 +76,9 @@ class ModelFlops:
         if self.encoder is not None:
             return self.compute_flop(1, sequence_length, sequence_length, causal) / sequence_length
         weight_flop = 2 * self.weights * (1 + self.trained_share + self.input_share)
-        attention_flop = self._count_attention_flop(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+        attention_flop = (
+            self._compute_attention_flop_per_token(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+        )
         return weight_flop + attention_flop + self.flop_per_sequence / sequence_length
 
     def compute_head_flop(self, tokens: float) -> float:
@@ -95,12 +97,13 @@ class ModelFlops:
         flop_per_target = replace(self, encoder=None).compute_flop_per_token(targets, causal) + cross_attention
         return sequences * (length * self.encoder.compute_flop_per_token(length) + targets * flop_per_target)
 
-    def _count_attention_flop(self, length: int, causal: bool) -> float:
+    def _compute_attention_flop_per_token(self, length: int, causal: bool) -> float:
         """Return the FLOP of attention per token, forward and backward, for a model without frozen layers."""
-        full_attention = Window(self.layers - sum(each.layers for each in self.windows), length)
+        full_attention = WindowedLayers(self.layers - sum(window.layer_count for window in self.windows), length)
         counts_half = causal and self.is_causal
         keys = sum(
-            each.layers * _compute_mean_key_count(each, length, counts_half) for each in (full_attention, *self.windows)
+            window.layer_count * _compute_mean_key_count(window, length, counts_half)
+            for window in (full_attention, *self.windows)
         )
         return 12 * self.attention_width * keys
 
@@ -156,9 +159,9 @@ def _read_architecture_sections() -> dict[str, configparser.SectionProxy]:
     return {each: parser[name] for name in names for each in names[name]}
 
 
-def _compute_mean_key_count(window: Window, length: int, causal: bool) -> float:
+def _compute_mean_key_count(window: WindowedLayers, length: int, causal: bool) -> float:
     """Return the mean number of keys that a query attends to, over all queries of a sequence of ``length`` tokens."""
-    keys = min(window.keys, length)
+    keys = min(window.max_keys_per_query, length)
     if not causal:
         return keys
     return keys / 2 if window.is_chunked else keys - keys * keys / (2 * length)
@@ -235,12 +238,12 @@ class _ArchitectureReader:
         ]
         return sum(first_sparse_layer <= layer < layers and layer not in dense_layers for layer in sparse_layers)
 
-    def _find_windows(self, layers: int) -> list[Window]:
+    def _find_windows(self, layers: int) -> list[WindowedLayers]:
         types = getattr(self.config, "layer_types", None)
         if types:
             counts_by_type = ((layer_type, types.count(layer_type)) for layer_type in _WINDOW_FIELD_BY_LAYER_TYPE)
             return [
-                Window(
+                WindowedLayers(
                     count,
                     self._read_config_field(_WINDOW_FIELD_BY_LAYER_TYPE[layer_type]),
                     layer_type == "chunked_attention",
@@ -254,4 +257,4 @@ class _ArchitectureReader:
                 "give flops_per_step="
             )
         is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
-        return [Window(layers, self._read_config_field("sliding_window"))] if is_used else []
+        return [WindowedLayers(layers, self._read_config_field("sliding_window"))] if is_used else []

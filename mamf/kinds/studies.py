@@ -222,8 +222,8 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
             lambda it: format_four_digits(it * factor),
         ),
         *make_interval_columns(lambda each: each.measured_row and each.measured_row.interval, "here_{}", interval),
-        Column("claimed_cycles_used", "claimed % cycles", lambda each: each.cycles[0], format_percent),
-        Column("here_cycles_used", "here", lambda each: each.cycles[1], format_percent),
+        Column("claimed_cycles_used", "claimed % cycles", lambda each: each.used_cycle_shares[0], format_percent),
+        Column("here_cycles_used", "here", lambda each: each.used_cycle_shares[1], format_percent),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
         *make_interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", format_ratio_interval),
@@ -246,7 +246,7 @@ def _yield_claim_remarks(judged_claim: JudgedClaim) -> Iterator[str]:
             "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters "
             "as much as the measurement here"
         )
-    if any(judged_claim.cycles):
+    if any(judged_claim.used_cycle_shares):
         yield "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates"
     yield (
         f"{judged_claim.measured_row.status}: {judged_claim.measured_row.reason}"
@@ -259,7 +259,7 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
     unit, change = judged_claim.measured_row.unit if judged_claim.measured_row else "TFLOPS", ""
     if judged_claim.pair and judged_claim.measured_row:
         change = f"{100 * (judged_claim.pair.ratio - 1):+.2f} % ({format_change_interval(judged_claim.pair.interval)})"
-        claimed_cycles, measured_cycles = judged_claim.cycles
+        claimed_cycles, measured_cycles = judged_claim.used_cycle_shares
         cycles = (
             f"; {format_percent(claimed_cycles)} % of the units' cycles claimed, "
             f"{format_percent(measured_cycles)} % here"

@@ -45,10 +45,10 @@ def get_cache_folder() -> Path:
 
 
 def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
-    """Copy the log of ``mamf find``, which searches for the highest rate of a device, to the cache, once for each
-    ceiling in the log. Call ``warn`` with a reason for each ceiling that is not cached.
+    """Copy a log of ``mamf find`` to the cache, once for each ceiling (highest rate of the device) in the log.
 
-    Ceilings of simulated devices are not cached and cause no warning.
+    Calls ``warn`` with a message for each ceiling that is not cached. Ceilings of simulated devices are never cached,
+    and cause no warning.
     """
     try:
         for reason in _copy_to_cache(path):
@@ -58,7 +58,7 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy the log of ``mamf find`` to the cache, and yield the reason for each of its ceilings that is not cached."""
+    """Copy a log of ``mamf find`` to the cache. For each ceiling that is not cached, yield the reason."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED_BACKEND:
@@ -70,18 +70,18 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     make_folder(get_cache_folder(), f"; set {CACHE_VARIABLE} to another folder")
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
-        own, kept = _add_origin(ceiling, log, target), None
-        with contextlib.suppress(MamfError, OSError):  # A damaged file may be replaced.
-            kept = _read_cached_ceiling(target, regime)
-        if kept is None or _rank_for_cache(own) >= _rank_for_cache(kept):
+        new, cached = _add_origin(ceiling, log, target), None
+        with contextlib.suppress(MamfError, OSError):  # A damaged file is replaced.
+            cached = _read_cached_ceiling(target, regime)
+        if cached is None or _rank_for_cache(new) >= _rank_for_cache(cached):
             if target.is_symlink():
                 target.unlink()
             write_file_atomically(target, path.read_bytes())
         else:
             reasons = ("has an unknown interval", "comes from an interrupted search", "is older")
-            differs = [ours != theirs for ours, theirs in zip(_rank_for_cache(own), _rank_for_cache(kept), strict=True)]
-            cached = f"the ceiling that was stored on {kept.date[:10]} ({kept.rate:.4g} {kept.unit})"
-            yield f"the {regime} ceiling {reasons[differs.index(True)]}, so mamf keeps {cached}"
+            differs = [one != other for one, other in zip(_rank_for_cache(new), _rank_for_cache(cached), strict=True)]
+            stored = f"the ceiling that was stored on {cached.date[:10]} ({cached.rate:.4g} {cached.unit})"
+            yield f"the {regime} ceiling {reasons[differs.index(True)]}, so mamf keeps {stored}"
 
 
 def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
@@ -89,11 +89,10 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
 
 
 def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
-    """Return the rank of a ceiling. If two ceilings would have the same file in the cache, mamf keeps the one with the
-    higher rank.
+    """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
+    the higher rank.
 
-    A ceiling with a known interval ranks above one without, then one from a complete search above one from an
-    interrupted search, then a newer one above an older one.
+    Ranks compare first whether the interval is known, then whether the search was complete, then the date.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
@@ -122,7 +121,7 @@ def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime:
     key = [
         info.backend,
         info.name,
-        # Host name and index identify a device without a UUID, because several machines may share a home folder.
+        # A device without a UUID is identified by its host and index, because machines may share a home folder.
         info.uuid_hash or [platform.node(), info.index],
         info.compute_units,
         info.power_limit_watts,

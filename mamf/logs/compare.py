@@ -55,13 +55,13 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-# A verdict needs two intervals that both contain the true rates with at least this probability, which is that of three
-# samples on each side.
+# If the probability that both intervals contain the true rates is below this one, the verdict is UNDECIDED. Three
+# samples on each side have this probability.
 MIN_INTERVAL_COVERAGE = 0.5
 # The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _NOMINAL_COVERAGE = 0.9 - 1e-9
-# The confidence of the interval that must be within the tolerance for the verdict SAME. It makes two one-sided tests at
-# 5 %.
+# The confidence of the interval that must be within the tolerance for the verdict SAME. At 90 %, this is equivalent to
+# two one-sided tests at 5 % each.
 _EQUIVALENCE_CONFIDENCE = 0.90
 
 
@@ -84,7 +84,7 @@ class RowPair:
     def is_same_device(self) -> bool:
         return self.a.device == self.b.device
 
-    #: The rate in B divided by the rate in A. If it is above 1, B is faster.
+    #: The rate in B divided by the rate in A: above 1 if B is faster.
     @property
     def ratio(self) -> float:
         assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
@@ -96,19 +96,19 @@ class RowPair:
         a, b = self.a.error, self.b.error
         assert a is not None and b is not None, "only measured rows are paired"
         return RowChange(
-            logarithm=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
-            common=max(a.common, b.common),
-            own=math.hypot(a.own, b.own),
-            degrees=min(a.degrees, b.degrees),
-            seconds=self.a.seconds,
-            rates=(self.a.rates, self.b.rates),
-            by_temperature=self.by_temperature,
+            log_ratio=math.log(min(max(self.ratio, 1e-300), 1e300)),  # A manipulated log may have any ratio.
+            common_deviation=max(a.common, b.common),
+            row_deviation=math.hypot(a.own, b.own),
+            degrees_of_freedom=min(a.degrees, b.degrees),
+            seconds_per_launch=self.a.seconds,
+            run_rates=(self.a.rates, self.b.rates),
+            temperature_effect=self.temperature_effect,
         )
 
     @property
-    def by_temperature(self) -> float:
-        """The relative difference of the rates that the different temperatures of A and B may explain; 0 if one is
-        unknown.
+    def temperature_effect(self) -> float:
+        """The largest relative difference of the rates that the different temperatures of A and B may explain; 0 if
+        one of the temperatures is unknown.
         """
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
@@ -124,41 +124,43 @@ class RowPair:
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
-        deviation = math.hypot(self.design.shift_factor * change.common, change.own)
-        half_width = compute_student_t_quantile(change.degrees, confidence) * deviation + change.by_temperature
+        deviation = math.hypot(self.design.shift_factor * change.common_deviation, change.row_deviation)
+        half_width = (
+            compute_student_t_quantile(change.degrees_of_freedom, confidence) * deviation + change.temperature_effect
+        )
         factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage
         )
 
     def verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> RowVerdict:
-        """Return SAME if the 90 % interval is within the tolerance, FASTER or SLOWER if a difference of any size is
-        certain, otherwise UNDECIDED.
+        """Decide whether B is faster than A: return SAME if the 90 % interval of the ratio is within the tolerance,
+        FASTER or SLOWER if a difference of any size is certain, otherwise UNDECIDED.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
         # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
-        sure = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
+        strict_interval = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_INTERVAL_COVERAGE:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"
-        if sure.low > 1:
+        if strict_interval.low > 1:
             return "FASTER"
-        return "SLOWER" if sure.high < 1 else "UNDECIDED"
+        return "SLOWER" if strict_interval.high < 1 else "UNDECIDED"
 
     def is_too_short(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
-        """Return whether the measurement was too short: the interval is wider than the tolerance, so that the row can
-        never be SAME.
+        """Return whether the row was measured for too short a time: its interval is wider than the tolerance, so its
+        verdict cannot be SAME.
         """
         return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE).half_width > tolerance * self.ratio
 
     def is_regression(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
-        """Return whether the row is SLOWER and its rate in B is lower by more than the tolerance."""
+        """Return whether B is certainly slower than A (SLOWER), and by more than the tolerance."""
         return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
     def flatten(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
-        """Return the pair as the named columns of one table row. Rates are in TFLOPS or in the unit of the column
-        ``unit``.
+        """Return the pair as one row of a table: its values by column. Rates are in TFLOPS unless there is a column
+        ``unit``, which names their unit.
         """
         a, b, interval = self.a, self.b, self.interval
         assert a.interval is not None and b.interval is not None, "only measured rows are paired"
@@ -196,11 +198,11 @@ class Comparison(NotebookTable):
     - ``pairs``: the rows that both sides measured, from the slowest to the fastest in B.
     - ``only_a``, ``only_b``: the rows that have a rate on this side only, each with the failed row of the other side,
       if there is one.
-    - ``dropped``: the fields whose values differ between the logs and that pairing ignored.
-    - ``noted``: other differences between the logs.
-    - ``forced``: the differences that make the logs incomparable, if the user asked to compare them anyway.
-    - ``design``: in which order the runs of the two sides were measured.
-    - ``together``: all rows of each regime, pooled to one ratio.
+    - ``dropped``: the fields that pairing ignored, because their values differ between the logs.
+    - ``noted``: the differences in software and settings, which do not prevent a comparison.
+    - ``forced``: the differences that make the logs incomparable, if the user asked to compare the logs anyway.
+    - ``design``: the order in which the runs of the two sides were measured.
+    - ``together``: for each regime, one ratio from all its rows.
     """
 
     a: RunLog
@@ -220,7 +222,7 @@ class Comparison(NotebookTable):
         return f"Comparison({self.names[0]} against {self.names[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[dict[str, Any]]:
-        """Return each pair as one flat mapping by column, for ``pandas.DataFrame(comparison.rows())``."""
+        """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
         return [pair.flatten(tolerance) for pair in self.pairs]
 
     def counts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
@@ -238,7 +240,7 @@ class Comparison(NotebookTable):
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
     def is_slower(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
-        """Return whether B is slower than A: one row is a regression, or all rows of a regime together are."""
+        """Return whether B is slower than A: a single row is a regression, or the pooled rows of a regime are one."""
         return bool(self.regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.together)
 
 
@@ -268,7 +270,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in find_noted_differences(side[0].header, log.header)
         ),
     ]
-    cards = [each for each in differences if each.is_card_difference]
+    cards = [each for each in differences if each.is_of_card]
     in_cycles = (
         bool(cards)
         and not anyway
@@ -276,7 +278,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
-    forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
+    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -295,23 +297,23 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
 
 
 def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
-    """Return a copy of a comparison that knows in which order its runs were measured, and that tests all rows of each
-    regime together.
+    """Return a copy of a comparison with the order in which its runs were measured, and with the pooled rows of each
+    regime.
     """
     pairs = tuple(replace(pair, design=design, row_count=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
-    # If a regime has only one row on the same device, testing all rows together adds nothing.
+    # Pool only rows that both sides measured on the same device, and only if a regime has several of them.
     pairs_of_one_device = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
-    found = {regime: [pair.change for pair in rows] for regime, rows in pairs_of_one_device.items() if len(rows) > 1}
-    chance = FALSE_ALARM_CHANCE / 2 / max(1, len(found))
-    together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in found.items())
+    changes = {regime: [pair.change for pair in rows] for regime, rows in pairs_of_one_device.items() if len(rows) > 1}
+    chance = FALSE_ALARM_CHANCE / 2 / max(1, len(changes))
+    together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in changes.items())
     return replace(comparison, pairs=pairs, design=design, together=together)
 
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
-    """Pair the rows of two comparable logs by their fields. The comparison that it returns may have no pair."""
-    # Drop each field that has one value in all rows of A and another value in all rows of B, because with this field no
-    # row would have a partner.
+    """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pair."""
+    # Ignore each field that has one value in all rows of A and another value in all rows of B: with this field, no row
+    # of A could be paired with a row of B.
     dropped = [
         each
         for each in find_field_differences(rows_a, rows_b, ignored_fields=("shape",))
@@ -348,23 +350,24 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between sides A and B: the name of what differs, and its value on each side.
+    """A difference between sides A and B.
 
-    ``is_card_difference``: True if the cycles that kernels used can still be compared, because only the card differs.
+    - ``what``: the name of the setting or field that differs. ``a``, ``b``: its values on the two sides.
+    - ``is_of_card``: True if only the card differs. The cycles that kernels used can then still be compared.
     """
 
     what: str
     a: str
     b: str
-    is_card_difference: bool = field(default=False, kw_only=True)
+    is_of_card: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
         return f"{self.what} {self.a} against {self.b}"
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between two log headers because of which the logs cannot be compared: another device, card
-    or cache state.
+    """Find the differences between two log headers that make the logs incomparable: different devices, cards or cache
+    states.
 
     Raises IncomparableError if the operations differ.
     """
@@ -372,20 +375,20 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_card_difference=not any(map(parse_sharing, names)))]
+    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_card_difference=True))
+        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
     if not is_compute_roof(kinds[0]):
-        # The cache state matters: in burst without cache flushes, a kernel can be several times as fast.
+        # In burst, a kernel can be several times as fast with warm caches as with flushed ones.
         found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
     return [each for each in found if each.a != each.b]
 
 
 def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between the software and the settings of two runs, from the headers of their logs. These
-    differences may explain different rates; often they are what the user wants to compare.
+    """Find the differences between the software and the settings of two runs, from the headers of their logs. They do
+    not prevent a comparison, because often the user compares the runs to see the effect of these differences.
     """
     return find_value_differences(list_run_settings(a), list_run_settings(b))
 
@@ -408,7 +411,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        # Logs of ``mamf reproduce`` store this name and these values, so do not change them.
+        # Logs of ``mamf reproduce`` contain this name and its two values, so they must stay as they are.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
@@ -457,16 +460,16 @@ def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
 
 
 def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
-    """Raise IncomparableError if a log was measured on another card than the roofs (the highest rates of a device)."""
+    """Raise IncomparableError if a log and the roofs (the highest rates of a device) are from different cards."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 
 
 def require_device_of_log(log: RunLog, logged_device: DeviceInfo, open_device: DeviceInfo) -> None:
-    """Raise LogMismatchError if the open device or its software differs from that of a log, so that new rows do not
-    belong in this log.
+    """Raise LogMismatchError unless the open device and its software are those of a log, because a log must not mix
+    rows of different devices.
 
-    ``logged_device``: the device in the log. ``open_device``: the open device.
+    ``logged_device``: the device in the log. ``open_device``: the device that is open now.
     """
     values = [
         (f"device {name}", getattr(logged_device, name), getattr(open_device, name))

@@ -50,8 +50,7 @@ POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# Two runs with a pause of more than _MAX_SHORT_PAUSE between them differ by _LONG_PAUSE_SHIFT_FACTOR times as much as
-# two runs without a long pause.
+# Runs with a longer pause than _MAX_SHORT_PAUSE between them differ _LONG_PAUSE_SHIFT_FACTOR times as much as others.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
 # runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
@@ -59,22 +58,22 @@ _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 # The standard deviation of the timer correction between runs in seconds, from logs that device events timed.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
-# Degrees of freedom of Student's t distribution that match the tails of row errors, by whether the regime is sustained.
+# Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# In sustained, the power controller is in one of two states whose rates differ by 1.1 %. The error is half of that.
+# In sustained, the power controller is in one of two states. This error is half the difference of their rates, 1.1 %.
 _POWER_STATE_ERROR = 0.0055
 # The common shift of all rows of a sustained run, as a share of the rate.
 _SUSTAINED_RUN_SHIFT = 0.0012
 
 
-def compute_decision_error(error: FigureUncertainty, regime: str, visit_count: int) -> FigureUncertainty:
-    """Return the error of a rate that decides whether the rate differs from another one.
+def compute_decision_error(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
+    """Return the error of a rate for the decision whether the rate differs from that of another run.
 
-    ``visit_count``: the number of separate measurements behind the rate. The result has the heavy tails of errors
+    ``measurement_count``: the number of measurements that gave the rate. The result has the heavy tails of errors
     between runs, so it is larger than the calibrated ``error`` of the rate.
     """
     is_sustained = regime == SUSTAINED
-    smallest = _POWER_STATE_ERROR / math.sqrt(visit_count) if is_sustained else 1e-6
+    smallest = _POWER_STATE_ERROR / math.sqrt(measurement_count) if is_sustained else 1e-6
     return FigureUncertainty(
         common=max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common,
         own=min(max(error.own, smallest), 10.0),  # A manipulated log may state any error.
@@ -86,12 +85,12 @@ class RunDesign(NamedTuple):
     """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
     order.
 
-    - ``label``: the order in words, for reports.
+    - ``description``: the order in words, for reports.
     - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
     - ``extra_run_count``: the number of runs beyond the first run of each side.
     """
 
-    label: str
+    description: str
     shift_factor: float
     extra_run_count: int
 
@@ -112,7 +111,7 @@ def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
-    """Return when a run started and ended, or a time in the distant past for both if its log does not say it."""
+    """Return when a run started and ended, or the earliest time for both if its log does not say when."""
     try:
         begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
@@ -125,7 +124,8 @@ class PooledRows(NamedTuple):
 
     - ``rows``: the number of rows. ``ratio``: the weighted geometric mean of B/A over these rows.
     - ``deviation``, ``degrees``: the standard deviation of the logarithm of the ratio, and its degrees of freedom.
-    - ``chance``: the chance of a false alarm. ``by_temperature``: as in RowChange.
+    - ``chance``: the chance of a false alarm.
+    - ``by_temperature``: the largest relative difference that the different temperatures of A and B may explain.
     """
 
     regime: str
@@ -145,15 +145,11 @@ class PooledRows(NamedTuple):
         return Interval(self.ratio / factor, self.ratio * factor, coverage)
 
     def is_regression(self, tolerance: float) -> bool:
-        """Return whether the rows in B are certainly slower than in A, by more than POOLED_TOLERANCE_SHARE of the
-        tolerance.
-        """
+        """Return whether B is certainly slower than A, and by more than POOLED_TOLERANCE_SHARE of the tolerance."""
         return self.interval.high < 1 and self.ratio < 1 - POOLED_TOLERANCE_SHARE * tolerance
 
     def compute_smallest_detectable_loss(self, tolerance: float) -> float:
-        """Compute the smallest loss of speed of all rows, as a share, that this comparison would detect with a
-        probability of 95 %.
-        """
+        """Compute the smallest uniform loss of speed, as a share, that is detected with a probability of 95 %."""
         needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
 
@@ -171,20 +167,21 @@ class PooledRows(NamedTuple):
 class RowChange(NamedTuple):
     """The change of the rate of one row from A to B, as input for pooling rows.
 
-    - ``logarithm``: the logarithm of B/A. ``seconds``: seconds per launch.
-    - ``common``: the standard deviation of the shift that all rows of a run share. ``own``: the standard deviation of
-      the error of this row alone, with ``degrees`` of freedom.
-    - ``rates``: the rates of the single runs of A and of B.
-    - ``by_temperature``: the relative difference that the different temperatures of A and B may explain.
+    - ``log_ratio``: the logarithm of the ratio of the rates, B/A.
+    - ``common_deviation``: the standard deviation of the shift that all rows of a run share.
+    - ``row_deviation``, ``degrees_of_freedom``: the standard deviation of the error that only this row has, and its
+      degrees of freedom.
+    - ``run_rates``: the rate in each run of A, and the rate in each run of B.
+    - ``temperature_effect``: the largest relative difference that the different temperatures of A and B may explain.
     """
 
-    logarithm: float
-    common: float
-    own: float
-    degrees: int
-    seconds: float
-    rates: tuple[Sequence[float], Sequence[float]]
-    by_temperature: float = 0.0
+    log_ratio: float
+    common_deviation: float
+    row_deviation: float
+    degrees_of_freedom: int
+    seconds_per_launch: float
+    run_rates: tuple[Sequence[float], Sequence[float]]
+    temperature_effect: float = 0.0
 
 
 def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chance: float) -> PooledRows:
@@ -194,14 +191,17 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     equal runs of each side, weighted by degrees of freedom. If this spread is much larger than the calibrated shift,
     only the spread counts.
     """
-    total = math.fsum(each.own**-2 for each in changes)
-    weights = [each.own**-2 / total for each in changes]
+    total = math.fsum(each.row_deviation**-2 for each in changes)
+    weights = [each.row_deviation**-2 / total for each in changes]
     timer = math.fsum(
-        weight * _TIMER_DEVIATION_SECONDS / each.seconds for weight, each in zip(weights, changes, strict=True)
+        weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
+        for weight, each in zip(weights, changes, strict=True)
     )
-    common, seen = max(timer, *(each.common for each in changes)), 0.0
+    common, seen = max(timer, *(each.common_deviation for each in changes)), 0.0
     for side in (0, 1):
-        rows = [[math.log(rate / geometric_mean(each.rates[side])) for rate in each.rates[side]] for each in changes]
+        rows = [
+            [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
+        ]
         seen += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
@@ -211,11 +211,11 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
     return PooledRows(
         regime,
         rows=len(changes),
-        ratio=math.exp(math.fsum(weight * each.logarithm for weight, each in zip(weights, changes, strict=True))),
+        ratio=math.exp(math.fsum(weight * each.log_ratio for weight, each in zip(weights, changes, strict=True))),
         deviation=math.hypot(shift, total**-0.5),
         degrees=prior + design.extra_run_count,
         chance=chance,
-        by_temperature=max(each.by_temperature for each in changes),
+        by_temperature=max(each.temperature_effect for each in changes),
     )
 
 
@@ -232,9 +232,9 @@ class ComparedRow:
     """A row of a log in the form in which it is compared with a row of another log.
 
     - ``fields``: the values by which the row is paired with a row of the other log.
-    - ``tflops``: the rate in ``unit``; None if the row has none, and ``status`` and ``reason`` say why.
+    - ``tflops``: the rate in ``unit``; None if the row has no rate. ``status`` and ``reason`` then say why.
     - ``interval``: the interval in which the rate of another run is expected.
-    - ``rounds``: in a log of a guard, the number of repeated measurements that the rate is from.
+    - ``rounds``: in a log of ``mamf guard``, the number of repeated measurements that gave the rate.
     - ``error``: the error of the rate between runs, if it is known. ``seconds``: seconds per launch.
     - ``rates``: the rate in each run, if several runs were averaged.
     - ``celsius``, ``per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
@@ -324,7 +324,8 @@ def is_search_log(log: RunLog) -> bool:
 def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
     """Return the rows of a log that a comparison uses. Raises UsageError for a log that has nothing to compare.
 
-    ``as_ceilings``: from a log of ``mamf find``, return its ceilings, not its candidates (compare.py says when).
+    ``as_ceilings``: from a log of ``mamf find``, return its ceilings instead of its confirmed candidates. Two logs of
+    ``mamf find`` are compared by their ceilings.
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
@@ -347,8 +348,8 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
 
 @functools.lru_cache(1024)  # A log has many rows but only a few problems.
 def get_problem_fields(problem: Any) -> PairingFields:
-    """Return the fields of a problem by which rows are paired: all except the seed of the data. For attention without a
-    backward pass, ``backward_count`` has its default, because it does not change a forward pass.
+    """Return the fields of a problem by which rows are paired, which are all except the seed of the data. For a forward
+    pass of attention, ``backward_count`` has its default value, because it concerns backward passes only.
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
@@ -357,9 +358,7 @@ def get_problem_fields(problem: Any) -> PairingFields:
 
 
 def make_pairing_fields(step: StepKey) -> PairingFields:
-    """Return the fields by which a row of this step (regime, problem, shape and kernel) is paired with a row of another
-    log.
-    """
+    """Return the regime, the problem's fields, the shape and the kernel of a step, by which rows are paired."""
     return {"regime": step.regime, **get_problem_fields(step.problem), "shape": str(step.shape), "kernel": step.kernel}
 
 
@@ -373,18 +372,18 @@ def _make_compared_row(row: Measurement) -> ComparedRow:
     )
 
 
-def _add_error_and_conditions(entry: ComparedRow, visits: Sequence[Measurement]) -> ComparedRow:
-    """Return a copy of ``entry`` with error, temperature and used cycles from ``visits``, the measurements in one run
-    that gave its rate.
-    """
+def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[Measurement]) -> ComparedRow:
+    """Return a copy of a row with the error, temperature and used cycles of the measurements that gave its rate."""
     return replace(
-        entry,
-        error=compute_decision_error(compute_combined_rate_error(visits), visits[0].regime, len(visits)),
-        seconds=visits[0].seconds,
-        celsius=compute_known_median(row.conditions.celsius for row in visits),
-        per_degree=choose_repeatability(visits).per_degree,
-        cycles_used=compute_known_median(row.conditions.cycles_used for row in visits),
-        cycles_error=_compute_cycles_error(visits[0].regime, visits[0].problem),
+        compared_row,
+        error=compute_decision_error(
+            compute_combined_rate_error(measurements), measurements[0].regime, len(measurements)
+        ),
+        seconds=measurements[0].seconds,
+        celsius=compute_known_median(row.conditions.celsius for row in measurements),
+        per_degree=choose_repeatability(measurements).per_degree,
+        cycles_used=compute_known_median(row.conditions.cycles_used for row in measurements),
+        cycles_error=_compute_cycles_error(measurements[0].regime, measurements[0].problem),
     )
 
 
@@ -417,32 +416,28 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
 
 
 def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
-    """Group rows by step (regime, problem, shape and kernel). A step has several rows if it was measured
-    several times.
-    """
+    """Group rows by step (regime, problem, shape and kernel), because a step may be measured several times."""
     return group_pairs((row.step, row) for row in rows)
 
 
-def combine_measurements(visits: Sequence[Measurement]) -> ComparedRow:
-    """Combine all measurements of one step to one compared row: only the repeated measurements (phase ``confirm``) if
-    there are any, otherwise the first one. If any result was wrong, the row has the status ``wrong_result``.
+def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
+    """Combine the measurements of one step to one compared row. If the step was measured again (phase ``confirm``),
+    only the repetitions count. If any result was wrong, the row has the status ``wrong_result``.
     """
-    wrong = [row for row in visits if row.status == "wrong_result"]
-    fresh = [row for row in visits if row.phase == CONFIRM_PHASE]
-    measured = [row for row in fresh or visits if row.ok]
+    wrong = [row for row in measurements if row.status == "wrong_result"]
+    repeated = [row for row in measurements if row.phase == CONFIRM_PHASE]
+    measured = [row for row in repeated or measurements if row.ok]
     if wrong or not measured:
-        return _make_compared_row((wrong or fresh or visits)[-1])
-    entry = _make_compared_row(measured[-1])
-    if not fresh:
-        return entry
+        return _make_compared_row((wrong or repeated or measurements)[-1])
+    combined = _make_compared_row(measured[-1])
+    if not repeated:
+        return combined
     rate, interval = combine_rounds(measured)
-    return _add_error_and_conditions(replace(entry, tflops=rate, interval=interval, rounds=len(measured)), measured)
+    return _add_error_and_conditions(replace(combined, tflops=rate, interval=interval, rounds=len(measured)), measured)
 
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
-    """Yield a compared row for each candidate shape that ``mamf find`` measured again to confirm it. Each of these
-    repeated measurements counts as one sample.
-    """
+    """Yield a compared row for each candidate shape that ``mamf find`` measured repeatedly to confirm its rate."""
     for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(visits) >= MIN_CONFIRMING_ROUNDS:
             rate, interval = combine_rounds(visits)

@@ -26,7 +26,7 @@ from mamf.logs.run_log import ReadProgressCallback
 from mamf.machine.privacy import scrub_text
 
 #: The maximum size of an unpacked log in bytes, which is about a million rows.
-MAX_LOG_BYTES = 128 << 20
+MAX_FINDER_LOG_BYTES = 128 << 20
 _MAX_LINE_LENGTH = 4000
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_BYTE_ORDER_MARKS = (
@@ -57,13 +57,13 @@ def read_finder_logs(path: Path, on_read: ReadProgressCallback = lambda count: N
 def _read_finder_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_LOG_BYTES + 1)
+            content = file.read(MAX_FINDER_LOG_BYTES + 1)
         if content.startswith(_GZIP_MAGIC):
-            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_LOG_BYTES + 1)
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_FINDER_LOG_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise RunLogError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if len(content) > MAX_LOG_BYTES:
-        raise RunLogError(f"has more than {MAX_LOG_BYTES >> 20} MiB, so it is not a log of mamf-finder")
+    if len(content) > MAX_FINDER_LOG_BYTES:
+        raise RunLogError(f"has more than {MAX_FINDER_LOG_BYTES >> 20} MiB, so it is not a log of mamf-finder")
     return content.decode("utf-16" if content.startswith(_UTF16_BYTE_ORDER_MARKS) else "utf-8-sig", errors="replace")
 
 

@@ -1,16 +1,16 @@
-"""Decide about rows that were measured again: for ``mamf guard``, rows that must not be slower than in an earlier log,
-the baseline; for ``mamf reproduce``, claims, which are rates from another log or a text. The code reads rows only; it
-measures nothing.
+"""Judge rows that a run measured to check earlier rates. ``mamf guard`` checks that rows are not slower than in an
+earlier log, the baseline. ``mamf reproduce`` checks claims, which are rates from another log or a text. The code reads
+rows only; it measures nothing.
 
-Guard: the guard never fails because of the first measurement of a row, which only raises a doubt. The run measures
-doubtful rows again in turns, and only these repetitions decide, because the slowest of many first measurements is also
-slow by chance (the winner's curse). The run stops repeating a row when the interval of its rate, divided by that of the
-baseline, is entirely on one side of the tolerance, or after the maximum number of rounds.
+Guard: a row that looks slow or noisy at its first measurement is measured again, and only these repeated measurements
+decide, because the slowest of many first measurements is also slow by chance (the winner's curse). The run stops
+repeating a row when the interval of its rate, divided by the rate in the baseline, is entirely on one side of the
+tolerance, or after the maximum number of repetitions.
 
 Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
-were selected for being fast, so a verdict takes into account from how many rows they were selected. Two runs are
-expected to differ as much as in the calibration. If a claim does not state the error of its rate, mamf assumes that of
-the measurement here. Measurements of a claim have the phase ``confirm`` and a number.
+were selected because they were fast, so a verdict depends on the number of rows from which they were selected. Two runs
+may differ as much as the equal runs of the calibration do. If a claim does not state the error of its rate, mamf
+assumes the error of the new measurement. The measurements of a claim have the phase ``confirm`` and a number.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class GuardFileKeys(Struct, kw_only=True):
     problem: FieldValues = field(default_factory=dict)
 
 
-# The first measurement of a row raises a doubt if it is slower than the baseline by this share of the tolerance. The
-# share is below 1, because a single measurement may be a percent faster than the kernel is.
+# A row is measured again if its first measurement is slower than the baseline by this share of the tolerance. The
+# share is below 1, because a single measurement may be a percent faster than the average of many.
 _DOUBT_SHARE = 0.5
-# A row has failed after this many failures. One failure may be transient, so the row is tried once more.
+# A row counts as failed after this many failures. A single failure may be transient, so the row is measured again.
 _MAX_FAILURES = 2
 
 #: The outcomes of a row of ``mamf guard``, worst first. ``failed``: the baseline has a rate, but this row has none.
@@ -88,21 +88,21 @@ GuardOutcome = Literal["failed", "regression", "undecided", "new", "ok"]
 GUARD_OUTCOMES: tuple[GuardOutcome, ...] = get_args(GuardOutcome)
 
 
-def list_guarded_rows(log: RunLog, by: str) -> list[ComparedRow]:
-    """Return the rows of a log with the figures that ``mamf guard`` compares. ``by``: rates or used cycles, one of
-    COMPARED_FIGURES.
+def list_guarded_rows(log: RunLog, compared_figure: str) -> list[ComparedRow]:
+    """Return the rows of a log with the figures that ``mamf guard`` compares. ``compared_figure``: ``rate`` or
+    ``cycles``, as in COMPARED_FIGURES.
     """
     return (
         [each.convert_to_cycles() for each in list_compared_rows(log)]
-        if by == COMPARE_CYCLES
+        if compared_figure == COMPARE_CYCLES
         else list_compared_rows(log)
     )
 
 
 def needs_repetition(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
-    """Return whether ``mamf guard`` must measure a row again before it can decide about the row.
+    """Return whether ``mamf guard`` must measure a row again before it can judge the row.
 
-    ``visits``: all measurements of the row so far, in order. ``baseline``: the row in the log to compare with.
+    ``baseline``: the row in the earlier log. ``visits``: all measurements of the row so far, in order.
     """
     now = combine_measurements(visits)
     now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
@@ -111,10 +111,10 @@ def needs_repetition(baseline: ComparedRow, visits: Sequence[Measurement], toler
         return False
     if not visits[-1].ok:
         return sum(not row.ok for row in visits) < _MAX_FAILURES
-    seen = RowPair(before.fields, before, now)
+    pair = RowPair(before.fields, before, now)
     if not any(row.phase == CONFIRM_PHASE for row in visits):
-        return seen.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(seen, tolerance)
-    return seen.b.rounds < MIN_CONFIRMING_ROUNDS or seen.interval.low <= 1 - tolerance <= seen.interval.high
+        return pair.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
+    return pair.b.rounds < MIN_CONFIRMING_ROUNDS or pair.interval.low <= 1 - tolerance <= pair.interval.high
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class JudgedRow:
     ``pair``: the row and its baseline (the row of the earlier log); None if one of the two has no rate.
     """
 
-    entry: ComparedRow
+    compared_row: ComparedRow
     outcome: GuardOutcome
     pair: RowPair | None = None
 
@@ -159,8 +159,8 @@ class GuardResult:
 
 
 def judge_guard_log(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
-    """Compare the log of a run of ``mamf guard`` with the earlier log that is its baseline. ``by``: what is compared,
-    rates or used cycles, one of COMPARED_FIGURES.
+    """Compare the log of a run of ``mamf guard`` with its baseline, an earlier log. ``by``: the compared figure,
+    ``rate`` or ``cycles``, as in COMPARED_FIGURES.
     """
     comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
     found = [
@@ -174,10 +174,10 @@ def judge_guard_log(baseline: RunLog, log: RunLog, tolerance: float, by: str = C
 
 
 def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
-    """Return the outcome of a row: ``regression`` if the row is slower than its baseline with 95 % confidence and by
-    more than the tolerance.
+    """Return the outcome of a row that both logs have. It is ``regression`` if the row is slower than its baseline with
+    95 % confidence, and by more than the tolerance.
 
-    A slower row is ``undecided`` until it has been repeated MIN_CONFIRMING_ROUNDS times.
+    A slower row is ``undecided`` until it has been measured again MIN_CONFIRMING_ROUNDS times.
     """
     if is_interval_too_wide(pair, tolerance):
         return "undecided"
@@ -187,9 +187,7 @@ def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
 
 
 def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
-    """Return whether the interval of a ratio is so wide that, at this tolerance, the row may or may not be a
-    regression.
-    """
+    """Return whether the interval of the ratio is too wide to tell if the row is slower by more than the tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_INTERVAL_COVERAGE
@@ -213,17 +211,18 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
 _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
-# Half the width of a 95 % interval of a normal distribution in standard deviations; the relative difference below which
-# two clocks count as equal.
+# _NORMAL_95: half the width of a 95 % interval of a normal distribution, in standard deviations.
+# _SAME_CLOCK_TOLERANCE: the largest relative difference of two clocks that count as equal.
 _NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
-def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
+def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceOptions:
     """Turn the best rows of a log into claims: rates that another run can measure again.
 
-    ``top``: how many rows of each problem and regime; None for all rows. Raises UsageError for a log without a rate.
+    ``max_claims_per_group``: the maximum number of claims for each regime and problem; None for all rows. Raises
+    UsageError for a log without a rate.
     """
-    ceilings = list_compared_rows(log, as_ceilings=True) if is_search_log(log) and top == 1 else []
+    ceilings = list_compared_rows(log, as_ceilings=True) if is_search_log(log) and max_claims_per_group == 1 else []
     rows = {
         frozenset(make_pairing_fields(row.step).items()): row
         for row in log.measurements
@@ -239,7 +238,7 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
     if not claims:
         raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
     return ReproduceOptions(
-        tuple(claim for same in groups.values() for claim in same[:top]),
+        tuple(claim for same in groups.values() for claim in same[:max_claims_per_group]),
         source=log.path.name,
         recorded=tuple(_list_device_and_settings(log.header).items()),
         chosen_from=1 if ceilings else len(claims),
@@ -247,7 +246,7 @@ def make_claims(log: RunLog, top: int | None = 1) -> ReproduceOptions:
 
 
 def _list_device_and_settings(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return device, card, software, settings and limits of a run as text by name, from the header of its log."""
+    """Return the device, card, software and settings of a run as texts by name, from the header of its log."""
     device, clock = header["device"], header["device"].get("max_clock_hz")
     return {
         "device": device["name"],
@@ -278,20 +277,22 @@ class JudgedClaim:
         return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.verdict(self.tolerance)]
 
     @property
-    def cycles(self) -> tuple[float | None, float | None]:
-        """The shares of cycles that the kernel used in the claim and here; None, None unless cycles are compared."""
+    def used_cycle_shares(self) -> tuple[float | None, float | None]:
+        """The share of the cycles that the kernel used in the claim, and the share that it used here. Both are None
+        unless ``pair`` compares cycles.
+        """
         if self.measured_row is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None
         return self.claim.cycles_used, self.measured_row.cycles_used
 
     @property
     def is_slower(self) -> bool:
-        """True if the kernel is certainly slower here than claimed, and by more than the tolerance."""
+        """Whether the kernel is certainly slower here than in the claim, and by more than the tolerance."""
         return self.pair is not None and self.pair.is_regression(self.tolerance)
 
 
 def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
-    """Judge each claim, in the order of ``options.claims``. ``rows``: what the run has measured so far."""
+    """Judge each claim, in the order of ``options.claims``. ``rows``: the rows that the run has measured so far."""
     return [
         _judge_claim(options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.step == claim.step])
         for claim in options.claims
@@ -324,8 +325,8 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measu
 def find_setup_differences(
     options: ReproduceOptions, judged: Iterable[JudgedClaim], header: Mapping[str, Any]
 ) -> list[Difference]:
-    """Find what differs between the run that the claims come from and the run here: device, software, settings and
-    clocks.
+    """Find the differences in device, software, settings and clock between the run that the claims come from and the
+    run on this device.
     """
     clocks = [
         Difference(f"clock in {each.claim.step[0]}", f"{then / 1e6:.0f} MHz", f"{now / 1e6:.0f} MHz")

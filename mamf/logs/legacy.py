@@ -20,7 +20,7 @@ from mamf.files import create_file_atomically
 from mamf.logs.records import make_json_values, read_record
 from mamf.logs.run_log import (
     MALFORMED_ERRORS,
-    SCHEMA,
+    SCHEMA_VERSION,
     ReadProgressCallback,
     describe_error,
     explain_unreadable_schema,
@@ -106,7 +106,7 @@ def _yield_records(run: FinderRun) -> Iterator[dict[str, Any]]:
     """Yield the records of a run of mamf-finder, header first, without private texts."""
     yield {
         "record": "header",
-        "schema": SCHEMA,
+        "schema": SCHEMA_VERSION,
         "tier": LEGACY_TIER,
         "tool": {"name": "mamf-finder", "version": run.version},
         "importer": describe_mamf_version(),

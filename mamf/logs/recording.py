@@ -76,12 +76,12 @@ _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
 }
 
 
-#: Returns the types of the fields of a class, by name.
+#: A cached function that returns the types of the fields of a class, by name.
 _get_field_types = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def _get_logged_type(kind: Any) -> Any:
-    """Return the type that a value of a plan, of type ``kind``, has in a log."""
+    """Return the type with which a log stores a value that has the type ``kind`` in a plan."""
     if kind in _LOGGED_TYPES:
         return _LOGGED_TYPES[kind]
     if get_origin(kind) is tuple:
@@ -101,9 +101,10 @@ def _get_logged_type(kind: Any) -> Any:
 
 
 def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared types of the fields of ``kind`` by name, with Missing added to those that have a default.
+    """Add Missing to the types of the fields that have a default value in the class ``kind``, because logs of older
+    versions of mamf may lack these fields. Returns all field types by name.
 
-    Logs that were written before mamf had a field do not have it.
+    ``declared``: the field types by name, without Missing.
     """
     defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
     return {
@@ -112,8 +113,8 @@ def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, 
 
 
 def _declare_struct(name: str, declared: Mapping[str, Any]) -> type[Struct]:
-    """Declare a msgspec struct with these field types by name. Fields whose type includes Missing may be missing from a
-    log.
+    """Declare a msgspec struct. ``declared``: the types of its fields by name. A field whose type includes Missing may
+    be missing from a log.
     """
     given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
     return defstruct(name, given, kw_only=True, module=__name__)
@@ -144,7 +145,7 @@ _PLAN_FIELDS = {
     ),
     "options": PlanOptions | Missing,
 }
-#: The plan of a search for ceilings with which a run begins. Such a plan has no searches itself.
+#: The plan of a search for ceilings that a run does before its own measurements. This plan contains no other searches.
 SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
@@ -257,11 +258,11 @@ class LogRecord(NamedTuple):
 
 
 def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
-    """Estimate the overhead of the timer again, and find in which ways the card is shared now and was not before the
-    run. Returns both as fields of the summary.
+    """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example by
+    another process. Returns fields of the summary.
 
-    Leaves out the overhead if no row had an overhead subtracted, sharing if there are no new ways, and what was not
-    found before the device failed.
+    The overhead is missing if no row had an overhead subtracted. The sharing is missing if it did not change. Both may
+    be missing if the device has failed.
     """
     fields: dict[str, Any] = {}
     with suppress(Exception):  # The device failed, and the run has already ended for that reason.
@@ -274,9 +275,7 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
 
 def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -> str:
     """Return a warning if the overhead of the timer after the run differs from the overhead that was subtracted from
-    samples.
-
-    Returns an empty string if the difference is too small to matter.
+    the samples. Returns an empty string if the difference is too small to matter.
     """
     timed = [row for row in rows if row.ok and row.timer_overhead]
     after = summary.get("timer_overhead_after_seconds")
@@ -285,8 +284,8 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     before = timed[-1].timer_overhead
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
-        f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run: "
-        f"the times of the shortest launches may be off by {share:.1%}: measure these rows again"
+        f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run, so "
+        f"the times of the shortest launches may be wrong by {share:.1%}: measure these rows again"
     )
 
 

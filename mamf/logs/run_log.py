@@ -36,7 +36,7 @@ from mamf.measurement import Measurement, NotebookTable, Rate, group_pairs
 from mamf.operations.unknown import is_compute_roof
 from mamf.plans import Plan
 
-#: A function that is called with the number of bytes or characters read since its last call, for a progress bar.
+#: A function that shows progress. Its argument is the number of bytes or characters read since its last call.
 ReadProgressCallback = Callable[[int], object]
 
 
@@ -92,22 +92,22 @@ def parse_record(line: bytes) -> dict[str, Any]:
         try:
             record = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            # The log of a command line that is not UTF-8 contains lone surrogates. msgspec refuses them, so json parses
-            # the line.
+            # If a command line was not valid UTF-8, its log contains lone surrogates. msgspec rejects them, but json
+            # accepts them.
             record = json.loads(text.decode())
             json.dumps(record, allow_nan=False)  # Raises ValueError for NaN and infinity.
     except ValueError:
-        raise ValueError("not a JSON object") from None
+        raise ValueError("the line is not a JSON object") from None
     except RecursionError:
         raise ValueError("the values of this line are nested too deeply") from None
     if not isinstance(record, dict) or not isinstance(record.get("record"), str):
-        raise ValueError("not a record of a run log: it has no field 'record'")
+        raise ValueError("the line is not a record of a run log, because it has no text field 'record'")
     return record
 
 
 def find_repeated_fields(line: bytes) -> list[str]:
-    """Return the names of the fields that an object in this line has more than once. Returns none if the line is not
-    JSON.
+    """Return the names of the fields that an object in this line has more than once. Returns an empty list for a line
+    that is not JSON.
     """
     repeated_names: list[str] = []
 
@@ -122,15 +122,15 @@ def find_repeated_fields(line: bytes) -> list[str]:
     return repeated_names
 
 
-SCHEMA = 5
+SCHEMA_VERSION = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: The errors that mamf code may raise when it reads a log with values of the wrong type.
 MALFORMED_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Ceilings by problem and regime, for operations other than matmul.
 CeilingsByProblemAndRegime = dict[tuple[Any, str], Ceiling]
 
-#: The message for logs that have no samples, by their ``tier``: it says why ``read_run_log`` does not read such a log,
-#: and which commands read it.
+#: For each ``tier`` of logs that ``read_run_log`` does not read, because they have no samples: the message that says
+#: which commands read such a log.
 _UNREADABLE_TIERS = {
     "legacy": (
         "this is an imported log of mamf-finder, which has no samples: only 'mamf show', 'compare', 'plot', 'report' "
@@ -195,8 +195,8 @@ class RunLog(NotebookTable):
 
     @property
     def tier(self) -> str:
-        """``complete``, or ``interrupted`` if the run ended early (Ctrl-C, time budget, kill), so that it may have
-        missed the best shape.
+        """``complete``, or ``interrupted`` if the run ended early (Ctrl-C, time budget, kill). An interrupted run may
+        have missed the best shape.
         """
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
@@ -207,7 +207,7 @@ class RunLog(NotebookTable):
             self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return each measurement as one flat mapping by column, for ``pandas.DataFrame(log.rows())``."""
+        """Return one mapping for each measurement: its values by column, for ``pandas.DataFrame(log.rows())``."""
         return [flatten_record(make_measurement_record(row)) for row in self.measurements]
 
     @property
@@ -249,19 +249,23 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
 
 
 def describe_error(error: Exception) -> str:
-    """Return one line that says what is wrong with a record, from the error that reading it raised."""
+    """Describe in one line what is wrong with a record. ``error``: the exception that reading the record raised."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
     return str(error) if isinstance(error, (MamfError, ValueError)) else f"malformed: {error}"
 
 
 def explain_unreadable_schema(path: Path, schema: object) -> str:
-    """Return in one line why this version of mamf cannot read a log with this schema version; empty if it can."""
-    if type(schema) is int and schema == SCHEMA:
+    """Explain in one line why this version of mamf cannot read a log with this schema version. Returns an empty string
+    if mamf can read it.
+    """
+    if type(schema) is int and schema == SCHEMA_VERSION:
         return ""
-    if type(schema) is int and 0 < schema < SCHEMA:
-        return f"{path} has schema {schema}, not {SCHEMA}: mamf 0.2 is the last release that reads or converts it"
-    return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA}: upgrade mamf"
+    if type(schema) is int and 0 < schema < SCHEMA_VERSION:
+        return (
+            f"{path} has schema {schema}, not {SCHEMA_VERSION}: mamf 0.2 is the last release that reads or converts it"
+        )
+    return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA_VERSION}: upgrade mamf"
 
 
 def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +321,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the fields of a record without nesting, under names such as ``shape.m`` and ``tflops.median``."""
+    """Return the fields of a record as one flat mapping, with names such as ``shape.m`` and ``tflops.median``."""
     flat_fields: dict[str, Any] = {}
     for name, value in record.items():
         is_nested = isinstance(value, Mapping)
@@ -326,14 +330,14 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the last row of each step (regime, problem, shape and kernel), because a resumed run may repeat a failed
-    step.
+    """Return the latest row of each step (regime, problem, shape and kernel). A step has several rows if a resumed run
+    repeated it after a failure.
 
-    Keeps all rows of the reference matmul, which a run measures again and again to detect drift.
+    Returns all rows of the reference matmul, which a run measures repeatedly to detect drift.
     """
     latest_rows: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        device = row.device if row.phase else None  # Rows with a phase are of a search, which each device does itself.
+        device = row.device if row.phase else None  # Rows with a phase are from a search, which every device runs.
         key = number if row.is_reference else (row.step, row.phase, row.round, device)
         latest_rows.pop(key, None)
         latest_rows[key] = row
@@ -341,9 +345,8 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the header of a log with information about sharing added to the name of its device.
-
-    Returns the header unchanged unless the summary says that the card was shared after the run.
+    """Return the header of a log. If the summary says that the card was shared after the run, the name of the device
+    in the returned header says so too.
     """
     if not summary or not summary.get("shared_after"):
         return header

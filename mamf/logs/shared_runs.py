@@ -1,5 +1,5 @@
-"""Join the logs of a shared run, which several devices or processes divided and which has one log for each of them, to
-one log. Also divide the shapes of a device that failed during the run among the other devices.
+"""Join the logs of a shared run to one log. In a shared run, several devices or processes divide the shapes among them,
+and each writes its own log. If a device fails during the run, its shapes are divided among the other devices.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import FIND, SWEEP, Plan
 
-#: The file name of a log of a shared run: device or rank, then perhaps a number or a dtype. Logs of ``mamf node`` end
-#: with the name of a test without a digit instead, so they do not match.
+#: The file name of a log of a shared run, such as ``device0.jsonl``, ``rank3-2.jsonl`` or ``device0-float16.jsonl``.
+#: Logs of ``mamf node`` do not match, because their names end with the name of a test, which has no digit.
 _LOG_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 #: The fields of a plan in which the logs of one shared run may differ.
 _FIELDS_THAT_MAY_DIFFER = {"shapes", "layers", "searches", "budget_seconds"}
 
 
 def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
-    """Return the paths of the logs of a shared run (a run that several devices or processes divided) in a folder,
-    sorted by device.
+    """Return the paths of the logs of a shared run in a folder, sorted by device. Returns an empty list if the folder
+    has no shared run.
 
-    ``device``: return only the logs of this device or rank. Returns no paths if the folder has no shared run.
+    ``device``: return only the logs of the device or rank with this number.
     """
     named = [
         (match, path)
@@ -53,7 +53,9 @@ def read_log_or_shared_run(*paths: Path) -> RunLog:
         return read_run_log(paths[0])
     files = [each for path in paths for each in (find_shared_logs(path) if path.is_dir() else [path])]
     if not files:
-        raise UsageError(f"{paths[0]} has no logs of a shared run, such as device0.jsonl or rank0.jsonl")
+        raise UsageError(
+            f"{paths[0]} has no logs of a shared run, such as device0.jsonl or rank0.jsonl: pass another path"
+        )
     return join_logs([read_run_log(each) for each in files], paths[0])
 
 
@@ -91,10 +93,10 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
 
 
 def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
-    """Return a number for the device of each log, by path of the log.
+    """Choose a number for the device of each log. Returns the numbers by path of the log.
 
-    It is the index of the device if all indices differ. Otherwise the devices are in several machines and get
-    consecutive numbers.
+    The number is the index of the device if all indices differ. Otherwise the devices are in several machines, and the
+    numbers are consecutive.
     """
     infos = {log.path: log.header["device"] for log in logs}
     cards = {path: (info["index"], info["uuid_hash"] or path.stem.partition("-")[0]) for path, info in infos.items()}
@@ -109,14 +111,16 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     """
     models = dict.fromkeys(log.header["device"]["name"] for log in logs)
     if len(models) > 1:
-        raise UsageError(f"the logs are not from one run: their devices are {', '.join(models)}")
+        raise UsageError(
+            f"the logs are not from one run: their devices are {', '.join(models)}; pass the logs of one run"
+        )
     plans = [log.plan for log in logs]
     if any(_get_common_fields(plan) != _get_common_fields(first.plan) for plan in plans):
         raise UsageError("the logs are not from one run, because their plans differ: pass the logs of one run")
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):
-        raise UsageError("the logs are not parts of one run: to compare separate runs, use 'mamf compare'")
+        raise UsageError("the logs are of separate runs, not parts of one run: use 'mamf compare' to compare them")
     layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
     shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
     return replace(
@@ -130,7 +134,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
 def _get_common_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of a plan, by name, that must be equal in all logs of a shared run.
 
-    Logs of ``mamf find`` have only two such fields, because its grid of shapes depends on the device.
+    For ``mamf find``, these are only two fields, because its grid of shapes depends on the device.
     """
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
@@ -175,10 +179,10 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 
 
 def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
-    """Divide the shapes of devices that are no longer available among the remaining devices.
+    """Divide the shapes that failed devices did not measure among the remaining devices.
 
-    Starts a log for each remaining device with its part of these shapes, and adds that log to ``logs`` (logs by
-    device).
+    Starts a log for each remaining device with its part of these shapes, and adds this log to ``logs``, the logs by
+    device.
     """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {
@@ -199,8 +203,8 @@ def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining
 
 
 def _start_log_of_missing_shapes(folder: Path, device_log: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """Start a log for these shapes with the header and the ceilings of another log of the device, and return the new
-    log.
+    """Start a log of a device for these shapes, and return it. It has the header and the ceilings of ``device_log``,
+    an earlier log of the device.
     """
     plan = device_log.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))

@@ -22,7 +22,7 @@ from typing import Any
 
 from mamf.errors import LogChangedWarning, MamfError, RunLogError, RunLogWriteError, UsageError
 from mamf.files import create_file_atomically, make_folder
-from mamf.logs.run_log import SCHEMA, RunLog, read_run_log
+from mamf.logs.run_log import SCHEMA_VERSION, RunLog, read_run_log
 from mamf.machine.privacy import scrub_record
 
 # O_NONBLOCK keeps open() from blocking on a pipe. O_BINARY keeps Windows from changing line ends.
@@ -49,7 +49,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         ``is_numbered``: if the file exists, add a number to its name. Raises UsageError if the file exists or cannot be
         created, and RunLogWriteError if the disk is full.
         """
-        line = encode_record("header", {"schema": SCHEMA, **header})
+        line = encode_record("header", {"schema": SCHEMA_VERSION, **header})
         if not is_numbered and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or continue it with --resume")
         writer = cls(create_file_atomically(path, line, is_numbered))
@@ -93,9 +93,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         return self._descriptor >= 0
 
     def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
-        """Remove the incomplete line that a killed run left, and append a record which says that the run
-        was resumed.
-        """
+        """Remove the incomplete last line of a killed run, and append a record which says that the run was resumed."""
         line = encode_record("resume", fields)
         self.append_line()
         os.ftruncate(self._descriptor, log.valid_bytes)
@@ -103,19 +101,17 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.append_line(line)
 
     def write(self, record: str, fields: Mapping[str, Any]) -> None:
-        """Append one record with these fields. If that fails (disk full), restore the log and raise
-        RunLogWriteError.
-        """
+        """Append one record with these fields. If the disk is full, restore the log and raise RunLogWriteError."""
         self.append_line(encode_record(record, fields))
 
     def append_line(self, line: bytes = b"") -> None:
         """Append an encoded line. If another program has changed the file, first write the whole log again.
 
-        Without a line, only do the latter. Raises RunLogWriteError if the file cannot be written.
+        An empty ``line`` appends nothing. Raises RunLogWriteError if the file cannot be written.
         """
         change = self._rewrite_log() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
-        self._copy.write(line)  # First the copy: an interrupt may keep the line out of the file.
+        self._copy.write(line)  # Write to the copy first: an interrupt may prevent the write to the file.
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
@@ -126,7 +122,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
             ) from None
-        if change:  # Warn after writing: a filter may turn the warning into an error, which must not lose the row.
+        if (
+            change
+        ):  # Warn only after the write: a filter may turn the warning into an error, which must not lose the row.
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
     def _is_changed(self) -> bool:
@@ -180,10 +178,10 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
 
 def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
-    """Encode a record as a line of JSON without private texts. Raises RunLogWriteError for values that JSON does not
-    have, such as NaN.
+    """Encode a record as a line of JSON, without private texts. Raises RunLogWriteError for a value that JSON cannot
+    store, such as NaN.
     """
     try:
         return f"{json.dumps({'record': record, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
     except (TypeError, ValueError) as error:
-        raise RunLogWriteError(f"a {record} cannot be written as JSON: {error}") from None
+        raise RunLogWriteError(f"a record of type {record!r} cannot be written as JSON: {error}") from None

@@ -24,7 +24,7 @@ from mamf.files import create_file_atomically
 from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
 from mamf.logs.run_log import (
     MALFORMED_ERRORS,
-    SCHEMA,
+    SCHEMA_VERSION,
     describe_error,
     explain_unreadable_schema,
     parse_record,
@@ -73,7 +73,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
     If ``path`` exists, append a number to the file's name. Raises UsageError if the file cannot be created.
     """
     header = {
-        "schema": SCHEMA,
+        "schema": SCHEMA_VERSION,
         "tier": PROFILE_TIER,
         "tool": describe_mamf_version(),
         "command": command,

@@ -138,7 +138,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"the run is too short to decide, because the interval is wider than +-{format_share(tolerance)}"
-    if pair.by_temperature >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
+    if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
         yield f"there are few samples, so the interval's confidence may be only {100 * pair.interval.coverage:.0f} %"
@@ -196,7 +196,7 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
     else:
         smallest = format_share(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
         result = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
-    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.label}): B/A {figures}: {result}"
+    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.description}): B/A {figures}: {result}"
 
 
 def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
@@ -248,7 +248,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "compared_anyway": [asdict(each) for each in comparison.forced],
         "paired_without": [asdict(each) for each in comparison.dropped],
         "differences": [asdict(each) for each in comparison.noted],
-        "design": comparison.design.label,
+        "design": comparison.design.description,
         "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
         "together": [each.flatten(tolerance) for each in comparison.together],
         **{
@@ -292,14 +292,18 @@ def describe_guard_verdict(result: GuardResult) -> str:
 
 def describe_judged_row(row: JudgedRow) -> str:
     """Return the name of a row that a guard judged: its kernel, its shape and its other fields."""
-    other_fields = [f"{field} {value}" for field, value in row.entry.fields.items() if field not in ("shape", "kernel")]
-    return f"{row.entry.kernel} {row.entry.shape} ({', '.join(other_fields)})"
+    other_fields = [
+        f"{field} {value}" for field, value in row.compared_row.fields.items() if field not in ("shape", "kernel")
+    ]
+    return f"{row.compared_row.kernel} {row.compared_row.shape} ({', '.join(other_fields)})"
 
 
 def describe_row_outcome(row: JudgedRow) -> str:
     """Say how fast a row was now and in the baseline, or why one of the two rates is missing."""
     if row.pair is None:
-        return "not in the baseline" if row.outcome == "new" else f"{row.entry.status}: {row.entry.reason}"
+        return (
+            "not in the baseline" if row.outcome == "new" else f"{row.compared_row.status}: {row.compared_row.reason}"
+        )
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
     assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
     new_measurements = f", from {b.rounds} new measurements" if b.rounds else ""
@@ -343,7 +347,7 @@ def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
         case = ElementTree.SubElement(
             top,
             "testcase",
-            classname=escape_invisible_characters(f"{suite}.{row.entry.kernel}"),
+            classname=escape_invisible_characters(f"{suite}.{row.compared_row.kernel}"),
             name=escape_invisible_characters(describe_judged_row(row)),
         )
         if row.outcome in _JUNIT_TAG_BY_OUTCOME:

@@ -11,7 +11,7 @@ import pytest
 from test_counters_command import printed
 
 from mamf.cli import main
-from mamf.cli.commands.autoprofile import LOG_HEADINGS, SUMMARY_FILE, make_summary_markdown
+from mamf.cli.commands.autoprofile import HEADING_BY_LOG_FILE, SUMMARY_FILE, make_summary_markdown
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.counters import ncu
@@ -72,11 +72,11 @@ def text_of(folder):
 
 
 def test_one_command_fills_a_folder(filled):
-    logs = LOG_HEADINGS.keys() - {"counters.jsonl"}
+    logs = HEADING_BY_LOG_FILE.keys() - {"counters.jsonl"}
     assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY_FILE}
     text = text_of(filled)
     assert text.startswith("# Simulated H100: what it can do, and what kernels reach\n")
-    assert [title for title in LOG_HEADINGS.values() if f"## {title}\n" not in text] == []
+    assert [title for title in HEADING_BY_LOG_FILE.values() if f"## {title}\n" not in text] == []
     assert [name for name in logs if f"`mamf show` [{name}]({name})" not in text] == []
     assert "not measured: mamf reads hardware counters with NVIDIA's ncu, which does not support" in text
     assert "| matmul | " in text

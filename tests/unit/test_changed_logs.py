@@ -191,7 +191,7 @@ def test_the_lines_before_what_another_program_wrote_are_saved(sweep, whole):
     LOG.write_bytes(b"".join([*whole[:3], b"from elsewhere\n", *whole[3:]]))
     code, _, err = sweep("--resume", str(LOG))
     advice = f"to save and resume the lines before it: head -n 3 {LOG} > NEW.jsonl"
-    assert (code, err) == (2, f"mamf: {LOG}, line 4: not a JSON object; {advice}\n")
+    assert (code, err) == (2, f"mamf: {LOG}, line 4: the line is not a JSON object; {advice}\n")
     Path("NEW.jsonl").write_bytes(b"".join(LOG.read_bytes().splitlines(keepends=True)[:3]))
     assert sweep("--resume", "NEW.jsonl")[0] == 0
     assert steps("NEW.jsonl") == [256, 512, 1024]

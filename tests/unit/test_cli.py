@@ -11,7 +11,7 @@ import warnings
 import psutil
 import pytest
 
-from mamf.cli import COMMAND_DESCRIPTIONS, COMMAND_GROUPS, main
+from mamf.cli import COMMAND_DESCRIPTIONS, COMMANDS_BY_HEADING, main
 from mamf.cli.terminal import parse_duration, print_line
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
@@ -62,8 +62,8 @@ def test_what_is_wrong_before_any_command_is_named(run, argument, complaint):
 def test_mamf_alone_lists_the_commands_in_groups(run):
     code, out, err = run()
     assert (code, err) == (0, "")
-    assert sorted(name for names in COMMAND_GROUPS.values() for name in names) == sorted(COMMAND_DESCRIPTIONS)
-    for group, names in COMMAND_GROUPS.items():
+    assert sorted(name for names in COMMANDS_BY_HEADING.values() for name in names) == sorted(COMMAND_DESCRIPTIONS)
+    for group, names in COMMANDS_BY_HEADING.items():
         assert f"\n\n{group}:\n  {names[0]} " in out
     assert max(map(len, out.splitlines())) <= 120
 

@@ -61,7 +61,7 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
 )
 def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
     design = find_run_design(*([timed(minute=minute) for minute in side] for side in (a, b)))
-    assert (design.label, design.extra_run_count) == (label, len(a) + len(b) - 2)
+    assert (design.description, design.extra_run_count) == (label, len(a) + len(b) - 2)
     assert design.shift_factor == pytest.approx(factor)
 
 
@@ -92,7 +92,7 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
     assert cold.together[0].by_temperature == pytest.approx(12 * known.per_degree)
     assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
     assert "A was at 34 C and B at 46 C, which makes the interval wider" in "\n".join(lines_of(cold))
-    assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].by_temperature == 0.0
+    assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].temperature_effect == 0.0
 
 
 def pair_of(ratio, **fields):

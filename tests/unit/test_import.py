@@ -48,7 +48,7 @@ def test_logs_and_runs_of_one_name_are_numbered_and_named(folder, capsys):
 
 
 def test_a_packed_file_of_much_is_refused(folder, capsys, monkeypatch):
-    monkeypatch.setattr(finder, "MAX_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(finder, "MAX_FINDER_LOG_BYTES", 1 << 20)
     Path("mm.gz").write_bytes(gzip.compress(b"a" * (64 << 20)))
     assert imported("mm.gz") == 2
     assert "has more than 1 MiB" in capsys.readouterr().err

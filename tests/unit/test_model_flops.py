@@ -9,7 +9,7 @@ import pytest
 
 import mamf
 from mamf.errors import UnsupportedError
-from mamf.integrations.model_flops import ModelFlops, Window, _read_architecture_sections
+from mamf.integrations.model_flops import ModelFlops, WindowedLayers, _read_architecture_sections
 
 LLAMA = {
     "model_type": "llama",
@@ -131,12 +131,12 @@ def test_windows_count_the_keys_that_they_reach():
     causal = 16 * 8192 / 2 + 16 * (1024 - 1024 * 1024 / (2 * 8192))
     assert flops.compute_flop_per_token(8192, causal=True) == 6 * flops.weights + 12 * 4096 * causal
     assert flops.compute_flop_per_token(1024) == flops_of().compute_flop_per_token(1024)
-    assert flops_of(model_type="mistral", **window).windows == (Window(32, 1024),)
+    assert flops_of(model_type="mistral", **window).windows == (WindowedLayers(32, 1024),)
     assert flops_of(model_type="qwen2", use_sliding_window=False, **window).windows == ()
 
 
 def test_a_chunk_of_attention_is_causal_in_itself():
-    flops = ModelFlops(weights=0, layers=1, attention_width=1, windows=(Window(1, 1024, is_chunked=True),))
+    flops = ModelFlops(weights=0, layers=1, attention_width=1, windows=(WindowedLayers(1, 1024, is_chunked=True),))
     assert flops.compute_flop_per_token(8192, causal=True) == 12 * 512
 
 

@@ -12,7 +12,7 @@ from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.logs.records import make_measurement_record
-from mamf.logs.run_log import SCHEMA, read_run_log
+from mamf.logs.run_log import SCHEMA_VERSION, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.privacy import _compile_private_name_rules, scrub_text
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
@@ -140,7 +140,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
     [
         ('{"record": "nonsense"}', "line 2: unknown type of record 'nonsense'"),
         ('{"record": "measurement"}', "line 2: missing field `operation`$"),
-        ("{", "line 2: not a JSON object"),
+        ("{", "line 2: the line is not a JSON object"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line, complaint):
@@ -336,7 +336,7 @@ def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
 
 def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
     """Whoever resumes it: rows of today in it would be read as if the timer of an early release had taken them."""
-    before = log_path.read_bytes().replace(f'"schema": {SCHEMA}'.encode(), b'"schema": 4', 1)
+    before = log_path.read_bytes().replace(f'"schema": {SCHEMA_VERSION}'.encode(), b'"schema": 4', 1)
     log_path.write_bytes(before)
     with pytest.raises(RunLogError, match="has schema 4"):
         RunLogWriter.resume(log_path)

@@ -345,7 +345,7 @@ def test_what_is_not_one_run_is_refused(run, shared):
     run("sweep", "--backend", "simulated", *GRID, "--output", "again.jsonl")
     for logs, message in (
         (["out", "other.jsonl"], "their plans differ"),
-        (["alone.jsonl", "again.jsonl"], "to compare separate runs, use 'mamf compare'"),
+        (["alone.jsonl", "again.jsonl"], "use 'mamf compare' to compare them"),
     ):
         code, _, err = run("show", *logs)
         assert (code, message in err) == (2, True)

@@ -17,7 +17,7 @@ from forked import LONGEST_SECONDS, Command
 import mamf
 from mamf.cli import watching
 from mamf.cli.resuming import compute_remaining_budget
-from mamf.cli.watching import CrashedRun, Interruption
+from mamf.cli.watching import CrashedRun, SignalHandler
 from mamf.contribution.review import review_log
 from mamf.engine.runner import CrashRecord
 from mamf.errors import DeviceLostError
@@ -283,7 +283,7 @@ def test_one_event_that_arrives_twice_is_one(monkeypatch):
     ends = []
     monkeypatch.setattr(watching, "time", Namespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(watching.os, "_exit", ends.append)
-    with Interruption():
+    with SignalHandler():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -324,7 +324,7 @@ def test_the_same_signal_that_arrives_again_after_the_run_is_no_traceback(monkey
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        with pytest.raises(KeyboardInterrupt), Interruption():
+        with pytest.raises(KeyboardInterrupt), SignalHandler():
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         monkeypatch.setattr("mamf.cli.watching._MAX_REPEATED_SIGNAL_SECONDS", -1.0)

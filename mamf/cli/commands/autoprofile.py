@@ -31,10 +31,10 @@ EXAMPLES = """examples:
   mamf report autoprofile                               the folder as one page
 Run the command again to measure what is missing.
 """
-_BUDGET_SECONDS, _CPU_BUDGET_SECONDS = 270.0, 150.0
+_DEFAULT_BUDGET_SECONDS, _DEFAULT_CPU_BUDGET_SECONDS = 270.0, 150.0
 #: The share of the time budget that each command gets, by the name of its log without suffix. The profile of a model's
 #: training step, which is not in this table, takes the remaining time.
-_BUDGET_SHARES = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
+_BUDGET_SHARE_BY_LOG_NAME = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
 # On a CPU, measure only kernels that need no compilation, because compiling one would take the whole time budget.
 _CPU_ATTENTION_OPTIONS = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
@@ -45,7 +45,7 @@ _CPU_ATTENTION_OPTIONS = [
 _MAX_COUNTED_KERNELS = 2
 SUMMARY_FILE = "SUMMARY.md"
 #: The heading in SUMMARY.md of each log, by the log's file name, in the order in which mamf measures the logs.
-LOG_HEADINGS = {
+HEADING_BY_LOG_FILE = {
     "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
@@ -67,7 +67,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder
-    if (folder / SUMMARY_FILE).exists() and not any((folder / name).exists() for name in LOG_HEADINGS):
+    if (folder / SUMMARY_FILE).exists() and not any((folder / name).exists() for name in HEADING_BY_LOG_FILE):
         raise UsageError(
             f"{folder / SUMMARY_FILE} was not written by 'mamf autoprofile': choose another folder for --output-folder"
         )
@@ -86,7 +86,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                 warn(str(error))
                 skip_reasons[name] = str(error)
                 # Only a missing log makes the command fail: a missing picture does not change the exit code.
-                exit_code = FAILURE_EXIT_CODE if name in LOG_HEADINGS else exit_code
+                exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
         exit_code = INTERRUPTED_EXIT_CODE
@@ -105,7 +105,9 @@ class AutoprofileCommands:
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
         self.folder, self.backend, self.dtype = folder, backend, options.dtype
         self.skip_reasons: dict[str, str] = {}
-        self._budget_seconds = options.budget or (_BUDGET_SECONDS if backend.is_accelerator else _CPU_BUDGET_SECONDS)
+        self._budget_seconds = options.budget or (
+            _DEFAULT_BUDGET_SECONDS if backend.is_accelerator else _DEFAULT_CPU_BUDGET_SECONDS
+        )
         self._backend_name = options.backend or backend.name
         self._device_options = [
             *(["--backend", options.backend] if options.backend else []),
@@ -142,7 +144,7 @@ class AutoprofileCommands:
                     *("--steps", step_count, "--warmup", step_count, "--output", str(self.folder / "step.jsonl")),
                     *self._make_ceiling_options(SUSTAINED),
                     *self._device_options,
-                    *self._make_model_step_command(),
+                    *self._make_model_step_arguments(),
                 ],
             )
         for name in ("ceilings", "kernels"):
@@ -166,7 +168,7 @@ class AutoprofileCommands:
             "profile",
             "--nvtx",
             *self._device_options,
-            *self._make_model_step_command(),
+            *self._make_model_step_arguments(),
         ]
         command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
         print_line(f"-- {shlex.join(command)}")
@@ -177,7 +179,7 @@ class AutoprofileCommands:
         return (self.folder / f"{log_name}.jsonl").exists()
 
     def _make_resumable_command(self, log_name: str, *command: str) -> tuple[str, list[str]]:
-        budget = f"{self._budget_seconds * _BUDGET_SHARES[log_name]:.0f}s"
+        budget = f"{self._budget_seconds * _BUDGET_SHARE_BY_LOG_NAME[log_name]:.0f}s"
         log_file = f"{log_name}.jsonl"
         return log_file, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log_file)]
 
@@ -219,7 +221,7 @@ class AutoprofileCommands:
         ]
         return [*names, *make_run_options(largest_row.problem, largest_row.shape)]
 
-    def _make_model_step_command(self) -> list[str]:
+    def _make_model_step_arguments(self) -> list[str]:
         """Return Python's arguments that run training steps of GPT-2 small or, on a CPU, of a model with two layers."""
         cpu_options = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         accelerator_options = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
@@ -250,14 +252,14 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     from mamf.report.document import Document, Lines, describe_machine
     from mamf.report.formats import format_markdown
 
-    run_logs = [folder / name for name in LOG_HEADINGS if name != "step.jsonl" and (folder / name).exists()]
+    run_logs = [folder / name for name in HEADING_BY_LOG_FILE if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
     step_log = folder / "step.jsonl"
     step_profile = read_profile_or_none(step_log) if step_log.exists() and not header else None
     device_name = header["device"]["name"] if header else step_profile[1].device if step_profile else "This device"
     sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
     sections += [escape_markdown(describe_machine(header))] if header else []
-    for name, title in LOG_HEADINGS.items():
+    for name, title in HEADING_BY_LOG_FILE.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             picture_blocks = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []

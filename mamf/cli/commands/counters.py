@@ -76,7 +76,7 @@ class CountersSession(Session):
     """A run of ``mamf counters``: it measures kernels in short bursts, then reads the hardware counters of each with
     ncu.
 
-    ``counted_combinations``: the combinations of kernel, problem and shape whose counters the log already has.
+    ``combinations_with_counters``: the combinations of kernel, problem and shape whose counters the log already has.
     """
 
     def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
@@ -86,13 +86,13 @@ class CountersSession(Session):
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.counted_combinations = {key for key, counts in logged_counts.items() if counts.has_counters}
+        self.combinations_with_counters = {key for key, counts in logged_counts.items() if counts.has_counters}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
     def make_strategy(self, setup: RunSetup) -> HardwareCounterStrategy:
         from mamf.profiling.counters.counting import HardwareCounterStrategy
 
-        return HardwareCounterStrategy(setup, self.counted_combinations, self.ncu)
+        return HardwareCounterStrategy(setup, self.combinations_with_counters, self.ncu)
 
     def print_plan(self) -> None:
         super().print_plan()
@@ -103,11 +103,11 @@ class CountersSession(Session):
         from mamf.profiling.counters.counting import find_rows_without_counters
 
         return super().is_run_complete() and not find_rows_without_counters(
-            self.measured_run.rows, self.counted_combinations
+            self.measured_run.rows, self.combinations_with_counters
         )
 
     def choose_exit_code(self, run_exit_code: int) -> int:
-        return run_exit_code or (0 if self.counted_combinations else FAILURE_EXIT_CODE)
+        return run_exit_code or (0 if self.combinations_with_counters else FAILURE_EXIT_CODE)
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.profiling.counters.report import make_counters_document

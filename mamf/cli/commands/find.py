@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import Parser
 from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
-from mamf.cli.resuming import make_contradiction_error, require_same_kernels, run_interruptible
+from mamf.cli.resuming import make_contradiction_error, measure_with_signal_handler, require_same_kernels
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -26,7 +26,7 @@ from mamf.cli.terminal import (
     print_line,
     warn,
 )
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, Interruption
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, SignalHandler
 from mamf.errors import UsageError
 from mamf.operation import MeasurementRequest
 from mamf.operations.matmul.operation import choose_matmul_kernel, choose_search_kernels
@@ -46,7 +46,7 @@ EXAMPLES = """examples:
   mamf find --operation NAME --help             the options for ceilings of another operation
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
 """
-_BUDGET_HELP = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each problem after the first"
+_DEFAULT_BUDGET_TEXT = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each problem after the first"
 
 
 def add_options(parser: Parser) -> None:
@@ -62,7 +62,7 @@ def add_options(parser: Parser) -> None:
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if not operation.is_compute_roof:
         add_shared_options(group, "--kernel")
-        add_session_options(parser, budget_default=_BUDGET_HELP, regimes_default="both")
+        add_session_options(parser, budget_default=_DEFAULT_BUDGET_TEXT, regimes_default="both")
         return
     add_shared_options(group, "--dtype")
     add_shared_options(group, "--kernel", default_text="all available kernels except those that compile for minutes")
@@ -103,7 +103,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
     if options.budget is not None and not is_resumed:
         options.budget /= len(dtypes)
 
-    def search_remaining_dtypes(interruption: Interruption, resumed: ResumedLog | None) -> int:
+    def search_remaining_dtypes(signal_handler: SignalHandler, resumed: ResumedLog | None) -> int:
         if len(dtypes) > 1:  # Report an unsupported dtype before mamf measures any dtype.
             backend = open_backend(options.backend or "auto", options.device or 0)
             for problem in make_request(options.requested_operation, options).make_problems(backend):
@@ -114,7 +114,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 options.output = output_path.with_name(f"{output_path.stem}-{dtype}{output_path.suffix}")
             try:
                 exit_code = _MatmulSearchSession(
-                    MeasurementRequest(options.requested_operation), options, interruption, resumed
+                    MeasurementRequest(options.requested_operation), options, signal_handler, resumed
                 ).run()
             except UsageError as error:  # Continue with the next dtype: only this one may be too slow for a search.
                 if len(dtypes) == 1:
@@ -127,7 +127,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 break
         return int(max(options.finished_exit_codes))
 
-    return run_interruptible(options, search_remaining_dtypes)
+    return measure_with_signal_handler(options, search_remaining_dtypes)
 
 
 class _MatmulSearchSession(Session):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli.terminal import add_shared_options, print_line
-from mamf.cli.watching import Interruption
+from mamf.cli.watching import SignalHandler
 from mamf.errors import UsageError
 from mamf.files import yield_numbered_paths
 
@@ -43,7 +43,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise UsageError(f"there is no folder {options.output_folder}: create it, or choose another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
     written_paths: list[Path] = []
-    with Interruption():
+    with SignalHandler():
         # Read all files before writing any, so that an unreadable file leaves no partial set of new logs.
         with show_reading_progress(paths) as count_read_bytes:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, count_read_bytes)]

@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
 #: The default time budget with --quick, in seconds.
-_QUICK_SECONDS = 60.0
+_QUICK_BUDGET_SECONDS = 60.0
 #: The minimum number of launches that mamf needs to verify and measure the first row of a model.
 _MIN_FIRST_ROW_LAUNCHES = 10
 
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--quick",
         action="store_true",
         help="take less time: change the defaults to one sequence of 256 tokens, 0.5 s per row and "
-        f"{_QUICK_SECONDS:.0f} s in all",
+        f"{_QUICK_BUDGET_SECONDS:.0f} s in all",
     )
     add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' prints")
     group = parser.add_argument_group("profile launches of one row, as 'mamf profile' does, instead of measuring")
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     if options.quick:
-        quick_values = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_SECONDS}
+        quick_values = {"size_batch": (1,), "size_context": (256,), "seconds": 0.5, "budget": _QUICK_BUDGET_SECONDS}
         for name, value in quick_values.items():
             if name not in options.given_names and getattr(options, name) in (None, (1024,)):
                 setattr(options, name, value)

@@ -43,7 +43,7 @@ _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES, _DEFAULT_OTHER_WORK_ON_ONE_DEVICE = (
     ("all_reduce", "all_gather", "reduce_scatter"),
     ("to_host", "to_device", "copy"),
 )
-_MAX_WAIT_SECONDS = 120.0
+_MAX_WAIT_FOR_RANKS_SECONDS = 120.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +148,7 @@ def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Itera
     if place is None:
         yield from strategy.yield_results()
         return
-    with join_group(place, strategy.backend, _MAX_WAIT_SECONDS):
+    with join_group(place, strategy.backend, _MAX_WAIT_FOR_RANKS_SECONDS):
         strategy.gather_from_ranks = gather_all
         strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_all(
             (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)

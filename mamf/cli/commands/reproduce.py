@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
-from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, Interruption
+from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, SignalHandler
 from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten_value
 from mamf.kernel import AnyKernel
 from mamf.operation import MeasurementRequest, get_parameters, make_operation_plan
@@ -189,12 +189,12 @@ class ReproduceSession(Session):
 
     kind = REPRODUCE
 
-    def __init__(self, options: argparse.Namespace, interruption: Interruption, resumed: ResumedLog | None) -> None:
+    def __init__(self, options: argparse.Namespace, signal_handler: SignalHandler, resumed: ResumedLog | None) -> None:
         if resumed:  # Read no claims from the options, because the resumed log contains them.
             operation_name = resumed.log.plan.operation
         else:
             operation_name, self.requested_claims, self.source_log = _read_claims(options)
-        super().__init__(MeasurementRequest(make_operation(operation_name)), options, interruption, resumed)
+        super().__init__(MeasurementRequest(make_operation(operation_name)), options, signal_handler, resumed)
 
     def open_kernels(self) -> list[tuple[str, AnyKernel]]:
         """Return the kernels of the claims that can run here, each with its name on the command line.
@@ -214,7 +214,7 @@ class ReproduceSession(Session):
         }
         header = self.source_log.header if self.source_log else {}
         has_cycles = bool(header) and any(
-            difference.is_card_difference
+            difference.is_of_card
             for difference in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()

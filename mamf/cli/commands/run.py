@@ -30,7 +30,7 @@ EXAMPLES = """examples:
 """
 #: The number of additional launches with --determinism, whose results mamf compares bit by bit.
 _DETERMINISM_LAUNCHES = 10
-_DETERMINISM_RESULTS = {
+_DETERMINISM_RESULT_TEXTS = {
     True: f"{_DETERMINISM_LAUNCHES} more launches gave bitwise equal results",
     False: f"{_DETERMINISM_LAUNCHES} more launches did not all give bitwise equal results",
     None: "determinism is unknown, because the kernel returns no result to compare",
@@ -88,7 +88,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     for line in _yield_launch_lines(launches, problem.compute_work(shape)):
         print_line(line)
     if options.determinism:
-        print_line(_DETERMINISM_RESULTS[launches.is_deterministic])
+        print_line(_DETERMINISM_RESULT_TEXTS[launches.is_deterministic])
     return 0
 
 

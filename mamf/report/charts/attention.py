@@ -28,8 +28,10 @@ _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + b
 
 @dataclass(frozen=True)
 class Facet:
-    """A field that splits attention rows into panels. ``read_value`` returns its value in a row, which can be sorted,
-    and ``format_value`` returns this value in words for the title of a panel.
+    """A field that splits attention rows into panels.
+
+    - ``read_value``: returns the value of the field in a row. The values can be sorted.
+    - ``format_value``: returns the value of the field in a row in words, for the title of a panel.
     """
 
     read_value: Callable[[Measurement], Any]
@@ -61,7 +63,7 @@ _OPTIONAL_SPLIT_FACETS = (
     QUERY_COUNT_FACET,
     Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
 )
-# Maximum number of panels side by side: more would be too narrow to read.
+# Maximum number of panels side by side. More panels would be too narrow to read.
 _MAX_PANELS_ACROSS = 4
 
 
@@ -72,16 +74,16 @@ def make_attention_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Chart | StackedChart:
-    """Draw attention kernels in one regime, by default the first of the log: lines against the sequence length (or the
-    number of queries, if only that varies), or bars if there is one length. ``directions``: those to draw, None for
-    all.
+    """Draw attention kernels in one regime: lines against the sequence length (or the number of queries, if only that
+    varies), or bars if there is one length. Raises UsageError if there is no rate to draw.
 
-    Raises UsageError if there is no figure to draw.
+    - ``regime``: the regime to draw; None for the first of the log.
+    - ``directions``: the directions to draw, such as "fwd"; None for all.
     """
     rows = [row for row in rows if isinstance(row.shape, AttentionShape) and not row.is_reference]
     regime = choose_regimes(rows, regime)[0]
-    kept = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
-    measured = [row for row in kept if row.ok]
+    selected = [row for row in rows if row.regime == regime and (not directions or row.problem.direction in directions)]
+    measured = [row for row in selected if row.ok]
     if not measured:
         known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
         raise UsageError(
@@ -90,39 +92,44 @@ def make_attention_chart(
     is_by_queries = (
         count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1
     )
-    position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
-    facets = choose_facets(measured, position)
-    varying = [facet for facet in facets if count_facet_values(facet, measured) > 1]
-    common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying)
+    get_position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
+    facets = choose_facets(measured, get_position)
+    varying_facets = [facet for facet in facets if count_facet_values(facet, measured) > 1]
+    common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying_facets)
 
     def make_panel(rows: Sequence[Measurement]) -> Panel:
-        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=position))
-        lines = (Line(name, tuple(make_point(row, position(row)) for row in same)) for name, same in by_kernel.items())
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=get_position))
+        lines = (
+            Line(name, tuple(make_point(row, get_position(row)) for row in group)) for name, group in by_kernel.items()
+        )
         ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
-        title = ", ".join(facet.format_value(rows[0]) for facet in varying)
+        title = ", ".join(facet.format_value(rows[0]) for facet in varying_facets)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
     title = f"{rows[0].operation.capitalize()}, {regime}" + (f", {common}" if common else "")
     subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
-    grid = _arrange_panels(measured, varying, make_panel)
-    notes = (*_describe_conventions(measured, ceilings), *describe_row_failures(kept, {row.kernel for row in measured}))
+    grid = _arrange_panels(measured, varying_facets, make_panel)
+    notes = (
+        *_describe_conventions(measured, ceilings),
+        *describe_row_failures(selected, {row.kernel for row in measured}),
+    )
     if count_facet_values(LENGTH_FACET, measured) == 1 and not is_by_queries:
-        bars = tuple(_make_bar_panel(each) for line in grid for each in line if each)
+        bars = tuple(_make_bar_panel(panel) for panel_row in grid for panel in panel_row if panel)
         return StackedChart(
             f"{title}, {LENGTH_FACET.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes
         )
     axis = Axis(
         "queries" if is_by_queries else "sequence length",
         True,
-        make_labeled_ticks(map(position, measured), format_with_binary_prefix),
+        make_labeled_ticks(map(get_position, measured), format_with_binary_prefix),
     )
     palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
     return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
 
 
 def _make_bar_panel(panel: Panel) -> StackedPanel:
-    """Return the lines of a panel, which have one point each, as bars, fastest first, labeled with their MAMFU (share
-    of the highest measured matmul rate).
+    """Turn a panel of lines with one point each into a panel of bars, the highest first. The label of a bar contains
+    its MAMFU (share of the highest measured matmul rate).
     """
     bars = []
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
@@ -136,12 +143,12 @@ def count_facet_values(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.read_value(row) for row in rows})
 
 
-def choose_facets(rows: Sequence[Measurement], position: Callable[[Measurement], float]) -> list[Facet]:
-    """Return the facets that split rows into panels in which each kernel has one row at each position."""
+def choose_facets(rows: Sequence[Measurement], get_position: Callable[[Measurement], float]) -> list[Facet]:
+    """Return facets that split the rows into panels in which each kernel has only one row at each position."""
     facets = list(_ALWAYS_SPLIT_FACETS)
     for facet in _OPTIONAL_SPLIT_FACETS:
-        places = [(row.kernel, position(row), *read_facet_values(facets, row)) for row in rows]
-        if len({*zip(places, map(facet.read_value, rows), strict=True)}) > len({*places}):
+        points = [(row.kernel, get_position(row), *read_facet_values(facets, row)) for row in rows]
+        if len({*zip(points, map(facet.read_value, rows), strict=True)}) > len({*points}):
             facets.append(facet)
     return facets
 
@@ -151,24 +158,26 @@ def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, .
 
 
 def _arrange_panels(
-    rows: Sequence[Measurement], varying: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
+    rows: Sequence[Measurement], facets: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
 ) -> tuple[tuple[Panel | None, ...], ...]:
-    """Return the panels as a grid. The first facets that need at most four columns together go across, and the
-    remaining facets go down. ``make_panel``: makes the panel of rows.
+    """Return the panels as a grid. The first facets that together have at most four combinations of values become its
+    columns, and the other facets become its rows. ``make_panel``: makes a panel of rows.
     """
     column_facets: tuple[Facet, ...] = ()
-    for facet in varying:
+    for facet in facets:
         if len({read_facet_values((*column_facets, facet), row) for row in rows}) <= _MAX_PANELS_ACROSS:
             column_facets = (*column_facets, facet)
-    down = tuple(facet for facet in varying if facet not in column_facets)
-    inside = group_pairs(((read_facet_values(down, row), read_facet_values(column_facets, row)), row) for row in rows)
-    panels = {place: make_panel(alike) for place, alike in inside.items()}
-    lines, columns = (sorted(set(places)) for places in zip(*panels, strict=True))
-    return tuple(tuple(panels.get((line, column)) for column in columns) for line in lines)
+    row_facets = tuple(facet for facet in facets if facet not in column_facets)
+    cells = group_pairs(
+        ((read_facet_values(row_facets, row), read_facet_values(column_facets, row)), row) for row in rows
+    )
+    panels = {cell: make_panel(group) for cell, group in cells.items()}
+    grid_rows, grid_columns = (sorted(set(values)) for values in zip(*panels, strict=True))
+    return tuple(tuple(panels.get((grid_row, column)) for column in grid_columns) for grid_row in grid_rows)
 
 
 def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
-    """Return the products of sizes that are equal in all rows: ``; heads x head dimension = 4096``."""
+    """Say which products of two sizes are equal in all rows: ``; heads x head dimension = 4096``."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
@@ -177,12 +186,12 @@ def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """Return notes that name the ceilings which MAMFU refers to, and say which FLOP of attention count."""
-    found = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
+    """Return notes that name the ceilings of which MAMFU is a share, and say which FLOP of attention are counted."""
+    ceilings_by_key = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [
         f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
         f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
-        for (dtype, regime), each in found.items()
+        for (dtype, regime), each in ceilings_by_key.items()
         if each is not None
     ]
     counts = {BACKWARD_FLOP_FACTORS[row.problem.backward_count] for row in rows if row.problem.has_backward}
@@ -196,27 +205,27 @@ def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> li
 def make_decode_chart(
     rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw one regime of a run below the measured read bandwidth, of which each rate is a share (MBU). If computing
-    bounds all rows, as it does for long chunks of a prompt, draw TFLOPS below the compute ceiling instead.
+    """Draw the memory rates of one regime below the measured read bandwidth. (The share of this bandwidth is MBU.) If
+    computing bounds all rows, as it does for long chunks of a prompt, draw TFLOPS below the compute ceiling instead.
 
     Lines join rows that differ only in the cache length, or only in the number of queries if all caches are equally
-    long. ``regime``: by default the first regime of the log.
+    long. ``regime``: the regime to draw; None for the first of the log.
     """
     regime = choose_regimes(rows, regime)[0]
-    kept = [row for row in rows if row.regime == regime and not row.is_reference]
-    measured = [row for row in kept if row.ok]
-    by_queries = len({row.shape.cache_len for row in measured}) == 1
+    selected = [row for row in rows if row.regime == regime and not row.is_reference]
+    measured = [row for row in selected if row.ok]
+    is_by_queries = len({row.shape.cache_len for row in measured}) == 1
 
-    def position(row: Measurement) -> float:
-        return float(row.shape.queries if by_queries else row.shape.cache_len)
+    def get_position(row: Measurement) -> float:
+        return float(row.shape.queries if is_by_queries else row.shape.cache_len)
 
     def make_panel_title(row: Measurement) -> str:
-        """Return what all rows of the panel of a row have in common, as the title of the panel."""
+        """Return the title of the panel that shows a row: the sizes and fields that all rows of this panel share."""
         shape, of = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
         parts = [
             f"{shape.heads} query heads, {shape.kv_heads} KV heads, batch {shape.batch}",
-            "" if by_queries else queries,
+            "" if is_by_queries else queries,
             "contiguous" if shape.page_size is None else f"pages of {shape.page_size}",
             "" if shape.lengths == "equal" else f"{shape.lengths} lengths",
             *of.describe_problem(row.problem),
@@ -227,28 +236,31 @@ def make_decode_chart(
     if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute_ceilings), "TFLOPS", True
     panels = []
-    for title, same in group_pairs((make_panel_title(row), row) for row in measured).items():
-        by_kernel = group_pairs((row.kernel, row) for row in sorted(same, key=position))
+    for title, panel_rows in group_pairs((make_panel_title(row), row) for row in measured).items():
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(panel_rows, key=get_position))
         lines = tuple(
             Line(
                 name,
-                tuple(make_point(row, position(row), row.work.flop / row.amount if is_compute else 1.0) for row in own),
+                tuple(
+                    make_point(row, get_position(row), row.work.flop / row.amount if is_compute else 1.0)
+                    for row in group
+                ),
             )
-            for name, own in by_kernel.items()
+            for name, group in by_kernel.items()
         )
         panels.append(Panel(title, lines, limit.rate if limit else None, unit))
-    notes = describe_row_failures(kept, {row.kernel for row in measured})
+    notes = describe_row_failures(selected, {row.kernel for row in measured})
     if limit:
         name, share = ("matmul", "MAMFU") if is_compute else ("read bandwidth", "MBU")
-        figure = f"{limit.rate:.4g} {unit}, the {name} ({limit.shape}, {limit.kernel})"
-        notes.insert(0, f"ceiling: {figure}; % {share} is the share of it")
+        ceiling = f"{limit.rate:.4g} {unit}, the {name} ({limit.shape}, {limit.kernel})"
+        notes.insert(0, f"ceiling: {ceiling}; % {share} is the share of it")
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",
         describe_machine_briefly(header),
         Axis(
-            "queries" if by_queries else "cache length",
+            "queries" if is_by_queries else "cache length",
             True,
-            make_labeled_ticks(map(position, measured), format_with_binary_prefix),
+            make_labeled_ticks(map(get_position, measured), format_with_binary_prefix),
         ),
         tuple(tuple(panels[start : start + _MAX_PANELS_ACROSS]) for start in range(0, len(panels), _MAX_PANELS_ACROSS)),
         palette=tuple(dict.fromkeys(row.kernel for row in measured)),

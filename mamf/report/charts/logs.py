@@ -31,42 +31,45 @@ from mamf.report.charts.lines import (
 _MAX_LISTED_FAILURES = 4
 
 
-def make_point(row: Measurement, x: float, share: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``: the rate in the statistic of its regime, and the interval if the
-    interval is of the same statistic. Rates of several devices are scaled to the first device of the run. ``share``: a
-    factor by which the rate is multiplied.
+def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
+    """Return the point of a row at position ``x``, with the rate that ranks the row, multiplied by ``factor``. The
+    point has an interval only if the interval of the row is that of this rate. If several devices made the run, the
+    rate is scaled to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
     has_interval = row.best_by == row.figure and interval.is_known
-    fast, slow = (interval.low, interval.high) if has_interval else (seconds, seconds)
-    scale = share * row.amount / 1e12
-    return Point(x, scale / seconds, scale / slow, scale / fast)
+    min_seconds, max_seconds = (interval.low, interval.high) if has_interval else (seconds, seconds)
+    scaled_amount = factor * row.amount / 1e12
+    return Point(x, scaled_amount / seconds, scaled_amount / max_seconds, scaled_amount / min_seconds)
 
 
 def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[str]:
-    """Return the regimes to draw in the order of the log: the requested one, or all that have figures. Raises
-    UsageError if the requested regime, or every regime, has no figures.
+    """Return the regimes to draw in the order of the log: the requested one, or all that have a rate. Raises UsageError
+    if the requested regime, or every regime, has no rate.
     """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
         raise UsageError("there is nothing to draw, because the log has no measured row")
     if requested is not None and requested not in measured:
-        raise UsageError(f"the log has no rate in {requested} to draw, only in {', '.join(measured)}")
+        raise UsageError(
+            f"the log has no rate in regime {requested} to draw, only in {', '.join(measured)}: choose one of these"
+        )
     return [requested] if requested else measured
 
 
 def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
-    """Return the regimes to draw and their rows with figures, without references (rows that a run repeats to see drift)
-    and trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no figures.
+    """Return the regimes to draw and their rows that have a rate, without references (rows that a run repeats to see
+    drift) and without trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no
+    rate.
     """
     regimes = choose_regimes(rows, requested)
-    kept = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
-    return regimes, [row for row in kept if row.regime in regimes]
+    candidates = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
+    return regimes, [row for row in candidates if row.regime in regimes]
 
 
 def describe_machine_briefly(header: Mapping[str, Any]) -> str:
-    """Return a line with the device and the versions of torch and driver, for the subtitle of a chart."""
+    """Return a line with the device and the versions of torch and of the driver, for the subtitle of a chart."""
     device = header["device"]
     torch = header["environment"].get("packages", {}).get("torch", "unknown")
     driver = f", driver {device['driver']}" if device.get("driver") else ""
@@ -76,16 +79,16 @@ def describe_machine_briefly(header: Mapping[str, Any]) -> str:
 
 
 def find_peak_rate(problem: Any, header: Mapping[str, Any]) -> float | None:
-    """Return the rate that the datasheet states for a problem in 1e12 per second, or None if it states none."""
+    """Return the rate that the datasheet states for a problem, in 1e12 per second, or None if it states no rate."""
     peak = get_operation(problem.operation).find_peak_rate(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
-def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> list[str]:
-    """Return a note that explains gaps in lines: the number of rows without a figure, by kernel and status. Return an
-    empty list if the kernels ``drawn`` have no such rows.
+def describe_row_failures(rows: Iterable[Measurement], drawn_kernels: Iterable[str]) -> list[str]:
+    """Return a note that explains gaps in the lines of the kernels that are drawn: the number of rows without a rate,
+    by kernel and status. Return an empty list if there are no such rows.
     """
-    names = set(drawn)
+    names = set(drawn_kernels)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
     reasons = [f"{count} x {kernel} ({status})" for (kernel, status), count in counts.most_common(_MAX_LISTED_FAILURES)]
     more = sum(counts.values()) - sum(count for _, count in counts.most_common(_MAX_LISTED_FAILURES))
@@ -96,21 +99,21 @@ def describe_row_failures(rows: Iterable[Measurement], drawn: Iterable[str]) -> 
 
 
 def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """Draw a line for each regime of a sweep against the dimension (M, N or K) that varies between shapes, or against
-    the rank if several dimensions vary.
+    """Draw a line for each regime of a sweep. The horizontal axis is the dimension (M, N or K) that varies between
+    shapes, or the rank of the row if several dimensions vary.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
     first = measured[0]
-    axis, position, shape = _choose_matmul_axis(measured)
-    lines, notes, bests = [], [], []
+    axis, get_position, shape = _choose_matmul_axis(measured)
+    lines, notes, best_points = [], [], []
     for name in regimes:
         best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
         best = best_first[0]
         notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
-        points = [make_point(row, position(rank, row)) for rank, row in enumerate(best_first, start=1)]
+        points = [make_point(row, get_position(rank, row)) for rank, row in enumerate(best_first, start=1)]
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
-        bests.append(points[0])
-    best_point = max(bests, key=lambda each: each.y)
+        best_points.append(points[0])
+    best_point = max(best_points, key=lambda each: each.y)
     panel = Panel("", tuple(lines), peak=find_peak_rate(first.problem, header), best_point=best_point)
     return Chart(
         f"matmul {shape} by {first.kernel}, {first.problem.dtype}",
@@ -123,7 +126,7 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
 
 
 def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """Return the axis of a sweep, a function that gives the position of a row (from its rank and the row), and the
+    """Return the axis of a sweep, a function that returns the position of a row from its rank and the row, and the
     dimensions that all shapes have in common, such as ``Mx4096x4096``.
     """
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
@@ -175,30 +178,34 @@ def make_find_chart(
 
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
 
-#: The axis label of operations whose axis is work. Its ticks have decimal prefixes, not those of multiples of 1024.
+#: The axis label of operations that are drawn against their FLOP. The ticks of this axis have decimal prefixes, and
+#: those of other axes have binary prefixes.
 _FLOP_AXIS_LABEL = "FLOP"
 
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes of a
-    kernel have the same position on the axis, the best of them is drawn.
+    kernel have the same position on the axis, draw only the best of them.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
-    axis, position = _choose_operation_axis(measured)
-    panels = group_pairs(((row.problem, row.regime), row) for row in measured)
+    axis, get_position = _choose_operation_axis(measured)
+    panel_rows = group_pairs(((row.problem, row.regime), row) for row in measured)
     problems = list(dict.fromkeys(row.problem for row in measured))
 
     def make_panel(problem: Any, name: str) -> Panel | None:
-        best: dict[str, dict[float, Measurement]] = {}
-        for row in sorted(panels.get((problem, name), ()), key=lambda row: row.rank):
-            best.setdefault(row.kernel, {})[position(row)] = row
-        if not best:
+        best_rows: dict[str, dict[float, Measurement]] = {}
+        for row in sorted(panel_rows.get((problem, name), ()), key=lambda row: row.rank):
+            best_rows.setdefault(row.kernel, {})[get_position(row)] = row
+        if not best_rows:
             return None
         title = ", ".join(
             filter(None, (describe_differing_fields(problem, problems), name if len(regimes) > 1 else ""))
         )
-        lines = tuple(Line(kernel, tuple(make_point(at[x], x) for x in sorted(at))) for kernel, at in best.items())
-        return Panel(title, lines, unit=panels[problem, name][0].work.unit, peak=find_peak_rate(problem, header))
+        lines = tuple(
+            Line(kernel, tuple(make_point(row_by_x[x], x) for x in sorted(row_by_x)))
+            for kernel, row_by_x in best_rows.items()
+        )
+        return Panel(title, lines, unit=panel_rows[problem, name][0].work.unit, peak=find_peak_rate(problem, header))
 
     return Chart(
         f"{measured[0].operation}, {', '.join(regimes)}",
@@ -210,33 +217,37 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
 
 
 def _choose_operation_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[Measurement], float]]:
-    """Return the axis of an operation, and a function from a row to its position. If the operation has no axis or is
-    not installed, number the shapes in the order of the log.
+    """Return the axis of an operation, and a function that returns the position of a row. If the operation has no axis
+    or is not installed, number the shapes in the order of the log.
     """
-    of = get_operation(rows[0].operation)
+    operation = get_operation(rows[0].operation)
     try:
-        at = {row.shape: float(of.find_axis_position(row.shape)) for row in rows}
+        positions = {row.shape: float(operation.find_axis_position(row.shape)) for row in rows}
     except NotImplementedError:
-        at = {shape: float(number) for number, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
-        by_number = {number: str(shape) for shape, number in at.items()}
-        ticks = make_labeled_ticks(by_number, lambda number: by_number[number])
-        return Axis("shape", ticks=ticks), lambda row: at[row.shape]
-    is_log = min(at.values()) > 0
-    text = format_with_decimal_prefix if of.axis_label == _FLOP_AXIS_LABEL else format_with_binary_prefix
-    return Axis(of.axis_label, is_log, make_labeled_ticks(at.values(), text)), lambda row: at[row.shape]
+        shapes = dict.fromkeys(row.shape for row in rows)
+        positions = {shape: float(number) for number, shape in enumerate(shapes, start=1)}
+        labels = {number: str(shape) for shape, number in positions.items()}
+        return Axis("shape", ticks=make_labeled_ticks(labels, labels.__getitem__)), lambda row: positions[row.shape]
+    is_log = min(positions.values()) > 0
+    format_label = format_with_decimal_prefix if operation.axis_label == _FLOP_AXIS_LABEL else format_with_binary_prefix
+    return Axis(
+        operation.axis_label, is_log, make_labeled_ticks(positions.values(), format_label)
+    ), lambda row: positions[row.shape]
 
 
 def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     """Return the fields, with their values, in which a problem differs from any of ``problems``."""
-    of = get_operation(problem.operation)
-    records = [of.make_problem_record(each) for each in problems]
-    own = of.make_problem_record(problem)
-    return ", ".join(f"{name} {own[name]}" for name in own if any(each.get(name) != own[name] for each in records))
+    make_record = get_operation(problem.operation).make_problem_record
+    records = [make_record(each) for each in problems]
+    fields = make_record(problem)
+    return ", ".join(
+        f"{name} {value}" for name, value in fields.items() if any(each.get(name) != value for each in records)
+    )
 
 
 # -- charts of training steps of a model -------------------------------------------------------------------------------
 
-#: The parts of a training step that each measured phase runs, in their order.
+#: The parts of a training step that each measured phase contains, in the order in which they run.
 _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "forward-backward": ("forward", "backward"),
@@ -251,13 +262,16 @@ _DIFFERENCES_NOTE = (
 
 
 def make_model_chart(
-    rows: Sequence[Measurement], known: RatesByDtypeAndRegime, header: Mapping[str, Any], regime: str | None = None
+    rows: Sequence[Measurement],
+    known_ceilings: RatesByDtypeAndRegime,
+    header: Mapping[str, Any],
+    regime: str | None = None,
 ) -> StackedChart:
-    """Draw stacked bars of the parts of a training step against the context length, with a panel for each kernel and
-    model, or all bars in one panel if there is one context length. Labels have the MAMFU (share of the highest
-    measured matmul rate) of the longest phase, or its TFLOPS if no ceiling is known.
+    """Draw the parts of training steps as stacked bars against the context length, with a panel for each kernel and
+    model, or all bars in one panel if there is one context length. The label of a bar contains the MAMFU (share of the
+    highest measured matmul rate) of the longest phase, or its TFLOPS if no ceiling is known.
 
-    ``known``: the ceilings to refer to. Raises UsageError if the log has no figures.
+    ``known_ceilings``: the ceilings of which MAMFU is a share. Raises UsageError if the log has no rates.
     """
     regimes = choose_regimes(rows, regime)
     steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}
@@ -273,7 +287,7 @@ def make_model_chart(
     if len(contexts) == 1:
         title += f", context length {format_with_binary_prefix(*contexts)}"
         bars = [
-            _make_step_bar(titles[key], by_phase, known)
+            _make_step_bar(titles[key], by_phase, known_ceilings)
             for key, by_context in steps.items()
             for by_phase in by_context.values()
         ]
@@ -283,15 +297,15 @@ def make_model_chart(
             StackedPanel(
                 titles[key],
                 tuple(
-                    _make_step_bar(format_with_binary_prefix(each), by_context[each], known)
+                    _make_step_bar(format_with_binary_prefix(each), by_context[each], known_ceilings)
                     for each in sorted(by_context)
                 ),
             )
             for key, by_context in steps.items()
         )
-    notes = list(_describe_share_ceilings(steps, known))
+    notes = list(_describe_share_ceilings(steps, known_ceilings))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    # A phase that took no longer than a shorter phase that it contains makes a part with height 0.
+    # A part has height 0 if its phase took no longer than the shorter phase that the phase contains.
     if faster := [
         f"{titles[key]}, {format_with_binary_prefix(context)}"
         for key, by_context in steps.items()
@@ -316,31 +330,33 @@ def _describe_step(key: _StepKey) -> list[str]:
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
-def _make_step_bar(label: str, by_phase: _RowsByPhase, known: RatesByDtypeAndRegime) -> StackedBar:
+def _make_step_bar(label: str, by_phase: _RowsByPhase, known_ceilings: RatesByDtypeAndRegime) -> StackedBar:
     """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
     longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
-    ceiling = find_row_ceiling(longest, known)
+    ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
     return StackedBar(f"{label}, {share}", split_step_into_parts(by_phase))
 
 
 def split_step_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
-    """Split a training step into parts with their milliseconds: the shortest phase, and what each longer phase takes in
-    addition to the phase before it. A negative difference counts as zero.
+    """Split a training step into parts, each with its milliseconds: the shortest phase, and the additional time of each
+    longer phase. A negative difference between two phases counts as zero.
     """
-    parts, count, before = [], 0, 0.0
+    parts, previous_count, previous_milliseconds = [], 0, 0.0
     for phase in (each for each in PHASES if each in by_phase):
-        content, milliseconds = _PARTS_BY_PHASE[phase], by_phase[phase].seconds * 1e3
-        parts.append((" and ".join(content[count:]), max(0.0, milliseconds - before)))
-        count, before = len(content), max(before, milliseconds)
+        names, milliseconds = _PARTS_BY_PHASE[phase], by_phase[phase].seconds * 1e3
+        parts.append((" and ".join(names[previous_count:]), max(0.0, milliseconds - previous_milliseconds)))
+        previous_count, previous_milliseconds = len(names), max(previous_milliseconds, milliseconds)
     return tuple(parts)
 
 
-def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known: RatesByDtypeAndRegime) -> Iterator[str]:
-    """Yield a note for each dtype and regime: the ceiling that MAMFU refers to, or that no ceiling is known."""
+def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known_ceilings: RatesByDtypeAndRegime) -> Iterator[str]:
+    """Yield a note for each dtype and regime that names the ceiling of which MAMFU is a share, or says that none is
+    known.
+    """
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
-        if each := find_rate(known, *key):
+        if each := find_rate(known_ceilings, *key):
             yield f"MAMFU: share of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
         else:
             yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so shares of it (MAMFU) are unknown"

@@ -423,7 +423,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     except (RunLogWriteError, UsageError) as error:  # continue, because the verdict can still be printed
         warn(str(error))
     _, devices = read_node_folder(folder, known_run=run)
-    return folder, run, [replace(device, bus_address=watch.bus_addresses.get(device.index)) for device in devices]
+    return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
 def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:

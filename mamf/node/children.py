@@ -26,9 +26,9 @@ PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
 WARNING_KEY = "warning"
 #: Phases of a child process: it waits until all other children wait too, or it measures at the same time as they do.
 WAITING_PHASE, MEASURING_TOGETHER_PHASE = "waits for the others", "together"
-# Maximum time to wait for the next message before looking for hanging children.
+# Maximum time to wait for the next message before checking whether a child hangs.
 _POLL_SECONDS = 0.5
-# Maximum time after SIGTERM in which a child may close its log. Then it is killed.
+# Time that a child has after SIGTERM to close its log, before it is killed.
 _MAX_CLOSING_SECONDS = 15.0
 #: Exit codes of a child process that are not failures: 0 (success) and 130 (interrupted by Ctrl-C).
 SUCCESS_EXIT_CODES = (0, 130)
@@ -40,7 +40,7 @@ class ChildEvent(NamedTuple):
     - ``rank``: the number of the child.
     - ``message``: the JSON object that the child sent, or None if the child has ended.
     - ``exit_code``: the exit code of a child that has ended, negative if a signal killed it.
-    - ``last_stderr_line``: the last line that a child that has ended printed to stderr.
+    - ``last_stderr_line``: the last line on stderr from a child that has ended.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class ChildEvent(NamedTuple):
 
 @dataclass
 class ChildWatch:
-    """The state of all child processes, which is updated from their messages. It starts and kills nothing itself.
+    """The state of all child processes, updated from their messages. This class starts and kills no processes.
 
     - ``ranks``: the numbers of all children that were started.
     - ``timeout_seconds``: a child that sends no message for longer than this counts as hanging.

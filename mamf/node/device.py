@@ -27,13 +27,13 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 # Time for which one bandwidth pattern or one direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
-# The share of the time budget for the search for the fastest matmul, and the minimum share for each later part. A later
-# part gets all of the time that the earlier parts left over.
+# The share of the time budget for the search for the fastest matmul, and the minimum share for each part after it. Each
+# of these parts gets all of the time that is left.
 _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
-# Sizes in MiB of the largest array whose bandwidth is measured, and of each copy. Those of a CPU are smaller, so that a
-# CPU takes about as long as an accelerator.
+# Sizes in MiB: the largest array whose bandwidth is measured, and each copy. The sizes for a CPU are smaller, so that a
+# run on a CPU takes about as long as on an accelerator.
 _ACCELERATOR_SIZES_MIB, _HOST_SIZES_MIB = (1024, 256), (64, 16)
-#: The fields of the problems that a part of bandwidth or copies measures.
+#: The problems that the parts bandwidth, copies and peers measure: the fields of each problem, by part.
 _PROBLEM_FIELDS_BY_PART = {
     "bandwidth": [{"pattern": "copy"}, {"pattern": "read"}],
     "copies": [{"direction": "to_device"}, {"direction": "to_host"}],
@@ -109,8 +109,8 @@ class DeviceRun:
         """Return the plan of what to measure in a part, and the kernels with their names."""
         if part == "find":
             problem, seconds = make_problem(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
-            plan, found = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
-            return plan, list(zip(plan.kernels, found, strict=True))
+            plan, kernels = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)
+            return plan, list(zip(plan.kernels, kernels, strict=True))
         if part == VERIFY_PART:
             verified = choose_kernels_to_verify(self.backend, None)
             return make_verify_plan(self.backend, verified, self.verify_budget_seconds), list(verified.items())

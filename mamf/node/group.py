@@ -21,9 +21,11 @@ _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLU
 
 @dataclass(frozen=True)
 class RankPlace:
-    """The rank of this process among all ``rank_count`` processes that a launcher started.
+    """The place of this process among all processes that a launcher started.
 
-    ``local_rank``: its rank within its node (machine). ``node_index``: the number of this node.
+    - ``rank``: the number of this process; ``rank_count`` processes have the numbers from 0.
+    - ``local_rank``: the number of this process among those on the same node (machine).
+    - ``node_index``: the number of this node.
     """
 
     rank: int
@@ -33,19 +35,19 @@ class RankPlace:
 
 
 def find_rank_place(environment: Mapping[str, str]) -> RankPlace | None:
-    """Return this process's place among the ranks, or None if it is the only one. Raises UsageError if a variable of
-    the launcher is not a number.
+    """Return the place of this process among all ranks, or None if it is the only rank. Raises UsageError if a variable
+    of the launcher is not a number.
     """
     for names in (_TORCHRUN_VARIABLES, _SRUN_VARIABLES):
-        ranks = environment.get(names[1], "")
-        if names[0] in environment and ranks.isdecimal() and int(ranks) > 1:
+        rank_count = environment.get(names[1], "")
+        if names[0] in environment and rank_count.isdecimal() and int(rank_count) > 1:
             return RankPlace(*(_parse_number(name, environment.get(name, "0")) for name in names))
     return None
 
 
 def require_rank_place(environment: Mapping[str, str]) -> RankPlace:
-    """Return this process's place among the ranks, even if it is the only one. Raises UsageError if the launcher's
-    variables are missing or not numbers.
+    """Return the place of this process among all ranks, even if it is the only rank. Raises UsageError if the variables
+    of the launcher are missing or are not numbers.
     """
     names = (
         _TORCHRUN_VARIABLES
@@ -62,7 +64,9 @@ def require_rank_place(environment: Mapping[str, str]) -> RankPlace:
 
 def _parse_number(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UsageError(f"{name}={text!r} in the environment is not a whole number of at least 0")
+        raise UsageError(
+            f"{name}={text!r} in the environment is not a whole number of at least 0: start mamf with torchrun or srun"
+        )
     return int(text)
 
 

@@ -35,21 +35,21 @@ RUN_FILE_NAME = "run.json"
 # The version of the format of run.json, which the file states.
 _RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: Beginnings of the failure reasons for which the device is not at fault.
+#: Beginnings of failure reasons that are not the fault of the device.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# Beginnings of the reasons in the summary of a log for which a run ended early, but the device is not at fault.
+# Beginnings of reasons in the summary of a log why a run ended early, if they are not the fault of the device.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
 @dataclass
 class NodeRun:
-    """What the parent process of ``mamf node`` knows about a run and writes to run.json.
+    """The information about a run that the parent process of ``mamf node`` writes to run.json.
 
-    - ``devices``: the indices of the devices that it started.
+    - ``devices``: the indices of the devices on which the parent started a child process.
     - ``was_watched_to_end``: whether the parent watched every device until its end. If not, the parent itself was
       killed, so an incomplete log is not the fault of the device.
-    - ``not_together_reason``: why the devices did not measure at the same time; empty if they did.
-    - ``failures``: the reason why a device failed, by device index.
+    - ``not_together_reason``: the reason why the devices did not measure at the same time; empty if they did.
+    - ``failures``: the reasons why devices failed, by device index.
     """
 
     devices: Sequence[int] = ()
@@ -122,7 +122,7 @@ def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = No
     Raises UsageError if the folder has no files of ``mamf node``.
     """
     if not is_node_folder(folder):
-        raise UsageError(f"{folder} has no logs of 'mamf node': name a folder that 'mamf node' wrote")
+        raise UsageError(f"{folder} has no logs of 'mamf node': give a folder that 'mamf node' wrote")
     run = known_run or read_run_file(folder) or NodeRun()
     with_logs = {int(name[1]) for path in folder.iterdir() if (name := _LOG_NAME_PATTERN.fullmatch(path.name))}
     indices = dict.fromkeys([*run.devices, *sorted(with_logs)])
@@ -133,8 +133,8 @@ def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = No
 
 
 def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
-    """Read the logs of a device into a dictionary by part. A part without a log is left out. If a log is unreadable,
-    its value is the reason as a string.
+    """Read the logs of a device into a dictionary by part, without parts that have no log. The value for an unreadable
+    log is the reason why it is unreadable, as a string.
     """
     return {
         part: log
@@ -161,16 +161,16 @@ def _read_log(path: Path) -> RunLog | str | None:
 def add_logs_to_device(
     device: NodeDevice, logs: Mapping[str, RunLog | str], run: NodeRun, device_count: int = 1
 ) -> NodeDevice:
-    """Return a copy of ``device`` with its measured figures, its failures and what was not measured.
+    """Return a copy of ``device`` with its measured figures, its failures and its missing results.
 
     - ``logs``: the logs of the device by part, from ``read_device_logs``.
-    - ``device_count``: the number of devices of the machine. A single device has no copies to another one.
+    - ``device_count``: the number of devices of the machine. A single device cannot copy to another device.
     """
     reason = run.failures.get(device.index, "")
     is_faultless = reason.startswith((UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON))
-    failures, lacks = list[str](), list[str]()
+    failures, missing_results = list[str](), list[str]()
     if reason:
-        (lacks if is_faultless else failures).append(reason)
+        (missing_results if is_faultless else failures).append(reason)
     for part in (
         *SINGLE_DEVICE_PARTS,
         *((VERIFY_PART,) if VERIFY_PART in logs else ()),
@@ -178,52 +178,53 @@ def add_logs_to_device(
     ):
         log = logs.get(part)
         if isinstance(log, str):
-            (lacks if is_faultless else failures).append(log)
+            (missing_results if is_faultless else failures).append(log)
         elif log is not None:
             device = add_figures_of_log(device, part, log)
             failures += _yield_faults(part, log)
             if not is_faultless:
-                (failures if run.was_watched_to_end or log.summary else lacks).extend(
+                (failures if run.was_watched_to_end or log.summary else missing_results).extend(
                     _yield_early_end_reason(part, log)
                 )
-            lacks += _yield_missing_results(part, log)
+            missing_results += _yield_missing_results(part, log)
         elif not reason:
-            lacks.append(f"there is no log of {part}")
-    if reason:  # this reason explains why everything else is missing
-        failures, lacks = (failures, lacks[:1]) if is_faultless else (failures[:1], [])
-    return replace(device, failures=tuple(dict.fromkeys(failures)), missing_results=tuple(lacks))
+            missing_results.append(f"there is no log of {part}")
+    # The reason why the device failed also explains why other results are missing.
+    if reason:
+        failures, missing_results = (failures, missing_results[:1]) if is_faultless else (failures[:1], [])
+    return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(missing_results))
 
 
 def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice:
-    """Return a copy of ``device`` with the name, uuid, figures and throttling that the log of a part adds.
+    """Return a copy of ``device`` with the name, uuid, figures and throttling from the log of a part.
 
-    A log of ``find`` adds ceilings, a log of another part its best rate for each figure.
+    The figures from a log of ``find`` are ceilings. Those from a log of another part are the best rates.
     """
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
     if part == "find":
         return _add_ceilings_of_log(device, log)
-    fastest: dict[str, Measurement] = {}
+    fastest_rows: dict[str, Measurement] = {}
     for row in log.measurements:
         name = find_figure_name(row) if row.ok else ""
-        if name and (name not in fastest or row.best_rate > fastest[name].best_rate):
-            fastest[name] = row
+        if name and (name not in fastest_rows or row.best_rate > fastest_rows[name].best_rate):
+            fastest_rows[name] = row
     shares = merge_throttle_shares(log.measurements)
-    merged = {reason: max(share, device.throttle_shares.get(reason, 0.0)) for reason, share in shares.items()}
+    merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
-        figures={**device.figures, **{name: row.best_rate for name, row in fastest.items()}},
-        relative_half_widths={
-            **device.relative_half_widths,
-            **{name: row.relative_half_width for name, row in fastest.items()},
+        figures={**device.figures, **{name: row.best_rate for name, row in fastest_rows.items()}},
+        half_widths={
+            **device.half_widths,
+            **{name: row.relative_half_width for name, row in fastest_rows.items()},
         },
-        throttle_shares={**device.throttle_shares, **merged},
+        throttled={**device.throttled, **merged},
     )
 
 
 def find_figure_name(row: Measurement) -> str:
-    """Return the name of the figure that a measured row belongs to, such as ``read`` or ``to_host``. Returns an empty
-    string if devices are not compared by this row.
+    """Return the name of the figure that a row measures, such as ``read`` or ``to_host``, or an empty string if the row
+    measures no figure by which devices are compared.
     """
     name = getattr(row.problem, "pattern", None) or getattr(row.problem, "direction", None)
     return str(name) if name in FIGURE_UNITS else ""
@@ -238,19 +239,19 @@ def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
         dtype=log.plan.problem.dtype,
         build=(info["compute_units"], info["power_limit_watts"]),
         figures={**device.figures, **{name: each.rate for name, each in ceilings.items()}},
-        relative_half_widths={
-            **device.relative_half_widths,
+        half_widths={
+            **device.half_widths,
             **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
         },
         conditions=sensor_ceiling.conditions if sensor_ceiling else device.conditions,
-        throttle_shares=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
+        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
     )
 
 
 def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
-    """Return for how much of the time the device was throttled, as a share, by reason.
+    """Return the share of time in which the device was throttled, by reason.
 
-    The share is the mean of all successful rows of a regime, and the largest mean of all regimes.
+    Compute the mean share of all successful rows of each regime, and take the largest of these means.
     """
     merged: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
@@ -283,7 +284,7 @@ def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
 
 
 def _yield_early_end_reason(part: str, log: RunLog) -> Iterable[str]:
-    """Yield the reason why the measurement of a part ended early if the device is at fault, otherwise nothing."""
+    """Yield the reason why the measurement of a part ended early if this is the fault of the device."""
     if log.summary is None:
         yield f"its process disappeared or was killed during {part}"
     elif log.summary["reason"] and log.summary["reason"] not in _FAULTLESS_END_REASONS:
@@ -291,8 +292,8 @@ def _yield_early_end_reason(part: str, log: RunLog) -> Iterable[str]:
 
 
 def _yield_missing_results(part: str, log: RunLog) -> Iterable[str]:
-    """Yield a line that says which ceilings a part did not measure, or that the part was cut short, if the device is
-    not at fault.
+    """Yield a line that says which ceilings a part did not measure, or that the part was cut short for a reason that
+    is not the fault of the device.
     """
     summary: Mapping[str, Any] = log.summary or {}
     if part == "find":
@@ -307,11 +308,11 @@ def _yield_missing_results(part: str, log: RunLog) -> Iterable[str]:
 
 
 def read_baseline(paths: Sequence[Path]) -> Baseline:
-    """Read a baseline, the cards to compare devices with, from logs of find, bandwidth or copies.
+    """Read a baseline (cards with which devices are compared) from logs of find, bandwidth or copies.
 
-    Logs with the same uuid describe one card: the figures of later logs replace those of earlier ones. A log without a
-    uuid describes a separate card. Raises UsageError for a log without a figure by which devices are compared, and
-    RunLogError for an unreadable log.
+    Logs with the same uuid describe one card, and the figures of later logs replace those of earlier logs. A log
+    without a uuid describes a separate card. Raises UsageError for a log without a figure by which devices are
+    compared, and RunLogError for an unreadable log.
     """
     cards = dict[tuple[str, str], NodeDevice]()
     for path in paths:
@@ -326,8 +327,8 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
 
 
 def make_contributed_baseline(devices: Iterable[NodeDevice]) -> Baseline:
-    """Make a baseline from the contributed ceilings in results/ of the same device names, builds (compute units and
-    power limit) and data types as these devices.
+    """Make a baseline from the contributed ceilings in results/ that have the name, the build (compute units and power
+    limit) and the data type of any of these devices.
     """
     cards = []
     for name, (units, watts), dtype in {(device.name, device.build, device.dtype) for device in devices}:

@@ -39,36 +39,36 @@ FIGURE_UNITS = {
 
 @dataclass(frozen=True)
 class NodeDevice:
-    """One device of a machine, with its measured figures and failures.
+    """One device of a machine, with its measured figures and failures. JSON reports contain these fields.
 
-    - ``index``, ``node``: the index of the device on its node (machine), and the number of this node among the nodes
-      that are judged together.
+    - ``index``: the index of the device on its node (machine).
+    - ``node``: the number of this node among the nodes that are judged together.
     - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
-    - ``bus_address``: the bus address of the device. It is known only during a run, because logs do not have it.
+    - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
     - ``dtype``: the data type of the device's matmul figures.
     - ``build``: the device's number of compute units and its power limit in watts.
     - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.
-    - ``relative_half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
-    - ``conditions``: the sensor readings during the sustained ceiling, or during the burst ceiling if there is no
-      other.
-    - ``throttle_shares``: for each throttle reason, the share of time with this reason in the worst part of the run.
+    - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
+    - ``conditions``: the sensor readings from the sustained ceiling, or from the burst ceiling if there is no sustained
+      ceiling.
+    - ``throttled``: the share of time in which the device was throttled, by reason, in the worst part of the run.
     - ``failures``: why the device failed, one line each.
-    - ``missing_results``: what was not measured and why, one line each.
+    - ``lacks``: what was not measured and why, one line each.
     """
 
     index: int
     node: int = 0
     name: str = ""
     uuid_hash: str | None = None
-    bus_address: str | None = None
+    address: str | None = None
     dtype: str = ""
     build: tuple[int | None, float | None] = (None, None)
     figures: Mapping[str, float] = field(default_factory=dict)
-    relative_half_widths: Mapping[str, float] = field(default_factory=dict)
+    half_widths: Mapping[str, float] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
-    throttle_shares: Mapping[str, float] = field(default_factory=dict)
+    throttled: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
-    missing_results: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ class NodeDevice:
     @property
     def full_label(self) -> str:
         """The short name of the device, followed by its bus address and uuid hash, if they are known."""
-        known = [each for each in (self.bus_address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
+        known = [each for each in (self.address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
 
@@ -110,18 +110,18 @@ CRITICAL_LIMIT_MULTIPLE = 2.0
 #: other devices differ more, the shortfall may be normal.
 MAX_SPREAD_FOR_CRITICAL = 0.015
 # Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul rates
-# within 0.3 %, so a comparison with an earlier run of the same card halves the limits. Memory rates of one card vary as
-# much as those of different cards, so their limits stay. A baseline of other cards may consist of a single card, or of
-# the fastest of many, so its limits are wider.
+# within 0.3 %, so the limits are halved for a comparison with an earlier run of the same card. Memory rates of one card
+# vary as much as those of different cards, so their limits stay. A baseline of other cards may consist of a single
+# card, or of the fastest of many cards, so the limits are wider for it.
 _SAME_CARD_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
 _OTHER_CARD_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
 
 # Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
 _EXPECTED_THROTTLE_REASONS = ("power cap",)
 _MIN_THROTTLED_SHARE = 0.1
-# A figure whose confidence interval has a larger half-width (as a share of the figure) is a finding and is not
-# compared. On healthy cards it is below 3 %. Copies to and from the host are exempt, because the copies of several
-# devices slow one another down.
+# Maximum half-width of the confidence interval, as a share of the figure, with which a figure is compared. A figure
+# with a wider interval is a finding instead. Healthy cards have less than 3 %. The maximum does not apply to copies to
+# and from the host, because the copies of several devices slow one another down.
 _MAX_COMPARABLE_HALF_WIDTH = 0.1
 _HOST_COPIES = (TO_DEVICE, TO_HOST)
 
@@ -138,25 +138,25 @@ class Baseline:
     cards: Sequence[NodeDevice]
 
     def select_cards(self, device: NodeDevice) -> tuple[list[NodeDevice], bool]:
-        """Return the cards of the baseline to compare ``device`` with, and whether they are earlier runs of this very
-        card.
+        """Return the cards of the baseline with which ``device`` is compared, and whether they are the same card as the
+        device.
 
-        If the baseline has no run of this card, the result is all cards of its model and data type.
+        If the baseline does not contain the card of the device, return all cards with its model and data type.
         """
         cards = [
             card
             for card in self.cards
             if card.name == device.name and (card.dtype == device.dtype or not card.dtype or not device.dtype)
         ]
-        same = [card for card in cards if device.uuid_hash and card.uuid_hash == device.uuid_hash]
-        return (same, True) if same else (cards, False)
+        same_card = [card for card in cards if device.uuid_hash and card.uuid_hash == device.uuid_hash]
+        return (same_card, True) if same_card else (cards, False)
 
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """One problem that was found, as a line of text.
+    """A problem that was found, as a line of text.
 
-    - ``level``: its severity, such as WARN or CRITICAL.
+    - ``level``: the severity of the problem, such as WARN or CRITICAL.
     - ``label``: the label of the device with the problem, or None if the problem concerns all devices.
     - ``text``: the line that describes the problem.
     """
@@ -218,28 +218,28 @@ def _summarize_reason(devices: Sequence[NodeDevice], findings: Sequence[NodeFind
 
 
 def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
-    """Yield the findings about a device that need no comparison with other devices: failures, missing parts, noise,
-    throttling.
+    """Yield the findings about a device that need no comparison with other devices: failures, missing results, noise
+    and throttling.
     """
     for failure in device.failures:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
-    for lacking in device.missing_results:
-        yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {lacking}")
+    for missing_result in device.lacks:
+        yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {missing_result}")
     for figure, value in device.figures.items():
         if not _is_comparable_figure(device, figure):
             text = (
                 f"{device.full_label}: {figure} {format_figure(figure, value)} is too noisy to compare "
-                f"(+-{device.relative_half_widths[figure]:.0%}): another process uses the device, or something slows "
+                f"(+-{device.half_widths[figure]:.0%}): another process uses the device, or something slows "
                 "it from time to time"
             )
             yield NodeFinding(WARN, device.label, text)
-    for reason, share in device.throttle_shares.items():
+    for reason, share in device.throttled.items():
         if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
-    return figure in _HOST_COPIES or device.relative_half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
+    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
@@ -259,15 +259,15 @@ class Shortfall(NamedTuple):
 
 
 def compute_shortfall_shares(device: NodeDevice, others: Sequence[NodeDevice]) -> dict[str, float]:
-    """Compute how far each figure of a device is below the median of the other devices, as a share of the median, by
+    """Return how far each figure of a device is below the median of the other devices, as a share of the median, by
     figure. A negative share means that the device is faster. Noisy figures are left out.
     """
     shares = {}
     for figure in FIGURE_UNITS:
-        own = _get_comparable_value(device, figure)
+        device_value = _get_comparable_value(device, figure)
         values = [value for other in others if (value := _get_comparable_value(other, figure)) is not None]
-        if own is not None and values:
-            shares[figure] = 1 - own / median(values)
+        if device_value is not None and values:
+            shares[figure] = 1 - device_value / median(values)
     if BURST in shares and SUSTAINED in shares:
         shares[BURST_AND_SUSTAINED] = (shares[BURST] + shares[SUSTAINED]) / 2
     return shares
@@ -292,13 +292,13 @@ def find_worst_shortfall(
 
 
 def _yield_slow_findings(peers: Sequence[NodeDevice], baseline: Baseline | None) -> Iterator[NodeFinding]:
-    """Yield a finding for each device that is too slow, compared with the other devices of its model or with the
-    baseline.
+    """Yield a finding for each device that is slower than the limits allow, compared with the other devices of its
+    model or with the baseline.
 
     ``peers``: all devices of one model.
     """
     shortfalls = [
-        find_worst_shortfall(device, [*peers[:place], *peers[place + 1 :]]) for place, device in enumerate(peers)
+        find_worst_shortfall(device, [*peers[:index], *peers[index + 1 :]]) for index, device in enumerate(peers)
     ]
     healthy = [device for device, shortfall in zip(peers, shortfalls, strict=True) if shortfall is None]
     others = f"the median of {len(peers) - 1} other{'s' if len(peers) > 2 else ''}"
@@ -331,7 +331,8 @@ def _make_shortfall_finding(
     """Make the finding for a device that is too slow.
 
     - ``reference_name``: the name of what the device is compared with, such as the baseline.
-    - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are too few.
+    - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are fewer
+      than two.
     """
     is_critical = (
         shortfall.share > CRITICAL_LIMIT_MULTIPLE * shortfall.limit
@@ -372,15 +373,15 @@ def describe_slowest(devices: Sequence[NodeDevice]) -> str:
 
 
 def choose_speed_figure(devices: Iterable[NodeDevice]) -> str:
-    """Return the name of the figure that decides how fast a job is: sustained, or burst if no device has a sustained
+    """Return the name of the figure that decides how fast a job runs: sustained, or burst if no device has a sustained
     figure.
     """
     return SUSTAINED if any(SUSTAINED in device.figures for device in devices) else BURST
 
 
 def compute_lost_speed_share(devices: Sequence[NodeDevice]) -> float:
-    """Compute the share of the mean speed of the devices that is lost if all devices wait for the slowest one. Returns
-    0 if no device has a rate.
+    """Return the share of the mean speed of the devices that is lost if all devices wait for the slowest one, or 0 if
+    no device has a rate.
     """
     figure = choose_speed_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]

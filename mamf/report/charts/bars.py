@@ -1,4 +1,4 @@
-"""Represent charts of stacked bars (StackedChart) and of figures in rows with their intervals (RangeChart) as data, and
+"""Represent charts of stacked bars (StackedChart) and of values in rows with their intervals (RangeChart) as data, and
 draw them with matplotlib.
 """
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 _ROW_HEIGHT_INCHES, _PAGE_HEIGHT_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
 _HEADROOM_FACTOR = 1.12
-# Smallest height, as a share of the highest bar, at which a part has room for its figure.
+# Smallest height of a part, as a share of the highest bar, for which its value fits into the part.
 _MIN_LABELED_PART_SHARE = 0.045
 _FAINT_OPACITY = 0.3
-# Characters of labels that fit side by side below the bars of an image file, and the minimum length of a label line.
+# Maximum number of characters that all labels below the bars of an image file have in one line, and the minimum number
+# of characters in one line of a label.
 _MAX_LABELS_CHARACTERS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
@@ -43,7 +44,7 @@ class StackedBar:
     - ``label``: the text below the bar.
     - ``parts``: name and height of each part, from the bottom to the top.
     - ``note``: the text above the bar; if empty, the height of the bar.
-    - ``interval``: lower and upper end of a line over the bar; None for no line.
+    - ``interval``: lower and upper end of an error bar; None for no error bar.
     """
 
     label: str
@@ -68,7 +69,7 @@ class StackedChart(Picture):
 
     - ``unit``: the unit of the heights.
     - ``axis_label``: the label of the horizontal axis, which says what the labels of the bars are.
-    - ``faint_part_names``: the names of parts in a pale color.
+    - ``faint_part_names``: the names of parts that are drawn in a pale color.
     """
 
     unit: str
@@ -92,10 +93,10 @@ class StackedChart(Picture):
         return [drawn_panels[start : start + columns] for start in range(0, len(drawn_panels), columns)]
 
     def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
-        described = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
+        description = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
         draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
         return DrawnPanel(
-            described,
+            description,
             draw,
             self.unit,
             (max(PANEL_WIDTH_INCHES, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES),
@@ -108,10 +109,10 @@ class StackedChart(Picture):
         return choose_styles(self.part_names)[name].color, _FAINT_OPACITY if name in self.faint_part_names else 1.0
 
     def make_legend(self) -> LegendEntries:
-        looks = ((name, *self.get_part_color_and_opacity(name)) for name in self.part_names)
+        colors = ((name, *self.get_part_color_and_opacity(name)) for name in self.part_names)
         return [
             (name, {"linewidth": 0, "marker": "s", "markersize": 9, "color": color, "alpha": alpha})
-            for name, color, alpha in looks
+            for name, color, alpha in colors
         ]
 
 
@@ -122,36 +123,34 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
     axes.set_xlabel(chart.axis_label, fontsize=TEXT_FONT_POINTS)
     axes.set_ylabel(chart.unit, fontsize=TEXT_FONT_POINTS)
-    for place, bar in enumerate(panel.bars):
-        _draw_bar(axes, place, bar, chart, top)
-    letters = max(
+    for x, bar in enumerate(panel.bars):
+        _draw_bar(axes, x, bar, chart, top)
+    line_characters = max(
         _MIN_LABEL_LINE_CHARACTERS, int(_MAX_LABELS_CHARACTERS * compute_panel_width_share(axes)) // len(panel.bars)
     )
-    axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, letters) for bar in panel.bars])
+    axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, line_characters) for bar in panel.bars])
 
 
-def _draw_bar(axes: Axes, place: int, bar: StackedBar, chart: StackedChart, top: float) -> None:
+def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: float) -> None:
     bottom = 0.0
     for name, height in bar.parts:
         color, alpha = chart.get_part_color_and_opacity(name)
-        look = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
-        (drawn,) = axes.bar(place, height, bottom=bottom, **look)  # type: ignore[arg-type]
+        bar_style = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
+        (drawn,) = axes.bar(x, height, bottom=bottom, **bar_style)  # type: ignore[arg-type]
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
         TOOLTIPS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
-        is_said_above = len(bar.parts) == 1 and not bar.note
-        if height > _MIN_LABELED_PART_SHARE * top and not is_said_above:
+        is_value_above_bar = len(bar.parts) == 1 and not bar.note
+        if height > _MIN_LABELED_PART_SHARE * top and not is_value_above_bar:
             middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
-            axes.text(place, middle, f"{height:.4g}", fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
+            axes.text(x, middle, f"{height:.4g}", fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
         bottom += height
     end = max(bottom, bar.interval[1] if bar.interval else 0.0)
-    axes.text(
-        place, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL_FONT_POINTS, ha="center", va="bottom"
-    )
+    axes.text(x, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL_FONT_POINTS, ha="center", va="bottom")
     if bar.interval is not None:
-        axes.plot([place, place], bar.interval, color="black", linewidth=1.5)
+        axes.plot([x, x], bar.interval, color="black", linewidth=1.5)
 
 
-# -- RangeChart: figures in rows, with intervals -----------------------------------------------------------------------
+# -- RangeChart: values in rows, with intervals ------------------------------------------------------------------------
 
 _RANGE_ROW_INCHES, _SPACE_BELOW_ROWS_INCHES = 0.26, 0.9
 _MAX_NAME_CHARACTERS = 34
@@ -159,9 +158,9 @@ _MAX_NAME_CHARACTERS = 34
 
 @dataclass(frozen=True)
 class RangePoint:
-    """A figure with its interval from ``low`` to ``high``.
+    """A value with its interval from ``low`` to ``high``.
 
-    ``tooltip``: what the hint of the point adds to the figure, such as card and date.
+    ``tooltip``: what the tooltip of the point says besides the value, such as card and date.
     """
 
     value: float
@@ -174,9 +173,9 @@ class RangePoint:
 class RangeRow:
     """A row of a RangeChart: a name at the left and points on the common axis.
 
-    - ``group``: the heading above consecutive rows with the same group.
+    - ``group``: the heading above this row and the next rows with the same heading.
     - ``peak``: the peak of the datasheet, drawn as a tick; None for no tick.
-    - ``style_name``: decides the color instead of ``name``, unless it is empty.
+    - ``style_name``: the name that decides the color; if empty, ``name`` decides it.
     """
 
     group: str
@@ -195,7 +194,7 @@ class RangeChart(Picture):
     """A chart with one row of points for each name.
 
     - ``unit``: the unit of all values.
-    - ``has_bars``: whether each value is a bar that begins at 0, with its figure at the end.
+    - ``has_bars``: whether each value is drawn as a bar that begins at 0, with the value as text at its end.
     """
 
     unit: str

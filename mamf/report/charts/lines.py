@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
-# Prefixes of units; the index is the power of 1000 or 1024.
+# Prefixes of units, by the power of 1000 or 1024.
 _PREFIXES = ("", "k", "M", "G", "T")
-# Characters of labels that fit a horizontal axis across the whole width of an image file.
+# Maximum number of characters of all tick labels on an axis that is as wide as an image file.
 _MAX_TICK_LABEL_CHARACTERS = 140
-# Maximum number of points of a line with large markers. Longer lines are thin, with small markers.
+# Maximum number of points of a line with large markers. Lines with more points are thin, with small markers.
 _MAX_LARGE_MARKERS = 100
 # The peak of the datasheet is drawn only if it is less than this many times the highest measured rate. Otherwise the
 # measured lines would be flat at the bottom of the panel.
@@ -45,8 +45,8 @@ _MIN_AXIS_SPAN_SHARE = 0.02
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a line, with the interval of its median from ``low`` to ``high``. Both ends are ``y`` if the point
-    shows another statistic than the median.
+    """A point of a line. ``low`` and ``high`` are the ends of the interval of ``y``. They are equal to ``y`` if the
+    interval is unknown.
     """
 
     x: float
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """The points of one kernel or regime. ``name``: decides the color, which is the same in every panel."""
+    """The points of one kernel or regime. ``name``: the name that decides the color in all panels."""
 
     name: str
     points: tuple[Point, ...]
@@ -70,7 +70,7 @@ class Panel:
     - ``unit``: the unit of all rates in the panel.
     - ``ceiling``: the measured ceiling, drawn as a horizontal line; None for no line.
     - ``peak``: the dense peak of the datasheet, drawn as a dashed line; None for no line.
-    - ``best_point``: the point of a line that gets a star; None for no star.
+    - ``best_point``: the point that is marked with a star; None for no star.
     """
 
     title: str
@@ -89,7 +89,7 @@ class Panel:
 class Axis:
     """The horizontal axis of all panels.
 
-    - ``ticks``: places and labels of ticks; matplotlib chooses the ticks if it is empty.
+    - ``ticks``: positions and labels of ticks; if empty, matplotlib chooses the ticks.
     - ``is_shared``: whether all panels have the same range.
     """
 
@@ -103,10 +103,10 @@ class Axis:
 class Chart(Picture):
     """A chart of panels with lines.
 
-    - ``grid``: rows of panels; None for a place where nothing was measured.
+    - ``grid``: rows of panels, with None in place of a panel without measurements.
     - ``is_connected``: whether lines join the points.
-    - ``has_intervals``: whether points have vertical lines for their intervals.
-    - ``palette``: all names of the run, so that each name has the same color in every picture of the run.
+    - ``has_intervals``: whether a vertical line shows the interval of each point.
+    - ``palette``: all names in the pictures of the run, so that each name has the same color in all of them.
     - ``has_own_scales``: whether each panel has its own vertical scale.
     """
 
@@ -143,14 +143,14 @@ class Chart(Picture):
         highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
         references = (("datasheet", panel.peak), ("ceiling", panel.ceiling))
         known = (f"{name} {value:.4g}" for name, value in references if value is not None)
-        described = f"{panel.title or self.title}, {panel.unit}: {'; '.join([*highest, *known])}"
-        scale = None if self.has_own_scales else (panel.unit, panel.peak, panel.ceiling)
-        return DrawnPanel(described, functools.partial(_draw_panel, panel=panel, chart=self), scale)
+        description = f"{panel.title or self.title}, {panel.unit}: {'; '.join([*highest, *known])}"
+        scale_key = None if self.has_own_scales else (panel.unit, panel.peak, panel.ceiling)
+        return DrawnPanel(description, functools.partial(_draw_panel, panel=panel, chart=self), scale_key)
 
     def make_legend(self) -> LegendEntries:
-        look = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}
+        line_style = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}
         styles = self.styles
-        return [(name, {**look, **vars(styles[name])}) for name in self.names]
+        return [(name, {**line_style, **vars(styles[name])}) for name in self.names]
 
 
 # -- ticks and scales of the axes of a Chart ---------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def make_labeled_ticks(sizes: Iterable[float], format_label: Callable[[float], s
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
-    """Return ticks at multiples of a power of two, the smallest one that divides the range of sizes into at most ten
-    steps.
+    """Return ticks at the multiples of a power of two. It is the smallest power of two with at most ten steps in the
+    range of sizes.
     """
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
@@ -183,8 +183,8 @@ def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def format_with_binary_prefix(size: float) -> str:
-    """Format a length or size with a binary prefix if it is a multiple of it: 16384 as ``16k``,
-    1073741824 as ``1G``.
+    """Format a size with the largest binary prefix of which the size is a multiple: 16384 as ``16k``, 1073741824 as
+    ``1G``, 1000 as ``1000``.
     """
     power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
     return f"{size / 1024**power:.0f}{_PREFIXES[power]}"
@@ -212,27 +212,27 @@ def _scale_x_axis(axes: Axes, chart: Chart) -> None:
 
 
 def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
-    """Return the labels of all ticks, with an empty text for each label that would touch the one before it."""
-    places = [math.log(place) if axis.is_log else place for place, _ in axis.ticks]
-    letter = (places[-1] - places[0]) / (_MAX_TICK_LABEL_CHARACTERS * compute_panel_width_share(axes))
-    labels, end = [], -math.inf
-    for place, (_, text) in zip(places, axis.ticks, strict=True):
-        half = letter * (len(text) + 1) / 2
-        labels.append(text if place - half >= end else "")
-        end = place + half if labels[-1] else end
+    """Return the labels of all ticks, with an empty text in place of labels that would touch the previous label."""
+    positions = [math.log(position) if axis.is_log else position for position, _ in axis.ticks]
+    letter_width = (positions[-1] - positions[0]) / (_MAX_TICK_LABEL_CHARACTERS * compute_panel_width_share(axes))
+    labels, previous_end = [], -math.inf
+    for position, (_, text) in zip(positions, axis.ticks, strict=True):
+        half_width = letter_width * (len(text) + 1) / 2
+        labels.append(text if position - half_width >= previous_end else "")
+        previous_end = position + half_width if labels[-1] else previous_end
     return labels
 
 
 def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """Give all panels the same vertical scale, unless each has its own. The scale begins at 0 if lines are below a
-    ceiling, or if the highest rate is more than twice the lowest.
+    """Give a panel the vertical scale of all panels, or a separate scale if ``chart.has_own_scales``. The common scale
+    begins at 0 if lines are below a ceiling, or if the highest rate is more than twice the lowest.
     """
-    alike = [panel] if chart.has_own_scales else chart.panels
-    points = [point for each in alike for point in each.points]
-    ceilings = [each.ceiling for each in alike if each.ceiling is not None]
+    panels = [panel] if chart.has_own_scales else chart.panels
+    points = [point for each in panels for point in each.points]
+    ceilings = [each.ceiling for each in panels if each.ceiling is not None]
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
-    highest = max(highest, *(each.peak for each in alike if each.peak and each.peak < _MAX_PEAK_RATIO * highest), 0.0)
+    highest = max(highest, *(each.peak for each in panels if each.peak and each.peak < _MAX_PEAK_RATIO * highest), 0.0)
     if ((ceilings and chart.is_connected) or lowest < highest / 2) and not chart.has_own_scales:
         axes.set_ylim(0, highest * 1.14)
         return
@@ -241,20 +241,20 @@ def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 
 def _add_share_axis(axes: Axes, panel: Panel) -> None:
-    """Add a vertical axis at the right in percent of the peak of the datasheet, or else of the ceiling. Add none if
-    that peak or ceiling is unknown or above the panel.
+    """Add a vertical axis at the right in percent of the datasheet's peak, or of the ceiling if no peak is known. Add
+    no axis if neither is known, or if the peak (or ceiling) is above the panel.
     """
     from matplotlib.ticker import MaxNLocator
 
-    whole = panel.peak or panel.ceiling
-    if whole is None or whole > axes.get_ylim()[1]:
+    reference = panel.peak or panel.ceiling
+    if reference is None or reference > axes.get_ylim()[1]:
         return
-    functions = (lambda rate: 100 * rate / whole, lambda share: share * whole / 100)
-    shares = axes.secondary_yaxis("right", functions=functions)
-    of_ceiling = "% MBU" if panel.unit == "TB/s" else "% MAMFU"
-    shares.set_ylabel("% of the datasheet" if panel.peak else of_ceiling, fontsize=TEXT_FONT_POINTS)
-    shares.tick_params(labelsize=SMALL_FONT_POINTS, color="#999999")
-    shares.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    functions = (lambda rate: 100 * rate / reference, lambda percent: percent * reference / 100)
+    share_axis = axes.secondary_yaxis("right", functions=functions)
+    ceiling_label = "% MBU" if panel.unit == "TB/s" else "% MAMFU"
+    share_axis.set_ylabel("% of the datasheet" if panel.peak else ceiling_label, fontsize=TEXT_FONT_POINTS)
+    share_axis.tick_params(labelsize=SMALL_FONT_POINTS, color="#999999")
+    share_axis.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
 
 
 # -- drawing the panels of a Chart -------------------------------------------------------------------------------------
@@ -277,8 +277,8 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style) -> None:
     x, y = [point.x for point in line.points], [point.y for point in line.points]
-    is_few = len(x) == 1 or len(x if chart.is_connected else panel.points) <= _MAX_LARGE_MARKERS
-    is_thin = chart.is_connected and not is_few
+    has_few_points = len(x) == 1 or len(x if chart.is_connected else panel.points) <= _MAX_LARGE_MARKERS
+    is_thin = chart.is_connected and not has_few_points
     (drawn,) = axes.plot(
         x,
         y,
@@ -286,9 +286,9 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         linestyle="-" if chart.is_connected else "none",
         linewidth=0.8 if is_thin else 2,
         marker="." if is_thin else style.marker,
-        markersize=12 if len(x) == 1 and len(panel.points) > _MAX_LARGE_MARKERS else 7 if is_few else 4,
+        markersize=12 if len(x) == 1 and len(panel.points) > _MAX_LARGE_MARKERS else 7 if has_few_points else 4,
         markeredgecolor="white",
-        markeredgewidth=0.7 if is_few else 0,
+        markeredgewidth=0.7 if has_few_points else 0,
     )
     TOOLTIPS[drawn] = [_format_tooltip(line, point, panel, chart.axis) for point in line.points]
     lows, highs = [point.low for point in line.points], [point.high for point in line.points]
@@ -299,9 +299,9 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
 
 
 def _format_tooltip(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
-    place = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
+    x_label = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
     interval = f", {point.low:.4g} to {point.high:.4g}" if point.high > point.low else ""
-    return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {place})"
+    return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {x_label})"
 
 
 def _draw_best_point_star(axes: Axes, panel: Panel, best: Point) -> None:
@@ -312,7 +312,7 @@ def _draw_best_point_star(axes: Axes, panel: Panel, best: Point) -> None:
 
 
 def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
-    """Draw horizontal lines for the peak of the datasheet and for the ceiling, with their figures."""
+    """Draw horizontal lines for the peak of the datasheet and for the ceiling, with their values."""
     (left, right), top = axes.get_xlim(), axes.get_ylim()[1]
     share = ""
     if panel.peak is not None and panel.peak < top:
@@ -324,13 +324,13 @@ def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
         _write_text(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4))
 
 
-def _write_text(axes: Axes, text: str, at: tuple[float, float], offset: tuple[int, int]) -> None:
-    """Write a text at a distance of ``offset`` (in points) from the place ``at``: to the right of it if the horizontal
-    offset is positive, or else to the left.
+def _write_text(axes: Axes, text: str, position: tuple[float, float], offset: tuple[int, int]) -> None:
+    """Write a text at a distance of ``offset`` (in units of 1/72 inch) from ``position``: to the right of ``position``
+    if the horizontal offset is positive, or else to the left.
     """
     axes.annotate(
         text,
-        at,
+        position,
         xytext=offset,
         textcoords="offset points",
         fontsize=SMALL_FONT_POINTS,

@@ -37,14 +37,15 @@ _GAP_INCHES = 0.12  # vertical space between title, panels, legend and notes
 _MARGIN_INCHES = 0.2
 _TITLE_FONT_POINTS, _SUBTITLE_FONT_POINTS, TEXT_FONT_POINTS, SMALL_FONT_POINTS = 20, 14, 14, 12  # font sizes in points
 GRAY = "#555555"
-# Characters that fit the width of an image file: of the title, the subtitle, a note, and all panel titles of a row.
+# Maximum numbers of characters that fit the width of an image file: in the title, the subtitle, a note, and all panel
+# titles of a row.
 _MAX_TITLE_CHARACTERS, _MAX_SUBTITLE_CHARACTERS, _MAX_NOTE_CHARACTERS, _MAX_PANEL_TITLES_CHARACTERS = 90, 145, 170, 132
 _MAX_LEGEND_COLUMNS = 8
-#: Entries of a legend: the name, and the keyword arguments of the matplotlib line next to it.
+#: Entries of a legend: the name, and the keyword arguments of the matplotlib line that is drawn next to the name.
 LegendEntries = list[tuple[str, dict[str, Any]]]
-#: Tooltips of web pages, by the drawn bar or line. A line has one text for each point.
+#: Tooltips that web pages show, by the matplotlib object of the bar or line. A line has one tooltip for each point.
 TOOLTIPS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
-#: Settings with which matplotlib does not take dollar signs in names for the start of a formula.
+#: Settings with which matplotlib draws dollar signs in names as they are. Otherwise they would begin a formula.
 PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
 
 
@@ -82,7 +83,7 @@ class Picture(ABC):
 
     @abstractmethod
     def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
-        """Return the panels in rows of equal length, with None for an empty place."""
+        """Return the panels in rows of equal length, with None where there is no panel."""
 
     @abstractmethod
     def make_legend(self) -> LegendEntries:
@@ -96,38 +97,42 @@ def draw_figure(picture: Picture) -> Figure:
 
     with rc_context(PLAIN_TEXT_SETTINGS):
         rows = picture.make_panel_rows()
-        shares = [panel.width_share if panel else 1.0 for panel in rows[0]]
-        grid = figure.subplots(len(rows), len(shares), squeeze=False, width_ratios=shares)
-        for line, column in itertools.product(range(len(rows)), range(len(shares))):
-            axes, panel = grid[line][column], rows[line][column]
+        width_shares = [panel.width_share if panel else 1.0 for panel in rows[0]]
+        grid = figure.subplots(len(rows), len(width_shares), squeeze=False, width_ratios=width_shares)
+        for row_index, column_index in itertools.product(range(len(rows)), range(len(width_shares))):
+            axes, panel = grid[row_index][column_index], rows[row_index][column_index]
             if panel:
                 panel.draw(axes)
-                _drop_repeated_labels(axes, rows, line, column)
+                _drop_repeated_labels(axes, rows, row_index, column_index)
             else:
                 axes.set_visible(False)
         _arrange_figure(figure, picture)
     return figure
 
 
-def _drop_repeated_labels(axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], line: int, column: int) -> None:
-    """Remove labels of a panel that an outer panel of its row or column shows too. ``line`` and ``column``: the place
-    of the panel.
-    """
-    panel, before, after = rows[line][column], rows[line][:column], rows[line][column + 1 :]
-    scale = panel and panel.scale_key
-    if scale is not None and before and before[-1] and before[-1].scale_key == scale:
+def _drop_repeated_labels(
+    axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], row_index: int, column_index: int
+) -> None:
+    """Remove the labels of a panel that are equal to those of a panel to its left, to its right or below it."""
+    panel, left_panels, right_panels = (
+        rows[row_index][column_index],
+        rows[row_index][:column_index],
+        rows[row_index][column_index + 1 :],
+    )
+    scale_key = panel and panel.scale_key
+    if scale_key is not None and left_panels and left_panels[-1] and left_panels[-1].scale_key == scale_key:
         axes.set_ylabel("")
         axes.tick_params(labelleft=False)
-    if scale is not None and any(each and each.scale_key == scale for each in after):
-        for shares in list(axes.child_axes):
-            shares.remove()
-    if panel and not panel.has_own_labels and any(row[column] for row in rows[line + 1 :]):
+    if scale_key is not None and any(each and each.scale_key == scale_key for each in right_panels):
+        for share_axis in list(axes.child_axes):
+            share_axis.remove()
+    if panel and not panel.has_own_labels and any(row[column_index] for row in rows[row_index + 1 :]):
         axes.set_xlabel("")
         axes.tick_params(labelbottom=False)
 
 
 def make_empty_figure(width: float, height: float) -> Figure:
-    """Return an empty white figure of a size in inches. Raises UnavailableError if matplotlib is not installed."""
+    """Return an empty white figure with a size in inches. Raises UnavailableError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -254,9 +259,9 @@ COLORS = (
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-#: Names that share pictures, in groups. The index in a group decides color and marker. The group of kernels is longer
-#: than COLORS. It lists kernels of attention, then of matmuls, then rare ones, so that two kernels with the same color
-#: are seldom in the same picture.
+#: Known names of lines and bars. Names of one group can be in the same picture, so the index in the group decides color
+#: and marker. The first group (kernels) is longer than COLORS. It lists kernels of attention, then of matmuls, then
+#: rare ones, so that a picture seldom has two kernels with the same color.
 _NAME_GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),
@@ -274,8 +279,8 @@ _NAME_GROUPS = (
     tuple(f"device {number}" for number in range(12)),
 )
 _STYLE_INDEX_BY_NAME = {
-    **{name: place for group in _NAME_GROUPS for place, name in enumerate(group)},
-    # Names of the charts of overlap and of the waterfall from a datasheet, where computed rates are gray.
+    **{name: index for group in _NAME_GROUPS for index, name in enumerate(group)},
+    # Names in the charts of ``mamf overlap`` and ``mamf explain``. Rates that are computed from a datasheet are gray.
     "other work": 1,
     "measured": 0,
     "lost since the step before": 1,
@@ -289,9 +294,9 @@ PEAK_LINE_STYLE: Mapping[str, Any] = {"color": "#777777", "linestyle": "--", "li
 
 @dataclass(frozen=True)
 class Style:
-    """The look of a name in all pictures.
+    """The color and marker of a name in all pictures.
 
-    - ``color``: as #rrggbb.
+    - ``color``: the color as #rrggbb.
     - ``marker``: a marker of matplotlib; names with the same color have different markers.
     """
 
@@ -300,19 +305,20 @@ class Style:
 
 
 def choose_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Choose a style for each name. Names of well-known kernels, regimes and parts always have the same style. A hash
-    of any other name selects its color; if another name of this picture has that color, the next free color is used.
+    """Choose a style for each name. Names of well-known kernels, regimes and parts always get the same style. The color
+    of any other name is chosen by a hash of the name. If another name in ``names`` has this color, the next free color
+    is chosen.
     """
-    wanted = sorted(set(names))
-    places = {name: _STYLE_INDEX_BY_NAME[name] for name in wanted if name in _STYLE_INDEX_BY_NAME}
-    for name in wanted:
+    distinct_names = sorted(set(names))
+    indices = {name: _STYLE_INDEX_BY_NAME[name] for name in distinct_names if name in _STYLE_INDEX_BY_NAME}
+    for name in distinct_names:
         if name not in _STYLE_INDEX_BY_NAME:
-            colors = {place % len(COLORS) for place in places.values()}
-            place = zlib.crc32(name.encode()) % len(COLORS)
-            while place in places.values() or (len(colors) < len(COLORS) and place % len(COLORS) in colors):
-                place += 1
-            places[name] = place
-    return {name: Style(COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]) for name, place in places.items()}
+            colors = {index % len(COLORS) for index in indices.values()}
+            index = zlib.crc32(name.encode()) % len(COLORS)
+            while index in indices.values() or (len(colors) < len(COLORS) and index % len(COLORS) in colors):
+                index += 1
+            indices[name] = index
+    return {name: Style(COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]) for name, index in indices.items()}
 
 
 # -- writing image files -----------------------------------------------------------------------------------------------
@@ -320,7 +326,7 @@ def choose_styles(names: Iterable[str]) -> dict[str, Style]:
 
 def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
     """Write a figure to an image file, in the format of the file's suffix. Raises UsageError if the file exists or
-    cannot be written, and RunLogWriteError if the disk is full; an existing file then stays unchanged.
+    cannot be written, and RunLogWriteError if the disk is full. An existing file stays unchanged after an error.
     """
     image, kind = io.BytesIO(), check_image_path(path, overwrite)
     with freeze_layout(figure):
@@ -330,15 +336,14 @@ def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
 
 @contextmanager
 def freeze_layout(figure: Figure) -> Iterator[None]:
-    """Return a context in which the layout of a figure is computed already, because matplotlib would otherwise draw
-    everything twice to compute it.
+    """Compute the layout of a figure once, and keep it within a with-block. Otherwise matplotlib would draw everything
+    twice to compute the layout.
     """
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
-        figure.set_layout_engine(
-            None
-        )  # the string "none" would leave a placeholder engine, for which matplotlib draws everything again
+        # The string "none" would set a placeholder engine, for which matplotlib draws everything again.
+        figure.set_layout_engine(None)
     try:
         yield
     finally:

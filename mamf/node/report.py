@@ -81,8 +81,7 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
     places = {device.label: place for place, device in enumerate(order, start=1)}
     return [
         Column("", "device", lambda device: device.full_label, is_left_aligned=True),
-        *(Column(name, "", attrgetter(name)) for name in ("node", "index", "name", "uuid_hash")),
-        Column("address", "", lambda device: device.bus_address),
+        *(Column(name, "", attrgetter(name)) for name in ("node", "index", "name", "uuid_hash", "address")),
         *(column for name in FIGURE_UNITS for column in make_figure_columns(name)),
         Column("place", "place", lambda device: places.get(device.label), drop_priority=2),
         *make_sensor_columns(lambda device: device.conditions),
@@ -92,12 +91,12 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
         Column(
             "throttled",
             "throttled",
-            lambda device: ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttle_shares.items()),
+            lambda device: ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items()),
             drop_priority=3,
             is_left_aligned=True,
         ),
         Column("failures", "", lambda device: "; ".join(device.failures)),
-        Column("lacks", "", lambda device: "; ".join(device.missing_results)),
+        Column("lacks", "", lambda device: "; ".join(device.lacks)),
     ]
 
 
@@ -115,7 +114,7 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
         Column(
             f"{name}_half_width_percent",
             f"{name} +-%" if name in (BURST, SUSTAINED) else "",
-            lambda device: 100 * device.relative_half_widths[name] if name in device.relative_half_widths else None,
+            lambda device: 100 * device.half_widths[name] if name in device.half_widths else None,
             "{:.2f}".format,
             drop_priority=5,
         ),
@@ -168,7 +167,7 @@ def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
             machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
             line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor
-            half = rate * device.relative_half_widths.get(name, 0.0)
+            half = rate * device.half_widths.get(name, 0.0)
             lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
     values = [device.figures[name] for device in devices if name in device.figures]
     title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name

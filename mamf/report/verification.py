@@ -36,7 +36,7 @@ from mamf.report.document import (
     label_kernel,
 )
 from mamf.report.rows import describe_failures
-from mamf.statistics import compute_known_median
+from mamf.statistics import compute_median_ignoring_none
 
 MeasuredRows = Sequence[Measurement]
 #: The status of rows whose result was wrong.
@@ -266,13 +266,13 @@ _CONDITION_COLUMNS: list[Column[MeasuredRows]] = [
     Column(
         "clock_hz",
         "median MHz",
-        lambda rows: compute_known_median(it.conditions.clock_hz for it in rows),
+        lambda rows: compute_median_ignoring_none(it.conditions.clock_hz for it in rows),
         lambda hertz: f"{hertz / 1e6:.0f}",
     ),
     Column(
         "power_watts",
         "median W",
-        lambda rows: compute_known_median(it.conditions.watts for it in rows),
+        lambda rows: compute_median_ignoring_none(it.conditions.watts for it in rows),
         "{:.0f}".format,
     ),
     Column("throttled", "throttled in problems", _describe_throttling, is_left_aligned=True),

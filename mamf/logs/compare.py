@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Any, Literal, get_args
 
-from mamf.backend import DeviceInfo, parse_sharing
+from mamf.backend import DeviceInfo, parse_sharing_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
 from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.compared_rows import (
@@ -375,7 +375,7 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing, names)))]
+    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.

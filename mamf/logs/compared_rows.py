@@ -38,7 +38,7 @@ from mamf.statistics import (
     CONFIDENCE,
     FigureUncertainty,
     Interval,
-    compute_known_median,
+    compute_median_ignoring_none,
     compute_run_error,
     compute_student_t_quantile,
 )
@@ -380,9 +380,9 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
             compute_combined_rate_error(measurements), measurements[0].regime, len(measurements)
         ),
         seconds=measurements[0].seconds,
-        celsius=compute_known_median(row.conditions.celsius for row in measurements),
+        celsius=compute_median_ignoring_none(row.conditions.celsius for row in measurements),
         per_degree=choose_repeatability(measurements).per_degree,
-        cycles_used=compute_known_median(row.conditions.cycles_used for row in measurements),
+        cycles_used=compute_median_ignoring_none(row.conditions.cycles_used for row in measurements),
         cycles_error=_compute_cycles_error(measurements[0].regime, measurements[0].problem),
     )
 
@@ -489,6 +489,6 @@ def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRo
         ),
         error=replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count),
         rates=rates,
-        celsius=compute_known_median(row.celsius for row in rows),
-        cycles_used=compute_known_median(row.cycles_used for row in rows),
+        celsius=compute_median_ignoring_none(row.celsius for row in rows),
+        cycles_used=compute_median_ignoring_none(row.cycles_used for row in rows),
     )

@@ -84,10 +84,10 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._move_positional_word_to_front(args or ()), namespace)
 
     def _move_positional_word_to_front(self, words: Sequence[str]) -> list[str]:
-        """Return the words with a word for a required positional argument at the front, if it would not get one.
+        """Return the words, with one of them moved to the front if a required positional argument would get no word.
 
-        argparse gives all words after an option to this option. If it needs fewer of them, and no other word is left
-        for the positional argument, this function moves the last word that the option does not need to the front.
+        argparse gives all words after an option to this option. If the option needs fewer words, and no other word is
+        left for the positional argument, this function moves the last word that the option does not need.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)

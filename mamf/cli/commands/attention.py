@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup, Strategy
 
 EXAMPLES = """examples:
-  mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
+  mamf attention                                        all installed kernels; bfloat16, 1k to 16k tokens
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
   mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
   mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
@@ -72,8 +72,8 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
-        help="kernel with whose speed the report compares the other kernels (default: eager, or the slowest kernel if "
-        "eager is not measured)",
+        help="kernel that the report compares the other kernels with (default: eager, or the slowest kernel if eager "
+        "is not measured)",
     )
     add_device_options(parser)
     add_devices_options(parser)

@@ -116,7 +116,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 exit_code = _MatmulSearchSession(
                     MeasurementRequest(options.requested_operation), options, signal_handler, resumed
                 ).run()
-            except UsageError as error:  # Continue with the next dtype: only this one may be too slow for a search.
+            except UsageError as error:  # Continue, because other dtypes may be fast enough for a search.
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))

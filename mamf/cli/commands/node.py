@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
-  mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
+  mamf node --format json --baseline FIND_LOG   for a scheduler: compare with a card that is known to be good
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
   mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
 """
@@ -37,7 +37,8 @@ def add_options(parser: Parser) -> None:
     add_shared_options(
         group,
         "--kernel",
-        default_text="all available kernels except those that compile for minutes; the first one finds the fast shapes",
+        default_text="all available kernels except those that compile for minutes; mamf searches for fast shapes with "
+        "the first kernel",
     )
     add_shared_options(
         group,

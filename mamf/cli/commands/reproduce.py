@@ -93,7 +93,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     has_one_source = bool(options.source) + bool(options.claim) == (options.resume is None)
     if not (has_one_source or options.crashed_run) or options.top == 0:
-        raise UsageError("give exactly one of LOG, --claim and --resume; --top, if given, must be at least 1")
+        raise UsageError(
+            "give exactly one of LOG, --claim and --resume"
+            if not (has_one_source or options.crashed_run)
+            else "--top 0 checks no row: give a number of at least 1"
+        )
     return run_session(options, ReproduceSession)
 
 

@@ -215,5 +215,5 @@ def _get_contributed_ceilings_path(root: Path) -> Path:
 
 def _require_results_folder(path: Path, advice: str = ", or name it with --results") -> Path:
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}: run this in a clone of the project{advice}")
+        raise UsageError(f"there is no folder {path}: run this command in a clone of the project{advice}")
     return path

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import parse_sharing
+from mamf.backend import parse_sharing_ways
 from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling, compute_mamfu
 from mamf.contribution.rules import Finding, has_exact_kernel
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -121,7 +121,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     tables. ``place``: the path of the log in results/.
     """
     plan = log.plan
-    if parse_sharing(log.header["device"]["name"]):  # The tables compare whole cards only.
+    if parse_sharing_ways(log.header["device"]["name"]):  # The tables compare whole cards only.
         return []
     if plan.is_search:
         return [_make_rate(log, place, MATMUL_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.all_ceilings)]

@@ -30,8 +30,8 @@ from mamf.measurement import TERA, Measurement, find_timer_calibration, is_plaus
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import (
     compute_max_flops,
+    find_device_by_misspelled_name,
     find_device_by_pattern,
-    find_device_spelled_differently,
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
@@ -221,7 +221,7 @@ def _find_usual_spelling(name: str) -> str | None:
     """
     known = {_keep_letters_and_digits(each.device): each.device for each in read_contributed_rates()}
     usual = known.get(_keep_letters_and_digits(name), name)
-    return find_device_spelled_differently(name) if usual == name else usual
+    return find_device_by_misspelled_name(name) if usual == name else usual
 
 
 def _keep_letters_and_digits(name: str) -> str:

@@ -20,7 +20,7 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
-from mamf.plausibility import compute_max_rate, find_flop_per_cycle
+from mamf.plausibility import compute_theoretical_flops, find_flop_per_cycle
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.logs import describe_machine_briefly, describe_row_failures
 from mamf.report.document import (
@@ -133,7 +133,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
         clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
         yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.device_label}{clock}")
     name, clock_hz = "units at the requested clock", row.conditions.clock_hz if row is not None else None
-    rate = compute_max_rate(info, dtype, clock_hz)
+    rate = compute_theoretical_flops(info, dtype, clock_hz)
     if rate is None or not clock_hz:
         is_known = find_flop_per_cycle(info, dtype) and info.compute_units
         missing = "no sensor reads the clock" if is_known else "the FLOP per cycle of the compute units are unknown"
@@ -152,7 +152,7 @@ def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, 
     clock_hz = _get_true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
-    rate = compute_max_rate(info, row.problem.dtype, clock_hz)
+    rate = compute_theoretical_flops(info, row.problem.dtype, clock_hz)
     return WaterfallStep(name, rate and rate / TERA, f"{clock_hz / 1e6:.0f} MHz" + (f": {cause}" if cause else ""))
 
 

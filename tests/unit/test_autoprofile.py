@@ -143,7 +143,7 @@ def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["--output-folder", "file"], "cannot write file"),
+        (["--output-folder", "file"], "cannot create folder file"),
         (["--output-folder", "other"], "SUMMARY.md was not written by 'mamf autoprofile'"),
         (["--dtype", "float15"], "float15"),
     ],

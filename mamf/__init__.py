@@ -101,8 +101,8 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_MODULE_BY_NAME[name]), name)
 
 
-# Import the modules for reports when a notebook first shows an object as HTML.
-NotebookTable.render = staticmethod(lambda shown: importlib.import_module("mamf.kinds.notebook").render_html(shown))
+# Import mamf.kinds.notebook only when a notebook first shows an object, because it imports all report modules.
+NotebookTable.render = staticmethod(lambda table: importlib.import_module("mamf.kinds.notebook").render_html(table))
 
 
 def __dir__() -> list[str]:

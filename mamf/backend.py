@@ -24,10 +24,10 @@ from mamf.dtypes import DTYPES
 SIMULATED_BACKEND = "simulated"
 #: Number of bytes in a MiB.
 MIB = 2**20
-#: Environment variable in which mamf gives each process that it starts the pid of the starting process. The starting
-#: process may have the device open without using it, so it is not counted as another user of the card.
+#: Environment variable that contains the pid of the mamf process which started this process. The starting process may
+#: have the device open without using it, so it is not counted as another user of the card.
 STARTING_PROCESS_PID_VARIABLE = "MAMF_LEADER_PID"
-# The text in the name of a device after which the name lists the ways in which the card is shared.
+# The text between a device's name and the list of the ways in which its card is shared.
 _SHARING_PREFIX = " (shared: "
 
 
@@ -75,11 +75,11 @@ def add_sharing_to_name(name: str, sharing_ways: Iterable[str]) -> str:
     The name of a whole card never contains "(shared:". Therefore mamf finds no datasheet peak for a shared card, and
     never mixes shared and whole cards in ceilings and tables.
     """
-    all_ways = dict.fromkeys([*parse_sharing(name), *sharing_ways])
+    all_ways = dict.fromkeys([*parse_sharing_ways(name), *sharing_ways])
     return f"{name.partition(_SHARING_PREFIX)[0]}{_SHARING_PREFIX}{', '.join(all_ways)})" if all_ways else name
 
 
-def parse_sharing(name: str) -> tuple[str, ...]:
+def parse_sharing_ways(name: str) -> tuple[str, ...]:
     """Return the ways in which a card is shared, such as "MPS", from a device name that lists them; empty for a whole
     card.
     """
@@ -91,7 +91,7 @@ def format_sharing_warning(device_name: str) -> str:
     """Return a warning that the figures of a shared card are not those of a whole card. Return an empty string if the
     device name is that of a whole card.
     """
-    ways = ", ".join(parse_sharing(device_name))
+    ways = ", ".join(parse_sharing_ways(device_name))
     if ways:
         return (
             f"the card is shared ({ways}), so these rates are not those of a whole card, and mamf "
@@ -205,7 +205,7 @@ class Backend(ABC):
     #: Whether the backend serves accelerators of any vendor. ``--backend auto`` chooses such a backend only if no
     #: vendor's own backend is available.
     is_generic: ClassVar[bool] = False
-    #: What times launches: "device events", or "host clock" if the vendor's events are missing or unreliable.
+    #: The clock that times launches: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
     #: How quickly the clock and the power of the vendor's devices react to load. If these traits are only assumed, each
     #: run measures them first (see mamf.engine.traits).

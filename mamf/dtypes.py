@@ -143,8 +143,8 @@ DTYPE_ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# These errors bound the rounding of the output, by output dtype, if operands have at most 8 bits. For bfloat16 the
-# bound is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
+# The largest error that rounding of the output causes, by output dtype, if operands have at most 8 bits. For bfloat16
+# it is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # The error of sums of 8-bit products. Most devices keep these sums in float32. Hopper keeps them in 14 bits, and
 # periodically adds them to a float32.

@@ -12,7 +12,7 @@ accept.
     ├── RunLogError                a run log cannot be read; the message names the line
     ├── NothingProfiledError       a script ended before one of its training steps was profiled
     ├── DeviceError                the device failed outside the measurement of a shape
-    │   └── DeviceLostError        a launch left the device unusable for this process; it has the failed row
+    │   └── DeviceLostError        a launch left the device unusable for this process; contains the failed row
     └── RunLogWriteError           a run log cannot be written (disk full, no permission)
 
 All other exceptions raised within a measurement become the status of that measurement and never end a run.
@@ -33,8 +33,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: The beginning of the reason of a failed row if its launch ended the process, made the device unusable, or ended the
-#: process three times.
+#: The text with which the field ``reason`` of a failed row begins if the row's launch ended the process, made the
+#: device unusable, or ended the process three times.
 CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
     "crashed the process",
     "lost the device",
@@ -152,16 +152,16 @@ class RunInterrupted(KeyboardInterrupt):
     """
 
 
-#: The exceptions that end a run wherever they are raised. The first one is RunInterrupted while the command line
-#: handles signals, and KeyboardInterrupt at other times.
-ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
+#: The exceptions that end a run wherever they are raised: KeyboardInterrupt, which the command line replaces by
+#: RunInterrupted while it handles signals.
+RUN_ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions that an ``except`` clause around a plugin's code catches: all exceptions, even SystemExit.
-    Return none if the current exception is one of ENDING_EXCEPTIONS.
+    Return none if the current exception is one of RUN_ENDING_EXCEPTIONS.
     """
-    return () if isinstance(sys.exc_info()[1], tuple(ENDING_EXCEPTIONS)) else (BaseException,)
+    return () if isinstance(sys.exc_info()[1], tuple(RUN_ENDING_EXCEPTIONS)) else (BaseException,)
 
 
 def get_first_message_line(error: BaseException) -> str:
@@ -185,7 +185,7 @@ MAX_SIZE = 2**63 - 1
 MAX_SEED = 2**63 - 1
 #: The largest run log that mamf reads: the bytes of the file, and the bytes of a line. A line can contain half a
 #: million samples. Decoding the line takes several times its size in memory.
-MAX_LOG_BYTES, MAX_LINE_BYTES = 512 << 20, 16 << 20
+MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 512 << 20, 16 << 20
 LOG_TOO_LARGE_MESSAGE = f"has more than {MAX_LOG_BYTES >> 20} MiB, the maximum of a run log: choose another file"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.
@@ -278,8 +278,8 @@ def require_rows_within_limit(*counts: int) -> None:
     row_count = math.prod(counts)
     if row_count > MAX_RUN_ROWS:
         raise UsageError(
-            f"the run has {shorten_value(row_count)} rows, but at most {MAX_RUN_ROWS} can run: choose fewer sizes or a "
-            "larger STEP"
+            f"the run has {shorten_value(row_count)} rows, but at most {MAX_RUN_ROWS} can be measured: choose fewer "
+            "sizes or a larger STEP"
         )
 
 

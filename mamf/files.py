@@ -18,7 +18,7 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _WRITE_BUFFER_BYTES = 1 << 20
-#: The numbers of errors of the disk itself, which the user cannot fix by another file name.
+#: The errno values of disk errors, which the user cannot fix by choosing another file name.
 _DISK_ERROR_NUMBERS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 FileContent = str | bytes | Iterable[str]
@@ -33,13 +33,13 @@ def read_packaged_csv_rows(name: str) -> list[dict[str, str]]:
 
 
 def make_folder(folder: Path, advice: str = "") -> None:
-    """Create a folder and its parents unless it exists. Raises UsageError, with ``advice`` at its
-    end, if that fails.
+    """Create a folder and its parents unless the folder exists. Raises UsageError, whose message ends with ``advice``,
+    if the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}{advice}") from None
+        raise UsageError(f"cannot create folder {folder}: {error.strerror}{advice}") from None
 
 
 def write_file_atomically(path: Path, content: FileContent) -> None:
@@ -54,20 +54,20 @@ def write_file_atomically(path: Path, content: FileContent) -> None:
             with path.open("wb") as stream:
                 stream.writelines(_encode_content(content))
             return
-        # Resolve a symbolic link, so that the file that it points to is replaced and not the link.
+        # Resolve a symbolic link, so that its target is replaced and not the link.
         target = path.resolve()
         with _write_temporary_file(target, content) as temporary_path:
             temporary_path.replace(target)
 
 
-def create_file_atomically(path: Path, content: FileContent, is_numbered: bool = False) -> Path:
+def create_file_atomically(path: Path, content: FileContent, may_add_number: bool = False) -> Path:
     """Create a file that has all of its content from the beginning, and return its path.
 
-    If a file of this name exists, raise UsageError or, if ``is_numbered``, use the first free name of
+    If a file of this name exists, raise UsageError or, if ``may_add_number``, use the first free name of
     ``yield_numbered_paths``. Raises the same errors as ``write_file_atomically``.
     """
     with _convert_os_errors(path), _write_temporary_file(path, content) as temporary_path:
-        for place in yield_numbered_paths(path) if is_numbered else (path,):
+        for place in yield_numbered_paths(path) if may_add_number else (path,):
             with contextlib.suppress(FileExistsError):
                 _rename_without_replacing(temporary_path, place)
                 return place
@@ -105,8 +105,8 @@ def _encode_content(content: FileContent) -> Iterable[bytes]:
 
 
 def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
-    """Rename a file. Raises FileExistsError if ``target`` exists. Make a hard link, because unlike a rename, it fails
-    on every system if ``target`` exists.
+    """Rename a file. Raises FileExistsError if ``target`` exists. The function makes a hard link, because a rename
+    would replace ``target`` on some systems.
     """
     try:
         os.link(temporary_path, target)
@@ -122,7 +122,7 @@ def _convert_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}") from None
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first") from None
     except OSError as error:
         error_class: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERROR_NUMBERS else UsageError
         raise error_class(f"cannot write {path}: {error.strerror or error}") from None

@@ -40,7 +40,7 @@ MAX_PLAUSIBLE_OVERHEAD_SECONDS = 20e-6
 #: mamf subtracted during the run.
 MAX_OVERHEAD_SHIFT_SECONDS = 0.5e-6
 #: Reports print the timer's accuracy only for launches shorter than this, because 1 us is at least 1 % of them.
-SHORT_LAUNCH_SECONDS = 100e-6
+MAX_SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class TimerCalibration(NamedTuple):
@@ -69,7 +69,9 @@ class TimerOverhead(NamedTuple):
 
 @functools.cache
 def find_timer_calibration(backend: str) -> TimerCalibration | None:
-    """Return the timing error of a backend's device timer, or None if no profiler has measured it."""
+    """Return the timing error of a backend's device timer, or None if the timer was never compared with a
+    profiler.
+    """
     rows = (row for row in read_packaged_csv_rows("timers.csv") if row["backend"] == backend)
     columns = ("lowest_us", "typical_us", "highest_us", "accuracy_us")
     return next((TimerCalibration(*(float(row[column]) * 1e-6 for column in columns)) for row in rows), None)
@@ -90,7 +92,7 @@ def choose_timer_overhead(backend: str, estimated_seconds: float | None) -> Time
     nanosecond, like logged samples.
     """
     timer = find_timer_calibration(backend)
-    # If no profiler has measured the timer, a small negative estimate is noise, and the timer has no overhead.
+    # If the timer was never compared with a profiler, a slightly negative estimate is noise around an overhead of 0.
     if estimated_seconds is None or (timer is None and -MAX_OVERHEAD_SHIFT_SECONDS < estimated_seconds < 0):
         return TimerOverhead(0.0)
     if is_plausible_overhead(backend, estimated_seconds):
@@ -260,8 +262,8 @@ class Measurement(NotebookTable):
 
     @property
     def step(self) -> StepKey:
-        """The key of what was measured: regime, problem, shape and the kernel's own name. Rows of repeated measurements
-        have equal keys.
+        """The key of this row: its regime, problem, shape and the kernel's own name. Rows of repeated measurements have
+        equal keys.
         """
         return StepKey(self.regime, self.problem, self.shape, self.kernel)
 
@@ -428,7 +430,7 @@ class Rate:
 
 
 RateT = TypeVar("RateT", bound=Rate)
-#: RatesByDtypeAndRegime of a device by dtype (as ``label_dtype`` formats it) and regime.
+#: The rates of a device, by dtype (as ``label_dtype`` formats it) and regime.
 RatesByDtypeAndRegime = Mapping[tuple[str, str], Rate]
 
 
@@ -444,7 +446,7 @@ def label_dtype(problem: Any) -> str:
     accumulation, because they change the ceiling: ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
-    if is_fast is None:  # The ceilings of other operations than matmul do not depend on the output dtype.
+    if is_fast is None:  # The ceilings of operations other than matmul do not depend on the output dtype.
         return dtype
     is_usual = dtype not in DTYPES or problem.out_dtype == DTYPES[dtype].default_output_dtype
     return ", ".join(

@@ -115,7 +115,7 @@ class Parameter:
 
 
 def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
-    """Make the ``metadata`` of a dataclass field: its help and ``more`` attributes of its Parameter."""
+    """Make the ``metadata`` of a dataclass field: its help text, and in ``more`` other fields of its Parameter."""
     return {_METADATA_KEY: {"help": help, **more}}
 
 
@@ -195,7 +195,7 @@ def parse_range(start: int, stop: int, step: int) -> range:
         )
     sizes = range(start or step, stop, step)
     if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: STOP is not included, and START 0 means {step}")
+        raise UsageError(f"range {start} {stop} {step} is empty: choose a STOP above {start or step}")
     return sizes
 
 
@@ -246,7 +246,7 @@ class Preset(Generic[ShapeT]):
 
 
 class Operation(ABC, Generic[ProblemT, ShapeT]):
-    """What is computed, such as matmul or attention.
+    """A computation that mamf measures, such as matmul or attention.
 
     - ``kernel_group``: the group of entry points that name the operation's kernels. ``kernel_type``: their base class.
     - ``shape_type``, ``problem_type``: frozen dataclasses of plain values, because logs store their fields. The fields
@@ -407,8 +407,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
 @dataclass(frozen=True)
 class MeasurementRequest:
-    """A user's request to measure an operation. ``shapes``, ``sizes`` and ``fields``: whole shapes, values of sizes and
-    values of problem fields, which replace those of ``preset``.
+    """A user's request to measure an operation: whole ``shapes``, values of ``sizes`` by name, and values of problem
+    ``fields`` by name. The values in ``sizes`` and ``fields`` replace those of ``preset``.
     """
 
     operation: Operation[Any, Any]

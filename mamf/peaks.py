@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mamf.backend import DeviceInfo, parse_sharing
+from mamf.backend import DeviceInfo, parse_sharing_ways
 from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, shorten_value
 from mamf.files import read_packaged_csv_rows
@@ -108,8 +108,8 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     """Return the FLOP per cycle of one compute unit at a device's peak; None if the clock or the number of units is
     unknown.
 
-    The function rounds the result to a multiple of 16, which is what hardware has, because datasheets round the peak
-    (989 for 989.4 TFLOPS).
+    Datasheets round the peak (989 for 989.4 TFLOPS), but compute units do a multiple of 16 FLOP per cycle. Therefore
+    the function rounds the result to such a multiple.
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -142,10 +142,10 @@ def find_bandwidth(
 
 @functools.lru_cache(64)  # all rows of a log usually share one device
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return none for
-    a card that is shared, because all figures are those of whole cards.
+    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return no
+    rows for a shared card, because all figures are those of whole cards.
     """
-    if parse_sharing(device_name):
+    if parse_sharing_ways(device_name):
         return ()
     rows_with_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
     matching = [row for row in rows_with_units if row.name_pattern.search(device_name)]
@@ -188,7 +188,7 @@ def compute_max_flops_at_clock(
     return peak.flops * clock_hz / peak.clock_hz * headroom
 
 
-def find_device_spelled_differently(device_name: str) -> str | None:
+def find_device_by_misspelled_name(device_name: str) -> str | None:
     """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
     case and repeated blanks are ignored. None if a pattern matches the name as it is, or if none matches.
     """
@@ -199,14 +199,14 @@ def find_device_spelled_differently(device_name: str) -> str | None:
     )
 
 
-def find_device_by_pattern(device_name: str, *, by_name_only: bool = False) -> str | None:
+def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
-    none does, or for a shared card. ``by_name_only``: ignore devices that mamf cannot recognize by the name without the
-    number of compute units.
+    none does, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
+    without the number of compute units.
     """
     spaced_name = " ".join(device_name.split())
-    rows = () if parse_sharing(device_name) else _read_peak_rows()
-    possible = (row for row in rows if not (by_name_only and row.compute_units))
+    rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
+    possible = (row for row in rows if not (must_name_suffice and row.compute_units))
     return next(
         (row.device for row in possible if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
     )
@@ -232,8 +232,11 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A device model of peaks.csv with all its names. The first of ``names`` is the name that torch reports, unless
-    torch reports this name for another model too.
+    """A device model of peaks.csv with all its names.
+
+    - ``listed_name``: the name in peaks.csv.
+    - ``names``: the names that drivers and people use. The first is the name that torch reports, unless torch reports
+      this name for another model too.
     """
 
     listed_name: str
@@ -280,10 +283,10 @@ def find_device_models(name: str) -> list[DeviceModel]:
         return [
             model for model in candidates if all(model.name_words <= other.name_words for other in candidates)
         ] or candidates
-    listed_name = find_device_by_pattern(name, by_name_only=True)
+    listed_name = find_device_by_pattern(name, must_name_suffice=True)
     if matching_models := [model for model in models if model.listed_name == listed_name]:
         return matching_models
-    if listed_name or parse_sharing(name):
+    if listed_name or parse_sharing_ways(name):
         raise UsageError(
             f"{shorten_value(name)!r} is a part of a card, but figures are listed for whole cards only: give the name "
             "of the card"

@@ -42,8 +42,8 @@ CEILING_REGIMES = (BURST, SUSTAINED)
 def choose_regimes(
     requested: Collection[str] | None, default: Sequence[str], order: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the sequence of ``order``,
-    or of ``default`` if ``order`` is empty.
+    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``order``, or
+    of ``default`` if ``order`` is empty.
     """
     return tuple(name for name in order or default if name in (requested or default))
 
@@ -61,12 +61,14 @@ MATMUL = "matmul"
 #: Choices of the rows whose true clock mamf measures: the best rows, all rows, or none.
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCK_CHOICES = ("best", "all", "none")
 SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
+#: Seconds of a search for the ceilings of one dtype, and of ``mamf reproduce``, without --budget.
 DEFAULT_BUDGET_SECONDS = 57.0
+#: Seconds of a search for the ceilings of one dtype with --quick.
 QUICK_BUDGET_SECONDS = 13.2
 #: Seconds in which ``mamf node`` measures each device separately. The search for the ceiling gets half of them. The
 #: search takes a little longer than on a single device, because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
-#: Seconds of ``mamf verify`` without --budget. Together with opening the device they make a minute.
+#: Seconds of ``mamf verify`` without --budget. With the time to open the device, the command takes a minute.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
@@ -79,7 +81,9 @@ Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
 
 
 class StepKey(NamedTuple):
-    """The key of a row in a plan: what the row measures. ``kernel``: the kernel's name as the user requested it."""
+    """The key of a row: the regime, problem, shape and kernel that the row measures. ``kernel``: the kernel's name as
+    the user requested it.
+    """
 
     regime: str
     problem: Problem

@@ -59,10 +59,10 @@ def explain_implausible_row(row: Measurement, info: DeviceInfo, max_rate: float 
         )
     if not possible:
         return "the measurement has no samples"
-    return _explain_beyond_clock(row, info) if max_rate else _explain_suspect_samples(row, info, possible)
+    return _explain_rate_above_clock_limit(row, info) if max_rate else _explain_suspect_samples(row, info, possible)
 
 
-def _explain_beyond_clock(row: Measurement, info: DeviceInfo) -> str | None:
+def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str | None:
     """Explain why a row's rate is higher than its clock allows. Return None if the rate is not too high, or if the
     clock is not known well enough.
 
@@ -130,7 +130,7 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     return listed or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
 
 
-def compute_max_rate(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
+def compute_theoretical_flops(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
     """Compute the FLOP/s that a device would reach if its compute units used every cycle at the clock ``clock_hz``.
     Return None if the clock, the number of units or their FLOP per cycle is unknown.
     """
@@ -146,5 +146,5 @@ def compute_cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: flo
 
     Compute units that a launch leaves idle count too, as unused cycles.
     """
-    max_rate = compute_max_rate(info, dtype, clock_hz)
-    return rate / max_rate if max_rate else None
+    theoretical_flops = compute_theoretical_flops(info, dtype, clock_hz)
+    return rate / theoretical_flops if theoretical_flops else None

@@ -43,8 +43,8 @@ _MAX_USEFUL_RATIO = 3.0
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval from ``low`` to ``high``. ``coverage``: the probability that it contains the true value.
-    For a median of fewer than 6 samples that is below 95 %.
+    """A confidence interval from ``low`` to ``high``. ``coverage``: the probability that the interval contains the true
+    value. It is below 95 % for a median of fewer than 6 samples.
     """
 
     low: float
@@ -57,7 +57,9 @@ class Interval:
 
     @property
     def is_known(self) -> bool:
-        """True if the interval is narrow enough to be useful: both ends are within 50 % of the middle."""
+        """Whether the interval is narrow enough to be useful: both ends are within 50 % of the middle. Reports call
+        other intervals unknown.
+        """
         return self.high <= _MAX_USEFUL_RATIO * self.low
 
     def overlaps(self, other: Interval) -> bool:
@@ -268,9 +270,11 @@ def compute_repeat_interval(
 
 
 def widen_interval(interval: Interval, figure: float, half_width: float) -> Interval:
-    """Return the interval of a positive ``figure`` after its multiplication by a factor whose own interval has the
-    relative half-width ``half_width``. Relative half-widths of independent errors add in quadrature. An interval
-    that reaches 0 is returned unchanged.
+    """Return ``interval``, that of a positive ``figure``, widened by the uncertainty of a factor by which the figure
+    was multiplied. An interval that reaches 0 is returned unchanged.
+
+    ``half_width``: the relative half-width of the factor's interval. The errors of figure and factor are independent,
+    so their relative half-widths add in quadrature.
     """
     if interval.low <= 0 or not half_width:
         return interval
@@ -341,7 +345,7 @@ def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     return (low, high) if has_two_levels else None
 
 
-def compute_known_median(values: Iterable[float | None]) -> float | None:
+def compute_median_ignoring_none(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are not None; None if all are None."""
     known_values = [value for value in values if value is not None]
     return _stdlib.median(known_values) if known_values else None

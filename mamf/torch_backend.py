@@ -74,7 +74,9 @@ class TorchOperandPool(OperandPool):
     def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if buffer.dtype == torch.int32:  # only overwrites outputs of int8 matmuls, so any integers will do
+        if (
+            buffer.dtype == torch.int32
+        ):  # an int32 buffer only overwrites outputs of int8 matmuls, so any values will do
             buffer.random_(-128, 128, generator=generator)
         elif buffer.dtype.itemsize > 1:
             fill_random(buffer, self._data, generator)
@@ -94,7 +96,7 @@ def require_memory(backend: Backend, nbytes: int) -> None:
     """
     free = backend.read_free_memory_bytes()
     if free is not None and nbytes > free:
-        raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+        raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB are needed, but only {free / 1e9:.1f} GB are free")
 
 
 def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
@@ -290,12 +292,12 @@ class AcceleratorBackend(TorchBackend):
     def read_peak_memory_bytes(self) -> int | None:
         return self._read_requested_bytes("peak", self.vendor().max_memory_allocated)
 
-    def _read_requested_bytes(self, moment: str, allocated: Callable[[int], int]) -> int:
+    def _read_requested_bytes(self, moment: str, read_allocated: Callable[[int], int]) -> int:
         """Return the bytes that tensors requested, which do not depend on the allocator's rounding; if torch does not
-        count them, the result of ``allocated``. ``moment``: "current" or "peak".
+        count them, the result of ``read_allocated``. ``moment``: "current" or "peak".
         """
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
-        return int(allocated(self.index) if requested is None else requested)
+        return int(read_allocated(self.index) if requested is None else requested)
 
     def read_peak_reserved_memory_bytes(self) -> int | None:
         reserved = self.vendor().memory_stats(self.index).get("reserved_bytes.all.peak")
@@ -312,11 +314,11 @@ class StreamQueue(Queue):
     """A torch stream that serves as the second queue of an accelerator.
 
     - ``vendor``: the vendor's torch module, such as torch.cuda. ``index``: the device's index.
-    - ``mark``: the function that inserts a mark into the current stream, ``Backend.record_mark``.
+    - ``record_mark``: the function that inserts a mark into the current stream, ``Backend.record_mark``.
     """
 
-    def __init__(self, vendor: Any, index: int, mark: Callable[[], Any]) -> None:
-        self._vendor, self._stream, self._mark = vendor, vendor.Stream(index), mark
+    def __init__(self, vendor: Any, index: int, record_mark: Callable[[], Any]) -> None:
+        self._vendor, self._stream, self._record_mark = vendor, vendor.Stream(index), record_mark
 
     def fork(self) -> None:
         self._stream.wait_stream(self._vendor.current_stream())
@@ -327,7 +329,7 @@ class StreamQueue(Queue):
 
     def record_mark(self) -> Any:
         with self._vendor.stream(self._stream):
-            return self._mark()
+            return self._record_mark()
 
     def join(self) -> None:
         self._vendor.current_stream().wait_stream(self._stream)

@@ -34,7 +34,7 @@ from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, combine_rounds, c
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import BURST, SUSTAINED
-from mamf.statistics import CONFIDENCE, Repeatability, compute_known_median, summarize_samples
+from mamf.statistics import CONFIDENCE, Repeatability, compute_median_ignoring_none, summarize_samples
 
 _MIN_ROWS, _MIN_ROUNDS = 8, 6
 _LENGTHS = ((25e-6, "< 25 us"), (100e-6, "25 to 100 us"), (300e-6, "0.1 to 0.3 ms"), (600e-6, "0.3 to 0.6 ms"))
@@ -102,7 +102,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
     assert known is not None, "today's"
     exact = replace(known, run=0.0, launch_seconds=0.0)
     scatter = compute_combined_rate_error([replace(row, repeatability=exact) for row in rounds])
-    celsius = compute_known_median(row.conditions.celsius for row in rounds)
+    celsius = compute_median_ignoring_none(row.conditions.celsius for row in rounds)
     about = (key[0], str(log.path), key, _state(first), group, group.startswith("ceilings"))
     return Figure(
         *about,

@@ -38,7 +38,7 @@ from mamf.statistics import (
     FigureUncertainty,
     Interval,
     Repeatability,
-    compute_known_median,
+    compute_median_ignoring_none,
     compute_median_interval,
     compute_repeat_interval,
     compute_run_error,
@@ -263,7 +263,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
         rates = [row.best_rate for row in rounds]
         return stdlib_statistics.median(rates), compute_median_interval(rates)
     seconds, combined_seconds, errors = _combine_round_seconds(rounds)
-    celsius = compute_known_median(row.conditions.celsius for row in rounds)
+    celsius = compute_median_ignoring_none(row.conditions.celsius for row in rounds)
     interval, scale = (
         compute_repeat_interval(seconds, combined_seconds, errors, repeatability, celsius),
         rounds[0].amount / TERA,
@@ -338,18 +338,18 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     conditions = [row.conditions for row in rows]
     reasons = sorted({reason for each in conditions for reason in each.throttle_reasons})
     return Conditions(
-        clock_hz=compute_known_median(each.clock_hz for each in conditions),
+        clock_hz=compute_median_ignoring_none(each.clock_hz for each in conditions),
         watts=_compute_mean_watts(rows)
         if rows and rows[0].regime == SUSTAINED
-        else compute_known_median(each.watts for each in conditions),
-        celsius=compute_known_median(each.celsius for each in conditions),
+        else compute_median_ignoring_none(each.watts for each in conditions),
+        celsius=compute_median_ignoring_none(each.celsius for each in conditions),
         throttle_reasons=tuple(
             reason
             for reason in reasons
             if 2 * sum(reason in each.throttle_reasons for each in conditions) >= len(conditions)
         ),
-        true_clock_hz=compute_known_median(each.true_clock_hz for each in conditions),
-        cycles_used=compute_known_median(each.cycles_used for each in conditions),
+        true_clock_hz=compute_median_ignoring_none(each.true_clock_hz for each in conditions),
+        cycles_used=compute_median_ignoring_none(each.cycles_used for each in conditions),
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.parser import HelpAllAction, Parser, normalize_option_names, print_completions
+from mamf.cli.parser import CommandParser, HelpAllAction, normalize_option_names, print_completions
 from mamf.cli.terminal import (
     find_terminal_columns,
     get_report_stream,
@@ -40,7 +40,7 @@ _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
 _LOG_HEADER_PREFIX = b'{"record": "header"'
 _DESCRIPTION = (
-    "Find the maximum achievable matmul FLOPS of an accelerator. Every rate names its regime, the type of load."
+    "Find the maximum achievable matmul FLOPS of an accelerator. Reports show the regime (type of load) of every rate."
 )
 COMMANDS_BY_HEADING = {
     "measure": ("find", "sweep", "attention", "bandwidth", "roofline", "explain", "overlap", "run", "counters", "peak"),
@@ -50,7 +50,7 @@ COMMANDS_BY_HEADING = {
     "contribute": ("results", "import"),
 }
 COMMAND_DESCRIPTIONS = {
-    "find": "find the device's burst and sustained ceilings, for matmul or any --operation, in about a minute",
+    "find": "find the device's ceilings (highest rates), burst and sustained, for matmul or any --operation",
     "sweep": "measure matmul shapes, or kernels of any --operation, and print the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
@@ -59,7 +59,7 @@ COMMAND_DESCRIPTIONS = {
     "run": "launch one kernel once and verify it, for use under a profiler, sanitizer or debugger",
     "counters": "read hardware counters of kernels with ncu: cycles, limits, and the rate without the profiler",
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",
-    "roofline": "measure or read compute and bandwidth ceilings, and place rows under the resulting roof",
+    "roofline": "measure or read the ceilings of compute and memory bandwidth, and compare logged rows with them",
     "explain": "explain the gap between the datasheet's FLOPS and yours: units, clock, kernel, data, power",
     "overlap": "run matmul together with a collective, a copy or memory traffic: what does each lose?",
     "peak": "print the best known matmul rate of the device, or of any device by name, and its source",
@@ -69,10 +69,10 @@ COMMAND_DESCRIPTIONS = {
     "compare": "compare two run logs: what became faster, what became slower, what is undecided",
     "guard": "measure the kernels that a file lists and fail if one is slower than its baseline, for CI",
     "reproduce": "measure a figure from a log, a table or a paper again: does it hold here?",
-    "report": "write logs or a folder as one HTML page: the answer, pictures, tables, conditions",
+    "report": "write run logs, or a folder of them, as one HTML page with the result, charts and tables",
     "plot": "draw a run log: rates and times, with the ceiling",
-    "results": "check run logs, submit one to results/, write the tables and pages of results/",
-    "import": "convert logs of mamf-finder 2 to 4 into run logs (tier legacy)",
+    "results": "check run logs, copy one into results/ (the contributed logs), write tables and pages of results/",
+    "import": "convert logs of mamf-finder, versions 2 to 4, into run logs",
     "kernels": "list the kernels, and why some are not available here",
     "backends": "list the backends and their devices, and why some have none",
     "doctor": "check the machine: what costs performance, and the command that fixes it",
@@ -188,8 +188,8 @@ def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
     """Replace --requeue by --resume if its log can be continued, and by --output (a new log) otherwise.
 
     Set ``options.new_log_reason`` to the reason for a new log, or to an empty text. Raises UsageError if the log of
-    --resume cannot be continued. The command must run after this function, because it reads its options differently
-    when it resumes a log.
+    --resume cannot be continued. Call this function before the command, because the command reads its options
+    differently when it resumes a log.
     """
     requeue = getattr(options, "requeue", None)
     if requeue and options.resume and not getattr(options, "share", None):
@@ -257,17 +257,17 @@ def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         yield log_changed
 
 
-def _build_parser(command_words: Sequence[str]) -> Parser:
+def _build_parser(command_words: Sequence[str]) -> CommandParser:
     """Build the argument parser of the command that ``command_words`` name, or of all commands if the first word is not
     a command. Import only the module of the named command.
     """
-    parser = Parser(prog="mamf", description=_DESCRIPTION)
+    parser = CommandParser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     commands.type = str  # accept any word here: the parser of the command checks the words after the command
     first_word = command_words[0] if command_words else ""
     parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_command_overview()}\n"

@@ -1,4 +1,5 @@
-"""Find the ceilings that the shares of a command's rows need: in the logs of --ceiling, or by searches before the run.
+"""Find the ceilings with which a command compares its rows (measurements): in the logs of --ceiling, or by searches
+before the run.
 
 A ceiling is the highest confirmed rate of a device: of matmul in a dtype, or of reading memory. A share is the rate of
 a row divided by a ceiling. A regime is a kind of load, such as short bursts of launches or sustained load.
@@ -42,7 +43,7 @@ _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: The minimum size of the array of a search for the read bandwidth of an accelerator. On an H200 in burst, reading
 #: 4 GiB reaches 99.2 % of the rate of reading 16 GiB; reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
-#: The share of the run's budget that all searches for ceilings together may use. The kernels get the rest.
+#: The share of the run's budget that all searches for ceilings together may use. The rows get the rest.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
@@ -202,8 +203,8 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Return copies of the searches that share half of ``budget_seconds`` equally. Without a budget (None), return the
-    searches unchanged.
+    """Return copies of the searches that together take at most half of ``budget_seconds``, with equal time limits.
+    Without a budget (None), return the searches unchanged.
     """
     if budget_seconds is None:
         return list(searches)
@@ -222,5 +223,5 @@ def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
             warn(
                 f"--budget leaves only {search.budget_seconds:.3g} of the usual {full_seconds:.0f} s for the "
                 f"{get_ceiling_name(search)} ceiling: the ceiling may be several percent too low, and shares of it too "
-                "high"
+                "high; give a longer --budget"
             )

@@ -263,7 +263,7 @@ def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunComma
     ``send_record``: a function that sends a record to the parent process.
     """
     threading.Thread(target=_end_run_when_parent_ends, daemon=True).start()
-    if options.share == [0, 1]:  # This device takes over the log of another one, so the log's plan alone counts.
+    if options.share == [0, 1]:  # Resume the log of another device, with the plan in the log only.
         options.given_names = set()
     with add_phase_listener(lambda text: send_record({PHASE_KEY: text})), redirect_reports(sys.stderr):
         exit_code = run_command(options)
@@ -272,7 +272,7 @@ def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunComma
     log = read_run_log(options.resume or options.output)
     reason = log.summary["reason"] if log.summary else "it wrote no summary"
     if log.tier == "complete" or reason.startswith("the budget ended"):
-        return 0  # the parent process knows whether any device measured a row
+        return 0  # not an error: the parent process fails only if no device measured a row
     raise DeviceError(reason)
 
 
@@ -423,7 +423,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     except (RunLogWriteError, UsageError) as error:  # continue, because the verdict can still be printed
         warn(str(error))
     _, devices = read_node_folder(folder, known_run=run)
-    return folder, run, [replace(device, bus_address=watch.bus_addresses.get(device.index)) for device in devices]
+    return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
 def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:

@@ -55,7 +55,7 @@ _ADVICE_BY_FINDER_OPTION = {
 _INVALID_CHOICE_PATTERN = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that reports an error in one line, suggests the nearest option, and exits with ``usage_exit_code``.
 
     Its help begins with the examples of the command and hides the options in RARE_OPTIONS.
@@ -84,10 +84,10 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._move_positional_word_to_front(args or ()), namespace)
 
     def _move_positional_word_to_front(self, words: Sequence[str]) -> list[str]:
-        """Return the words with a word for a required positional argument at the front, if it would not get one.
+        """Return the words, with one of them moved to the front if a required positional argument would get no word.
 
-        argparse gives all words after an option to this option. If it needs fewer of them, and no other word is left
-        for the positional argument, this function moves the last word that the option does not need to the front.
+        argparse gives all words after an option to this option. If the option needs fewer words, and no other word is
+        left for the positional argument, this function moves the last word that the option does not need.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         """
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
-        parser: Parser = getattr(options, "parser", self)
+        parser: CommandParser = getattr(options, "parser", self)
         for action in parser._actions:  # before Python 3.13, argparse accepts --option=-- as an empty list of values
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
+from mamf.cli.parser import CommandParser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known_names, require_rows_within_limit
 from mamf.operation import (
@@ -162,18 +162,18 @@ def _add_parameter_option(
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
 
 
-def add_launch_options(parser: Parser, shapes: str) -> None:
+def add_launch_options(parser: CommandParser, shapes_option: str) -> None:
     """Add the options of a command that launches kernels of any operation.
 
-    ``shapes``: the option for whole shapes that help shows, --shape or --shapes. The command accepts both.
+    ``shapes_option``: the option for whole shapes that help shows, --shape or --shapes. The command accepts both.
     """
-    note = "'mamf COMMAND KERNEL --help' lists the options of the kernel's operation."
+    note = f"'{parser.prog} KERNEL --help' lists the options of the kernel's operation."
     if operation := find_operation_to_launch(parser.command_words):
         add_operation_options(parser, operation)
     group = parser.add_argument_group("what to launch", None if operation else note)
     add_shared_options(group, "--operation", default_text="the operation of the kernel")
-    add_shared_options(group, shapes, dest="shapes", nargs="+")
-    synonym = {"--shape": "--shapes", "--shapes": "--shape"}[shapes]
+    add_shared_options(group, shapes_option, dest="shapes", nargs="+")
+    synonym = {"--shape": "--shapes", "--shapes": "--shape"}[shapes_option]
     group.add_argument(synonym, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
@@ -240,7 +240,9 @@ def parse_field_texts(
         name, equals, values = text.partition("=")
         require_known_names((f"field of {operation.name}", name, parameters_by_name))
         if not equals or name in values_by_field:
-            raise UsageError(f"--set {text}: " + (f"{name} is set twice" if equals else f"write {name}=VALUE"))
+            raise UsageError(
+                f"--set {text}: " + (f"{name} is set twice; leave one value out" if equals else f"write {name}=VALUE")
+            )
         try:
             values_by_field[name] = [parameters_by_name[name].parse(value) for value in values.split(",")]
         except UsageError as error:

@@ -70,7 +70,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
 
 class PhaseLines(AbstractContextManager["PhaseLines"]):
-    """Lines on stderr, one per device, that show what each device is doing now. ``devices``: their indices."""
+    """Lines on stderr, one per device, that show what each device is doing. ``devices``: the indices of the devices."""
 
     def __init__(self, devices: Iterable[int]) -> None:
         self._bars: dict[int, tqdm[Any]] = {

@@ -94,7 +94,7 @@ def measure_with_signal_handler(
                 try:
                     return measure(signal_handler, ResumedLog(log, writer))
                 finally:
-                    if writer.is_open:  # call it without a line, only because it warns if the log was deleted
+                    if writer.is_open:  # append nothing, but let the writer warn if the log was deleted
                         writer.append_line()
         except KeyboardInterrupt:
             warn("the run was interrupted before the first measurement; no row is lost")

@@ -136,7 +136,7 @@ class Session:
             list(self.resumed_log.lasting_rows) if self.resumed_log else [],
             make_run_strategy=self.make_strategy,
             log_path=options.output or default_path,
-            is_numbered=not options.output,  # number the name, because another run may start in the same second
+            may_add_number=not options.output,  # number the name, because another run may start in the same second
             resumed_log=resumed,
             command=quote_command_line(),
             notes=options.notes,
@@ -166,7 +166,7 @@ class Session:
             budget_seconds=compute_remaining_budget(self.options) or logged_budget_seconds,
         )
 
-    # -- parts that commands override ----------------------------------------------------------------------------------
+    # -- methods that subclasses override -----------------------------------------------------------------------------
 
     def open_kernels(self) -> Sequence[NamedKernel]:
         """Open the kernels that the run measures, and return each with its name in the options."""
@@ -208,7 +208,7 @@ class Session:
         return self.make_new_plan()
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
-        """Make the strategy that chooses what to measure next. The driver calls this when the run begins."""
+        """Make the strategy that chooses what to measure next. ``measured_run`` calls this when the run begins."""
         from mamf.kinds.registry import get_kind
 
         return get_kind(self.plan).make_strategy(setup)

@@ -211,7 +211,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_duration, "metavar": "TIME"},
     ),
     "--ceiling": SharedOption(
-        "logs of 'mamf find' or 'mamf roofline' to read ceilings from",
+        "logs of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from",
         "",
         {"type": Path, "nargs": "+", "metavar": "LOG"},
     ),
@@ -352,7 +352,8 @@ def add_devices_options(
     """
     group = parser.add_argument_group(
         "several devices",
-        "Each device has its own process and log; mamf assigns the shapes to the devices in turn.",
+        "Each device has its own process and log. mamf assigns the shapes to the devices in turn; in 'mamf find' and "
+        "'mamf verify', each device does the whole run.",
     )
     add_shared_options(group, "--devices", default_text=devices_default)
     add_shared_options(group, "--patience")

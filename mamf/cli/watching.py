@@ -31,8 +31,8 @@ from mamf.cli.terminal import print_line, warn
 from mamf.errors import (
     CRASH_REASON,
     CRASH_SIGNAL_NAMES,
-    ENDING_EXCEPTIONS,
     LOST_DEVICE_REASON,
+    RUN_ENDING_EXCEPTIONS,
     RunInterrupted,
     RunLogWriteError,
 )
@@ -65,7 +65,7 @@ class SignalHandler:
     def __enter__(self) -> SignalHandler:
         for signal_number in ENDING_SIGNALS:
             self._previous_handlers[signal_number] = signal.signal(signal_number, self._raise_on_first_signal)
-        self._previous_ending_exception, ENDING_EXCEPTIONS[0] = ENDING_EXCEPTIONS[0], RunInterrupted
+        self._previous_ending_exception, RUN_ENDING_EXCEPTIONS[0] = RUN_ENDING_EXCEPTIONS[0], RunInterrupted
         return self
 
     def __exit__(self, *exception_info: object) -> None:
@@ -75,7 +75,7 @@ class SignalHandler:
                 continue
             is_python_default = self.is_interrupted and handler == signal.default_int_handler
             signal.signal(signal_number, self._handle_signal_after_run if is_python_default else handler)
-        ENDING_EXCEPTIONS[0] = self._previous_ending_exception
+        RUN_ENDING_EXCEPTIONS[0] = self._previous_ending_exception
 
     def _raise_on_first_signal(self, signal_number: int, frame: FrameType | None) -> None:
         if self.is_interrupted:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import parse_sharing
+from mamf.backend import parse_sharing_ways
 from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling, compute_mamfu
 from mamf.contribution.rules import Finding, has_exact_kernel
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -47,11 +47,11 @@ class ResultRate(Rate):
 
     - ``place``: the path of the log in results/. ``header``: the header of the log.
     - ``table``: the table that shows the rate, one of TABLES.
-    - ``ceiling``: the confirmed ceiling whose rate this is: a search chose the winner and then measured it again. None
-      if the rate is that of a single row.
+    - ``ceiling``: the ceiling that has this rate, if a search found the rate and then confirmed it with new
+      measurements. None if the rate is that of a single row.
     - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
-    - ``interval``: None if the rate is that of the fastest launch only.
-    - ``share``: MAMFU as a fraction, in the table SHARES_TABLE only.
+    - ``interval``: the interval of the rate; None if the rate is that of a single launch, the fastest one.
+    - ``mamfu``: MAMFU (the share of the matmul ceiling) as a fraction, in the table SHARES_TABLE only.
     """
 
     regime: str
@@ -60,17 +60,15 @@ class ResultRate(Rate):
     table: str
     row: Measurement
     ceiling: Ceiling | None = None
-    share: float = 0.0
+    mamfu: float = 0.0
 
     @property
     def conditions(self) -> Conditions:
         return self.row.conditions if self.ceiling is None else self.ceiling.conditions
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """A tuple that identifies what was measured: a rate can confirm a rate of another log only if their keys are
-        equal.
-        """
+    def confirmation_key(self) -> tuple[Any, ...]:
+        """The values that two rates must share so that one can confirm the other, such as device, dtype and regime."""
         if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, make_problem_title(self.row.regime, self.row.problem), self.device)
@@ -95,8 +93,8 @@ class ResultRate(Rate):
 
 
 def format_kernel_title(entry: ResultRate) -> str:
-    """Return the name of a kernel for tables, with a remark if the kernel was loaded from a file or is not part of
-    mamf.
+    """Return the name of a kernel for tables. The name has a remark if the kernel was loaded from a file or is not part
+    of mamf.
     """
     labeled, of = label_kernel(entry.row.kernel, entry.header), get_operation(entry.row.operation)
     is_known = labeled != entry.row.kernel or labeled.partition("[")[0] in list_builtin_names(of.kernel_group)
@@ -123,7 +121,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     tables. ``place``: the path of the log in results/.
     """
     plan = log.plan
-    if parse_sharing(log.header["device"]["name"]):  # The tables compare whole cards only.
+    if parse_sharing_ways(log.header["device"]["name"]):  # The tables compare whole cards only.
         return []
     if plan.is_search:
         return [_make_rate(log, place, MATMUL_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.all_ceilings)]
@@ -133,8 +131,8 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
-        shares = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
-        return [_make_rate(log, place, SHARES_TABLE, row, None, share) for row, share in shares if share is not None]
+        mamfus = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
+        return [_make_rate(log, place, SHARES_TABLE, row, None, mamfu) for row, mamfu in mamfus if mamfu is not None]
     rates = [_make_rate(log, place, OTHERS_TABLE, row) for row in rows if not row.phase]
     return rates + [
         _make_rate(log, place, OTHERS_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.own_ceilings)
@@ -142,7 +140,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
 
 
 def _make_rate(
-    log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, share: float = 0.0
+    log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
     interval = row.rate_interval if row.best_by == row.figure else None
@@ -163,7 +161,7 @@ def _make_rate(
         table=table,
         row=row,
         ceiling=ceiling,
-        share=share,
+        mamfu=mamfu,
     )
 
 
@@ -192,7 +190,7 @@ class Submitters:
     def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
         """Return whether a rate is confirmed: a maintainer submitted it, or another account submitted a similar rate.
 
-        ``others``: rates from complete runs that have the same ``key``.
+        ``others``: rates from complete runs that have the same ``confirmation_key``.
         """
         account = self.account_by_log.get(entry.place)
         if account is None or account in self.maintainers:
@@ -207,14 +205,16 @@ class Submitters:
 def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
     listed = list(entries)
-    complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
-    groups = group_pairs((submitters.is_confirmed(entry, complete.get(entry.key, ())), entry) for entry in listed)
+    complete = group_pairs((entry.confirmation_key, entry) for entry in listed if entry.tier == "complete")
+    groups = group_pairs(
+        (submitters.is_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
+    )
     return groups.get(True, []), groups.get(False, [])
 
 
 def read_submitters(root: Path) -> Submitters:
-    """Read the submitters and maintainers from the files in a results folder. Case is ignored, as GitHub does in
-    account names.
+    """Read the submitters and maintainers from the files in a results folder. Paths and accounts are in lower case,
+    because GitHub ignores the case of account names.
     """
     accounts = {Path(place): account for place, account in _read_submitter_lines(root)}
     return Submitters(accounts, frozenset(_read_content_lines(root / MAINTAINERS_FILE)))
@@ -233,7 +233,7 @@ def _read_content_lines(path: Path) -> list[str]:
 
 
 def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, Finding]]:
-    """Find errors in submitters.txt and logs that it does not list, as pairs of a path and a finding.
+    """Find errors in submitters.txt, and logs that are missing from it. Returns pairs of a path and a finding.
 
     ``log_paths``: the paths of all logs, relative to the results folder ``root``.
     """
@@ -311,23 +311,23 @@ def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = 
     for entry in entries:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
-        # There are two conventions for counting the FLOP of a backward pass. Keep only the rows that count as the
-        # hardware computes.
+        # There are two conventions for counting the FLOP of a backward pass. Keep only the rows that count the FLOP
+        # that the hardware computes.
         if not problem.has_backward or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
     best = {
-        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.share)) for key, each in groups.items()
+        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu)) for key, each in groups.items()
     }
     order = {"fwd": 0, "bwd": 1}
-    keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].share))
+    keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].mamfu))
     return [best[key] for key in keys]
 
 
 def select_best_per_problem(entries: Sequence[ResultRate]) -> list[ResultRate]:
     """Select one rate for each operation, regime, problem and accelerator.
 
-    It is the highest confirmed ceiling or, if there is none, the rate of the best row.
+    The selected rate is the highest ceiling or, if there is no ceiling, the rate of the best row.
     """
     keys = ((each.row.operation, make_problem_title(each.regime, each.row.problem), each.device) for each in entries)
     groups = group_pairs(zip(keys, entries, strict=True))

@@ -52,7 +52,7 @@ from mamf.plugins.discovery import open_backend
 
 FIGURES_FILE, NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
 SHIPPED_FIGURES_FILE = "published.csv"
-_TRIED_DTYPES = ("bfloat16", "float16", "float32")
+_DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 #: Devices whose datasheet rates differ by less than this share count as equally fast, because datasheets round.
 _DATASHEET_ROUNDING = 0.01
 
@@ -95,7 +95,7 @@ def peak(
     require_known_names(("regime", regime, CEILING_REGIMES), ("source", source or DATASHEET_TIER, PEAK_SOURCES))
     if name is not None:
         if device is not None:
-            raise UsageError("give either device or name, not both")
+            raise UsageError("mamf.peak does not accept both device and name: pass only one of them")
         return find_peaks_by_name(name, dtype, regime, source)[0]
     backend = open_backend_or_default(device)
     info, dtype = backend.info, backend.resolve_dtype(canonicalize_dtype_name(dtype or backend.default_dtype))
@@ -121,7 +121,7 @@ def find_peaks_by_name(
     Raises the same errors as :func:`peak`.
     """
     devices = find_device_models(name)
-    for each in [canonicalize_dtype_name(dtype)] if dtype else _TRIED_DTYPES:
+    for each in [canonicalize_dtype_name(dtype)] if dtype else _DEFAULT_DTYPES:
         known = [_list_known_rates(device, each, regime, source) for device in devices]
         if any(known):
             return _require_one_rate(name, devices, known)
@@ -132,10 +132,11 @@ def find_peaks_by_name(
 
 
 def _list_known_rates(device: DeviceModel, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
-    """Return the known rates of a device for a dtype, the most trusted source first. The list is empty if no rate for
-    this regime comes from ``source`` (None: any source).
+    """Return the known rates of a device for a dtype, the most trusted source first.
+
+    ``source``: return only rates from this source. The list is empty if there is no such rate for this regime.
     """
-    # Try both fp8 formats, because the name alone does not tell which one the device supports.
+    # Try both fp8 dtypes, because the name of a device does not say which one the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
     other = next(each for each in CEILING_REGIMES if each != regime)
     sources = [
@@ -156,7 +157,8 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
 
 
 def _require_one_rate(name: str, devices: Sequence[DeviceModel], known: Sequence[list[Rate]]) -> list[Rate]:
-    """Return the rates of the device that a name means. Raises UsageError if it matches devices with different rates.
+    """Return the rates of the device that a name means. Raises UsageError if the name matches several devices whose
+    rates differ.
 
     ``known``: the known rates of each of ``devices``.
     """
@@ -178,7 +180,8 @@ def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: s
     known = peak(device, dtype, regime)
     if known.source == "datasheet":
         raise UnavailableError(
-            f"only the peak of the datasheet is known, no ceiling; measure a ceiling: {_format_find_command(dtype)}"
+            f"mamf knows only the datasheet peak of this device, but no ceiling; measure a ceiling: "
+            f"{_format_find_command(dtype)}"
         )
     if known.interval is not None and not known.interval.is_known:
         raise UnavailableError(
@@ -188,8 +191,9 @@ def find_measured_peak(device: int | str | Backend | None, dtype: str, regime: s
 
 
 def open_backend_or_default(device: int | str | Backend | None) -> Backend:
-    """Open the device that an index or a name stands for. Raises UnavailableError or UnknownNameError if that is
-    impossible.
+    """Open the device with an index or name, or the default device. An open backend is returned unchanged.
+
+    Raises UnavailableError or UnknownNameError if the device cannot be opened.
     """
     if isinstance(device, Backend):
         return device
@@ -223,7 +227,7 @@ def _find_measured_ceiling(backend: Backend, dtype: str, regime: str) -> Ceiling
 
 
 def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
-    # Contributed rates of CPUs are not used, because virtual machines give different CPUs the same name.
+    # Do not use contributed rates of CPUs, because virtual machines give different CPUs the same name.
     rows = _find_contributed_rates_of([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
@@ -240,7 +244,7 @@ def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bo
 def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
     """Return the contributed rates of the devices with these names, for a dtype and a regime.
 
-    Returns rates with fast accumulation only if there are no rates without it.
+    If there are rates without fast accumulation, those with fast accumulation are left out.
     """
     rows = [row for row in read_contributed_rates() if row.device in names and row.regime == regime]
     exact = [row for row in rows if row.dtype == dtype]
@@ -297,8 +301,8 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     """Read the published figures that this package ships: the highest one for each device (by its name in peaks.csv)
     and dtype.
 
-    In a row, ``statistic`` says how its publisher chose the figure and from how many, and ``accelerator`` is the name
-    that the publisher gives the device. Other people wrote these texts: escape them before use in a page.
+    In a row, ``statistic`` says from how many measurements the publisher chose the figure, and how. ``accelerator`` is
+    the publisher's name for the device. Other people wrote these texts, so escape them before use in a page.
     """
     return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_FIGURES_FILE)}
 

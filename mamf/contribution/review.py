@@ -1,4 +1,4 @@
-"""Review a contributed run log by all rules, and decide where in results/ it belongs."""
+"""Review contributed run logs: check each log by all rules, and choose its path in results/."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def make_legacy_file_name(run: FinderRun) -> str:
 
 
 def is_at_expected_path(actual: Path, place: Path) -> bool:
-    """Return whether ``actual`` is the path ``place``, or this path with a number at the end of its file name.
+    """Return whether ``actual`` is the path ``place``, or ``place`` with a number at the end of its file name.
 
-    Logs have such a number if several runs started in the same second.
+    The number distinguishes the logs of runs that started in the same second.
     """
     numbered = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
     return numbered is not None and actual.with_stem(place.stem) == place
@@ -97,7 +97,7 @@ def format_start(iso: str) -> str:
 
 
 def join_to_slug(parts: Iterable[str]) -> str:
-    """Join texts by dashes to a name in lower case, without repeated texts and special characters."""
+    """Join texts with dashes to a name in lower case. Leaves out repeated texts and special characters."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
 
@@ -112,7 +112,7 @@ class Review:
     - ``findings``: the problems that the rules found.
     - ``tier``: complete, interrupted or legacy; None for an unreadable log.
     - ``place``: the path in results/ where the log belongs; None for an unreadable log.
-    - ``samples``: hashes of the samples of each row, to find copied logs. They are valid in this process only.
+    - ``samples``: one hash for each row, of its samples, to find copied logs. Other processes compute other hashes.
     """
 
     path: Path
@@ -126,7 +126,7 @@ class Review:
 
 
 def review_log(path: Path, on_read: ReadProgressCallback | None = None) -> Review:
-    """Review a log by all rules. Its contents never raise an error: an unreadable log gets a finding.
+    """Review a log by all rules. An unreadable log does not raise an error, but gets a finding that says why.
 
     ``on_read``: called with the number of bytes read, for a progress bar.
     """
@@ -144,25 +144,27 @@ def _review_by_rules(path: Path, on_read: ReadProgressCallback | None) -> Review
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == LEGACY_TIER:
         return _review_legacy_log(path, itertools.chain([first], records), findings)
-    whole = (first, *records)
-    for line, record in whole:
+    all_records = (first, *records)
+    for line, record in all_records:
         findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # The log of a profile has no plan.
-    named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
+    named = {each["operation"] for each in (plan, *(record for _, record in all_records)) if "operation" in each}
     if foreign := sorted(named - list_builtin_names(OPERATION_GROUP)):
         message = f"results/ collects only operations that are part of mamf, not {shorten_value(', '.join(foreign))}"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
-        log = build_run_log(path, whole)
+        log = build_run_log(path, all_records)
     except RunLogError as error:
         return Review(path, (*findings, _make_unreadable_finding(path, error)))
     if log.counter_records or not get_kind(log.plan).is_accepted_in_results:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
-    evidence = ReviewedLog(whole, log)
+    reviewed_log = ReviewedLog(all_records, log)
     for rule in RULES:
-        findings += rule(evidence)
-    samples = frozenset(hash(row.samples) for _, _, row in evidence.rows if len(row.samples) >= MIN_DISTINCTIVE_SAMPLES)
+        findings += rule(reviewed_log)
+    samples = frozenset(
+        hash(row.samples) for _, _, row in reviewed_log.rows if len(row.samples) >= MIN_DISTINCTIVE_SAMPLES
+    )
     place = Path(make_folder_name(header["device"]["name"]), make_file_name(header))
     return Review(path, tuple(findings), log.tier, place, samples)
 
@@ -203,10 +205,10 @@ def _find_byte_errors(path: Path) -> Iterator[Finding]:
 
 
 def review_results(root: Path, paths: Iterable[Path], on_read: ReadProgressCallback | None = None) -> list[Review]:
-    """Review the logs of a results folder, each by all rules, and find wrong places, copied samples and missing
-    submitters.
+    """Review the logs of a results folder: check each by all rules, and find logs at a wrong path, copied samples and
+    missing submitters.
 
-    If submitters.txt has errors, the last review is of that file.
+    If submitters.txt has errors, the last review is the review of submitters.txt.
     """
     reviews: dict[Path, Review] = {}
     place_by_samples: dict[int, Path] = {}
@@ -237,12 +239,12 @@ def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
 
 
 def find_free_place(review: Review, root: Path) -> Path:
-    """Return the first free path for a log in the results folder ``root``.
+    """Find the first free path for a log in the results folder ``root``.
 
-    Raises UsageError if the run is already there, or if the log is unreadable and therefore has no place.
+    Raises UsageError if the folder already has this run, or if the log is unreadable.
     """
     if review.place is None:
-        raise UsageError(f"{review.path} has no place in {root.name}/: 'mamf results check' says why")
+        raise UsageError(f"{review.path} cannot be added to {root.name}/: run 'mamf results check' to see why")
     for target in (root / place for place in yield_numbered_paths(review.place)):
         if not target.exists():
             break
@@ -268,7 +270,8 @@ def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
 def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
     """Make the report of ``mamf results check``.
 
-    ``named``: the logs whose warnings are printed, because the warnings of a whole folder would hide its errors.
+    ``named``: the logs whose warnings are printed, which are those that the user named. The warnings of a whole folder
+    would hide its errors.
     """
     names = ("rule", "level", "line", "message")
     columns: list[Column[Review]] = [  # These columns are for JSON; people read the lines.

@@ -1,7 +1,7 @@
-"""Define the rules that keep bad logs out of results/. Each rule is a function that yields what is wrong with a log.
+"""Define the rules for logs in results/. Each rule is a function that yields the problems that it finds in a log.
 
 The first rules check fields, device, data and dates. The next ones compute rows, ceilings and summary again from the
-samples. The last ones check whether samples, sensor readings and errors are possible.
+samples. The last ones check whether samples, sensor readings and errors are physically possible.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from mamf.measurement import TERA, Measurement, find_timer_calibration, is_plaus
 from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import (
     compute_max_flops,
+    find_device_by_misspelled_name,
     find_device_by_pattern,
-    find_device_spelled_differently,
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
-# Only rows of approximate kernels have these details. Such a kernel skips work, or multiplies in another dtype.
+# Only rows of approximate kernels, which skip work or multiply in another dtype, have these details.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
 # Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
@@ -46,17 +46,17 @@ _PLAIN_TEXT = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
 # "GB" may mean a GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
-# How far a time in a log may be ahead of now, because the clock of the machine that wrote the log may be wrong.
+# A time in a log may be in the future by at most this, because the clock of the machine may have been wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
-# The relative rounding error of rates, which logs have with six digits.
+# The relative rounding error of rates, because logs store rates with six digits.
 _RATE_ROUNDING = 1.1e-5
-# The relative difference of power that is allowed, because old logs contain the median power of the rounds, but newer
-# logs contain the energy of all rounds divided by their time.
+# The power in a log may differ from the recomputed power by this share: old logs contain the median power of repeated
+# measurements, but newer logs contain their total energy divided by their total time.
 _POWER_ROUNDING = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# The highest relative error of a verified result, for exact and for approximate kernels. Each kernel has its own
-# tolerance, which is never higher.
+# The highest relative error of a verified result, for exact and for approximate kernels. The tolerance of a kernel is
+# never higher.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
@@ -86,10 +86,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class ReviewedLog:
-    """The log under review, as rules read it.
+    """A contributed log, in the two forms that rules check.
 
-    - ``records``: the line number and the fields of each record, the header first.
-    - ``log``: the same log as mamf reads it.
+    - ``records``: the line number and the fields of each record as written, the header first.
+    - ``log``: the log that mamf builds from these records.
     """
 
     records: tuple[tuple[int, dict[str, Any]], ...]
@@ -119,8 +119,8 @@ class ReviewedLog:
 def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
-    A row that claims to be approximate is believed only if its operation lists the kernel as approximate. The function
-    imports no kernel.
+    A row whose details say that it is approximate still counts as exact unless its operation lists the kernel as
+    approximate. The function imports no kernel.
     """
     if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True
@@ -130,9 +130,9 @@ def has_exact_kernel(row: Measurement) -> bool:
 # -- rules for fields, device, data and dates --------------------------------------------------------------------------
 
 
-def check_field_names(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_field_names(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find fields in the records of a log that mamf does not write."""
-    for line, record in evidence.records:
+    for line, record in reviewed_log.records:
         known = _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
         for name in _yield_unknown_fields(record, known | {"record": {}, "time": {}}):
             yield Finding("unknown-field", f"mamf writes no field {name!r} in this record: remove it", line)
@@ -143,17 +143,17 @@ def _get_record_fields(kind: type) -> _FieldTree:
     return _list_declared_fields(type_info(kind))
 
 
-def _list_declared_fields(of: Type) -> _FieldTree:
-    """Return the fields that a type declares, by name, each with its own inner fields.
+def _list_declared_fields(declared_type: Type) -> _FieldTree:
+    """Return the fields that a type declares, by name. The value of a field is the mapping of its inner fields.
 
-    Returns an empty mapping for a type that declares no fields, so that any field is allowed.
+    For a type that declares no fields, the mapping is empty, which allows any field.
     """
-    if isinstance(of, UnionType):
-        return next(filter(None, map(_list_declared_fields, of.types)), {})
-    if isinstance(of, ListType):
-        return _list_declared_fields(of.item_type)
-    if isinstance(of, (StructType, DataclassType)):
-        return {each.encode_name: _list_declared_fields(each.type) for each in of.fields}
+    if isinstance(declared_type, UnionType):
+        return next(filter(None, map(_list_declared_fields, declared_type.types)), {})
+    if isinstance(declared_type, ListType):
+        return _list_declared_fields(declared_type.item_type)
+    if isinstance(declared_type, (StructType, DataclassType)):
+        return {each.encode_name: _list_declared_fields(each.type) for each in declared_type.fields}
     return {}
 
 
@@ -166,9 +166,9 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
                 yield from _yield_unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
-def check_real_device(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_real_device(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Reject simulated devices, cards that other programs used, and runs on several models of device."""
-    log = evidence.log
+    log = reviewed_log.log
     if log.header["device"]["backend"] == SIMULATED_BACKEND:
         yield Finding("simulated", "this is a simulated device: measure a real one", 1)
     names = dict.fromkeys([log.header["device"]["name"], *(device.name for device in log.devices)])
@@ -183,12 +183,12 @@ def check_real_device(evidence: ReviewedLog) -> Iterator[Finding]:
         )
 
 
-def check_device_facts(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Check that vendor, backend and memory fit the name of the device, and that all names are plain text in the usual
     spelling.
     """
-    devices = {device.name: device for device in (*evidence.log.devices, evidence.log.device(None))}
-    for text in {*devices, evidence.header["kernel"], *(row.kernel for _, _, row in evidence.rows)}:
+    devices = {device.name: device for device in (*reviewed_log.log.devices, reviewed_log.log.device(None))}
+    for text in {*devices, reviewed_log.header["kernel"], *(row.kernel for _, _, row in reviewed_log.rows)}:
         if not _PLAIN_TEXT.fullmatch(text):
             yield Finding(
                 "device", f"the name {text!r} may have only ASCII letters, digits, punctuation and single blanks", 1
@@ -216,34 +216,34 @@ def _read_device_facts() -> dict[str, dict[str, str]]:
 
 
 def _find_usual_spelling(name: str) -> str | None:
-    """Find a known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if no
+    """Find the known device name that differs from ``name`` only in case, blanks and punctuation. Returns None if no
     known name does.
     """
     known = {_keep_letters_and_digits(each.device): each.device for each in read_contributed_rates()}
     usual = known.get(_keep_letters_and_digits(name), name)
-    return find_device_spelled_differently(name) if usual == name else usual
+    return find_device_by_misspelled_name(name) if usual == name else usual
 
 
 def _keep_letters_and_digits(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def check_operand_data(evidence: ReviewedLog) -> Iterator[Finding]:
-    """Reject logs measured with zeros or patterns, because such data draw less power, so that kernels run faster.
+def check_operand_data(reviewed_log: ReviewedLog) -> Iterator[Finding]:
+    """Reject logs measured with zeros or patterns. These data draw less power, so kernels run faster than usual.
 
-    ``mamf explain`` may use them.
+    Logs of ``mamf explain`` are allowed, because ``mamf explain`` compares different data.
     """
-    for problem in evidence.header["plan"]["problems"]:
-        if problem.get("data") not in (None, "normal") and evidence.log.plan.kind != EXPLAIN:
+    for problem in reviewed_log.header["plan"]["problems"]:
+        if problem.get("data") not in (None, "normal") and reviewed_log.log.plan.kind != EXPLAIN:
             yield Finding(
                 "data", f"the log was measured with --data {problem['data']}: results/ needs --data normal", 1
             )
 
 
-def check_dates(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Report the first record whose date is in the future."""
     latest = datetime.now(timezone.utc) + _MAX_TIME_AHEAD
-    for line, record in evidence.records:
+    for line, record in reviewed_log.records:
         text = record.get("time", record.get("started"))
         if text is not None and datetime.fromisoformat(text) > latest:
             yield Finding("future", f"the time {text} is in the future", line)
@@ -251,8 +251,8 @@ def check_dates(evidence: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
-    """Find private texts in a record. mamf removes them from every log, so an older version or an editor has put them
-    there.
+    """Find private texts in a record. mamf removes private texts from its logs, so they come from an older version or
+    an editor.
     """
     clean = scrub_record(record)
     if clean != record:
@@ -279,23 +279,23 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 # -- rules that compute figures again from samples ---------------------------------------------------------------------
 
 
-def check_row_figures(evidence: ReviewedLog) -> Iterator[Finding]:
-    """Compute work, rates and used cycles of each row again, and find values that differ from those in the log.
+def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
+    """Compute the work, rates and used cycles of each row again, and find values in the log that differ from them.
 
     Intervals are not checked, because readers of a log compute them again.
     """
-    for line, record, row in evidence.rows:
-        again = make_measurement_record(row)
-        # Logs that were converted to this schema lack some fields that follow from the plan, so they are checked only
-        # if present.
-        due = [name for name in _FIELDS_FROM_SAMPLES if name in again] + [
+    for line, record, row in reviewed_log.rows:
+        recomputed_record = make_measurement_record(row)
+        # Logs that were converted from an older schema may lack fields that follow from the plan, so these fields are
+        # checked only if the record has them.
+        checked_names = [name for name in _FIELDS_FROM_SAMPLES if name in recomputed_record] + [
             name for name in _FIELDS_FROM_PLAN if name in record
         ]
-        for name in due:
-            if not values_agree(record.get(name), again.get(name)):
+        for name in checked_names:
+            if not values_agree(record.get(name), recomputed_record.get(name)):
                 message = f"{row.shape}: {name} differs from the value that follows from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
-        seen, info = row.conditions, evidence.log.device(row.device)
+        seen, info = row.conditions, reviewed_log.log.device(row.device)
         if row.ok and seen.cycles_used is not None:
             used = compute_cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
             if not values_agree(seen.cycles_used, used):
@@ -303,7 +303,7 @@ def check_row_figures(evidence: ReviewedLog) -> Iterator[Finding]:
                     f"{row.shape}: cycles_used differs from the value that follows from the row's rate and true clock"
                 )
                 yield Finding("row-mismatch", message, line)
-        # Logs that were converted to this schema rank sustained rows by their median.
+        # Logs that were converted from an older schema rank sustained rows by their median.
         if row.best_by not in (RANKING_STATISTIC_BY_REGIME[row.regime], "median"):
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
@@ -329,29 +329,32 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
     return type(written) is type(recomputed) and bool(written == recomputed)
 
 
-def recompute_ceilings(evidence: ReviewedLog) -> CeilingsByProblemAndRegime:
+def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
     """Compute the ceilings of a log again from the measurements that confirm them, by problem and regime."""
-    device = evidence.header["device"]
-    rows = keep_latest_rows(row for _, _, row in evidence.rows)
+    device = reviewed_log.header["device"]
+    rows = keep_latest_rows(row for _, _, row in reviewed_log.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
     return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
 
 
-def check_ceiling_figures(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Compute the ceilings of a log again from the measurements that confirm them, and find values that differ from
     those in the log.
 
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
     matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.
     """
-    again, plan = recompute_ceilings(evidence), evidence.log.plan
+    recomputed_ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
     written = [
-        (line, record, read_ceiling_record(record, evidence.log.header))
-        for line, record in evidence.select_records("ceiling")
+        (line, record, read_ceiling_record(record, reviewed_log.log.header))
+        for line, record in reviewed_log.select_records("ceiling")
     ]
     last = {(ceiling.problem, ceiling.regime): (line, record) for line, record, ceiling in written}
     for key, (line, record) in last.items():
-        regime, expected = record["regime"], make_ceiling_record(again[key]) if key in again else {}
+        regime, expected = (
+            record["regime"],
+            make_ceiling_record(recomputed_ceilings[key]) if key in recomputed_ceilings else {},
+        )
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
             yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
@@ -361,10 +364,10 @@ def check_ceiling_figures(evidence: ReviewedLog) -> Iterator[Finding]:
                 yield Finding("ceiling-mismatch", message, line)
 
 
-def check_summary(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_summary(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Check that something was measured and that the summary agrees with the rows. Warn if the run was interrupted."""
-    log, plan = evidence.log, evidence.log.plan
-    if not any(row.operation == plan.operation for _, row in evidence.valid_rows):
+    log, plan = reviewed_log.log, reviewed_log.log.plan
+    if not any(row.operation == plan.operation for _, row in reviewed_log.valid_rows):
         yield Finding("missing-row", "the log has no measured row")
     elif plan.is_search and not log.all_ceilings:
         yield Finding("missing-row", "the search confirmed no ceiling: complete it with 'mamf find --resume LOG'")
@@ -373,25 +376,27 @@ def check_summary(evidence: ReviewedLog) -> Iterator[Finding]:
         message = f"the run was interrupted ({reason}), so it may have missed the best shape"
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
-        ceilings = recompute_ceilings(evidence) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
-        again = get_kind(plan).make_summary(plan, log.measurements, ceilings, RunEnd("complete"))
+        ceilings = recompute_ceilings(reviewed_log) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
+        recomputed_summary = get_kind(plan).make_summary(plan, log.measurements, ceilings, RunEnd("complete"))
         for name in ("measured", "best"):
-            if not values_agree(log.summary.get(name), again[name]):
-                message = f"{name} is {log.summary.get(name)} in the summary, but the rows give {again[name]}"
+            if not values_agree(log.summary.get(name), recomputed_summary[name]):
+                message = (
+                    f"{name} is {log.summary.get(name)} in the summary, but the rows give {recomputed_summary[name]}"
+                )
                 yield Finding("best-mismatch", message)
 
 
 # -- rules for possible samples, errors and sensor readings ------------------------------------------------------------
 
 
-def check_speed_limits(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find samples that are faster than the device or its memory allows, and rates that are too high for the measured
     clock.
     """
-    for line, row in evidence.valid_rows:
-        info, of = evidence.log.device(row.device), get_operation(row.operation)
+    for line, row in reviewed_log.valid_rows:
+        info, operation = reviewed_log.log.device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
-        limit = of.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
+        limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
@@ -400,9 +405,9 @@ def check_speed_limits(evidence: ReviewedLog) -> Iterator[Finding]:
             yield Finding("implausible", f"{row.shape}: {reason}", line)
 
 
-def check_verification(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_verification(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find rows whose result was not verified, or whose result has an error above the tolerance."""
-    for line, row in evidence.valid_rows:
+    for line, row in reviewed_log.valid_rows:
         max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
         if row.error is None:
@@ -411,25 +416,25 @@ def check_verification(evidence: ReviewedLog) -> Iterator[Finding]:
             yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g} exceeds {bound:.2g}", line)
 
 
-def check_sensor_readings(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Check that all rows have clock and power readings, and that these are physically possible.
 
-    Warns if the device has no sensors. Readings must be within the limits of the device.
+    Yields a warning if the device has no sensors. Readings are possible if they are within the device's limits.
     """
-    if (sensors := evidence.header.get("sensors")) != "available":
+    if (sensors := reviewed_log.header.get("sensors")) != "available":
         yield Finding(
             "sensors", f"the log has no readings of clock, power and temperature: {sensors}", 1, is_warning=True
         )
-    elif evidence.log.header["device"]["is_accelerator"]:  # CPUs report no power.
-        device, rows = evidence.header["device"], [row for _, _, row in evidence.rows if row.ok]
+    elif reviewed_log.log.header["device"]["is_accelerator"]:  # CPUs report no power.
+        device, rows = reviewed_log.header["device"], [row for _, _, row in reviewed_log.rows if row.ok]
         if not (device.get("max_clock_hz") and device.get("power_limit_watts")):
             yield Finding("sensors", "the device has sensors, but the log lacks its maximum clock or power limit", 1)
         without_clock = sum(row.conditions.clock_hz is None for row in rows)
         if without_clock or (rows and all(row.conditions.watts is None for row in rows)):
             count = without_clock or len(rows)
             yield Finding("sensors", f"the device has sensors, but {count} rows lack clock or power")
-    for line, _, row in evidence.rows:
-        seen, info = row.conditions, evidence.log.device(row.device)
+    for line, _, row in reviewed_log.rows:
+        seen, info = row.conditions, reviewed_log.log.device(row.device)
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
         min_watts = _MIN_POWER_SHARE * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not min_watts <= seen.watts <= _MAX_POWER_SHARE * limit:
@@ -443,10 +448,10 @@ def check_sensor_readings(evidence: ReviewedLog) -> Iterator[Finding]:
                 )
 
 
-def check_for_equal_samples(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
     line_by_samples: dict[tuple[float, ...], int] = {}
-    for line, _, row in evidence.rows:
+    for line, _, row in reviewed_log.rows:
         if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
             continue
         if len(set(row.samples)) == 1:
@@ -455,12 +460,12 @@ def check_for_equal_samples(evidence: ReviewedLog) -> Iterator[Finding]:
             yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
 
 
-def check_timer_overhead(evidence: ReviewedLog) -> Iterator[Finding]:
+def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
-    backend = evidence.header["device"]["backend"]
+    backend = reviewed_log.header["device"]["backend"]
     timer = find_timer_calibration(backend)
     bounds = f"{timer.min_overhead_seconds * 1e6:.1f} to {timer.max_overhead_seconds * 1e6:.1f}" if timer else "0 to 20"
-    for line, _, row in evidence.rows:
+    for line, _, row in reviewed_log.rows:
         if row.timer_overhead and not is_plausible_overhead(backend, row.timer_overhead):
             subtracted = f"{row.timer_overhead * 1e6:.1f} us of timer overhead was subtracted"
             yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us", line)

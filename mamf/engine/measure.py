@@ -19,7 +19,7 @@ from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, f
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
-from mamf.statistics import compute_figure, compute_known_median, find_two_levels, summarize_samples
+from mamf.statistics import compute_figure, compute_median_ignoring_none, find_two_levels, summarize_samples
 
 #: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
 ShouldMeasureClock = Callable[[float], bool]
@@ -77,7 +77,7 @@ def measure_row(
 ) -> Measurement:
     """Prepare and verify a kernel on a shape, then let the regime take samples until ``stopping_rule`` stops it. Return
     the row. If anything fails, the row has a status other than ``ok``. Raises only exceptions that end the run
-    (mamf.errors.ENDING_EXCEPTIONS).
+    (mamf.errors.RUN_ENDING_EXCEPTIONS).
 
     - ``operand_pool``: the buffers of the operands, which rows of a run share.
     - ``max_possible_rate``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
@@ -284,9 +284,9 @@ def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Cond
     """
     reasons = Counter(reason for reading in readings for reason in reading.throttle_reasons)
     return Conditions(
-        clock_hz=_round_if_known(compute_known_median([reading.clock_hz for reading in readings]), 0),
+        clock_hz=_round_if_known(compute_median_ignoring_none([reading.clock_hz for reading in readings]), 0),
         watts=_round_if_known(
-            watts if watts is not None else compute_known_median([reading.watts for reading in readings]), 1
+            watts if watts is not None else compute_median_ignoring_none([reading.watts for reading in readings]), 1
         ),
         celsius=_round_if_known(max((each.celsius for each in readings if each.celsius is not None), default=None), 1),
         throttle_reasons=tuple(sorted(reason for reason, count in reasons.items() if count * 10 >= len(readings))),

@@ -59,7 +59,7 @@ def check_meter_options(options: Mapping[str, Any]) -> None:
     if given_options.get("world_size", 1) % given_options.get("model_parallel", 1):
         raise UsageError(
             f"model_parallel {given_options['model_parallel']} must divide world_size "
-            f"{given_options.get('world_size', 1)}"
+            f"{given_options.get('world_size', 1)}: change one of them"
         )
     convert_ceiling_to_flops(given_options.get("ceiling", TERA))
 

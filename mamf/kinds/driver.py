@@ -47,7 +47,7 @@ class Run(RunSetup):
     - ``make_run_strategy``: makes the strategy, which chooses what to measure next; None: the run uses the strategy of
       its kind.
     - ``log_path``: the path of the new log; None: the run writes no log.
-    - ``is_numbered``: True to add a number to the name of the log if a file of that name exists already.
+    - ``may_add_number``: whether to add a number to the name of the log if a file of that name exists.
     - ``resumed_log``: the log that the run continues, instead of starting a new one.
     - ``known_ceilings``: ceilings that the run need not confirm and that its report compares rows with.
     - ``command``, ``notes``: texts that are written to the header of the log.
@@ -60,7 +60,7 @@ class Run(RunSetup):
 
     make_run_strategy: Callable[[RunSetup], Strategy] | None = None
     log_path: Path | None = None
-    is_numbered: bool = False
+    may_add_number: bool = False
     resumed_log: ResumedLog | None = None
     known_ceilings: AnyCeilings = field(default_factory=dict)
     command: str = "from Python"
@@ -155,7 +155,7 @@ class Run(RunSetup):
             return self.resumed_log.writer
         assert self.log_path is not None, "a run without a path has no log to open"
         self.header = self.build_header()
-        return RunLogWriter.create(self.log_path, self.header, self.is_numbered)
+        return RunLogWriter.create(self.log_path, self.header, self.may_add_number)
 
     def build_header(self) -> dict[str, Any]:
         findings = [format_advice(finding).strip() for finding in self.findings]

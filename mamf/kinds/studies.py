@@ -218,7 +218,7 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
         Column(
             "here",
             "here",
-            lambda each: each.measured_row and each.measured_row.tflops,
+            lambda each: each.measured_row and each.measured_row.rate,
             lambda it: format_four_digits(it * factor),
         ),
         *make_interval_columns(lambda each: each.measured_row and each.measured_row.interval, "here_{}", interval),
@@ -259,13 +259,14 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
     unit, change = judged_claim.measured_row.unit if judged_claim.measured_row else "TFLOPS", ""
     if judged_claim.pair and judged_claim.measured_row:
         change = f"{100 * (judged_claim.pair.ratio - 1):+.2f} % ({format_change_interval(judged_claim.pair.interval)})"
-        then, now = judged_claim.used_cycle_shares
+        claimed_cycles, measured_cycles = judged_claim.used_cycle_shares
         cycles = (
-            f"; {format_percent(then)} % of the units' cycles claimed, {format_percent(now)} % here"
-            if then and now
+            f"; {format_percent(claimed_cycles)} % of the units' cycles claimed, "
+            f"{format_percent(measured_cycles)} % here"
+            if claimed_cycles and measured_cycles
             else ""
         )
-        change = f", {format_rate(judged_claim.measured_row.tflops or 0.0, unit)} here{cycles}: {change}"
+        change = f", {format_rate(judged_claim.measured_row.rate or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_share(judged_claim.tolerance)}" if judged_claim.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in differences) else ""
     return (

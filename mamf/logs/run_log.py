@@ -22,7 +22,7 @@ import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
 from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
-from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LINE_BYTES, MAX_LOG_BYTES, MAX_SIZE, MamfError, RunLogError
+from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
     STRUCT_BY_RECORD,
@@ -54,9 +54,11 @@ def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Itera
         if state.st_size > MAX_LOG_BYTES:
             raise RunLogError(f"{path} {LOG_TOO_LARGE_MESSAGE}")
         with path.open("rb") as file:
-            for line in iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""):
-                if len(line) > MAX_LINE_BYTES:
-                    raise RunLogError(f"{path} is not a run log: it has a line of more than {MAX_LINE_BYTES >> 20} MiB")
+            for line in iter(lambda: file.readline(MAX_LOG_LINE_BYTES + 1), b""):
+                if len(line) > MAX_LOG_LINE_BYTES:
+                    raise RunLogError(
+                        f"{path} is not a run log: it has a line of more than {MAX_LOG_LINE_BYTES >> 20} MiB"
+                    )
                 if line.endswith(b"\n"):
                     is_empty = False
                     yield line[:-1]

@@ -192,7 +192,7 @@ def add_logs_to_device(
     # The reason why the device failed also explains why other results are missing.
     if reason:
         failures, missing_results = (failures, missing_results[:1]) if is_faultless else (failures[:1], [])
-    return replace(device, failures=tuple(dict.fromkeys(failures)), missing_results=tuple(missing_results))
+    return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(missing_results))
 
 
 def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice:
@@ -210,15 +210,15 @@ def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice
         if name and (name not in fastest_rows or row.best_rate > fastest_rows[name].best_rate):
             fastest_rows[name] = row
     shares = merge_throttle_shares(log.measurements)
-    merged = {reason: max(share, device.throttle_shares.get(reason, 0.0)) for reason, share in shares.items()}
+    merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
     return replace(
         device,
         figures={**device.figures, **{name: row.best_rate for name, row in fastest_rows.items()}},
-        relative_half_widths={
-            **device.relative_half_widths,
+        half_widths={
+            **device.half_widths,
             **{name: row.relative_half_width for name, row in fastest_rows.items()},
         },
-        throttle_shares={**device.throttle_shares, **merged},
+        throttled={**device.throttled, **merged},
     )
 
 
@@ -239,12 +239,12 @@ def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
         dtype=log.plan.problem.dtype,
         build=(info["compute_units"], info["power_limit_watts"]),
         figures={**device.figures, **{name: each.rate for name, each in ceilings.items()}},
-        relative_half_widths={
-            **device.relative_half_widths,
+        half_widths={
+            **device.half_widths,
             **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
         },
         conditions=sensor_ceiling.conditions if sensor_ceiling else device.conditions,
-        throttle_shares=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
+        throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),
     )
 
 

@@ -39,36 +39,36 @@ FIGURE_UNITS = {
 
 @dataclass(frozen=True)
 class NodeDevice:
-    """One device of a machine, with its measured figures and failures.
+    """One device of a machine, with its measured figures and failures. JSON reports contain these fields.
 
     - ``index``: the index of the device on its node (machine).
     - ``node``: the number of this node among the nodes that are judged together.
     - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
-    - ``bus_address``: the bus address of the device. It is known only during a run, because logs do not have it.
+    - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
     - ``dtype``: the data type of the device's matmul figures.
     - ``build``: the device's number of compute units and its power limit in watts.
     - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.
-    - ``relative_half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
+    - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
     - ``conditions``: the sensor readings from the sustained ceiling, or from the burst ceiling if there is no sustained
       ceiling.
-    - ``throttle_shares``: the share of time in which the device was throttled, by reason, in the worst part of the run.
+    - ``throttled``: the share of time in which the device was throttled, by reason, in the worst part of the run.
     - ``failures``: why the device failed, one line each.
-    - ``missing_results``: what was not measured and why, one line each.
+    - ``lacks``: what was not measured and why, one line each.
     """
 
     index: int
     node: int = 0
     name: str = ""
     uuid_hash: str | None = None
-    bus_address: str | None = None
+    address: str | None = None
     dtype: str = ""
     build: tuple[int | None, float | None] = (None, None)
     figures: Mapping[str, float] = field(default_factory=dict)
-    relative_half_widths: Mapping[str, float] = field(default_factory=dict)
+    half_widths: Mapping[str, float] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
-    throttle_shares: Mapping[str, float] = field(default_factory=dict)
+    throttled: Mapping[str, float] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
-    missing_results: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ class NodeDevice:
     @property
     def full_label(self) -> str:
         """The short name of the device, followed by its bus address and uuid hash, if they are known."""
-        known = [each for each in (self.bus_address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
+        known = [each for each in (self.address, self.uuid_hash and f"uuid {self.uuid_hash}") if each]
         return f"{self.label} ({', '.join(known)})" if known else self.label
 
 
@@ -223,23 +223,23 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
     """
     for failure in device.failures:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
-    for missing_result in device.missing_results:
+    for missing_result in device.lacks:
         yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {missing_result}")
     for figure, value in device.figures.items():
         if not _is_comparable_figure(device, figure):
             text = (
                 f"{device.full_label}: {figure} {format_figure(figure, value)} is too noisy to compare "
-                f"(+-{device.relative_half_widths[figure]:.0%}): another process uses the device, or something slows "
+                f"(+-{device.half_widths[figure]:.0%}): another process uses the device, or something slows "
                 "it from time to time"
             )
             yield NodeFinding(WARN, device.label, text)
-    for reason, share in device.throttle_shares.items():
+    for reason, share in device.throttled.items():
         if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
-    return figure in _HOST_COPIES or device.relative_half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
+    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------

@@ -485,4 +485,4 @@ def wait_for_device() -> None:
     """Wait until the accelerator has finished all queued work. Return at once if torch has no accelerator."""
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch 2.5 has no torch.accelerator.
     if accelerator.is_available():
-        accelerator.synchronize()
+        torch.get_device_module().synchronize()

@@ -15,7 +15,7 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_card_drift
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import compute_device_speeds
-from mamf.measurement import SHORT_LAUNCH_SECONDS, Measurement, group_pairs
+from mamf.measurement import MAX_SHORT_LAUNCH_SECONDS, Measurement, group_pairs
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
 from mamf.report.document import (
@@ -249,7 +249,7 @@ def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
     """Return what a reader must know about a row besides its figures, such as throttling, a timer that is too coarse,
     or an unknown interval.
     """
-    is_short = row.ok and row.seconds < SHORT_LAUNCH_SECONDS
+    is_short = row.ok and row.seconds < MAX_SHORT_LAUNCH_SECONDS
     implausible_count = len(row.implausible_samples)
     parts = [
         "" if row.ok else summarize_failure(row),

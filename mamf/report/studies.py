@@ -20,7 +20,7 @@ from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
-from mamf.plausibility import compute_max_rate, find_flop_per_cycle
+from mamf.plausibility import compute_theoretical_flops, find_flop_per_cycle
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.logs import describe_machine_briefly, describe_row_failures
 from mamf.report.document import (
@@ -133,7 +133,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
         clock = f", at {peak.clock_hz / 1e6:.0f} MHz" if peak.clock_hz else ""
         yield WaterfallStep("datasheet", peak.rate, f"dense {peak.dtype} of {peak.device_label}{clock}")
     name, clock_hz = "units at the requested clock", row.conditions.clock_hz if row is not None else None
-    rate = compute_max_rate(info, dtype, clock_hz)
+    rate = compute_theoretical_flops(info, dtype, clock_hz)
     if rate is None or not clock_hz:
         is_known = find_flop_per_cycle(info, dtype) and info.compute_units
         missing = "no sensor reads the clock" if is_known else "the FLOP per cycle of the compute units are unknown"
@@ -152,7 +152,7 @@ def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, 
     clock_hz = _get_true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
-    rate = compute_max_rate(info, row.problem.dtype, clock_hz)
+    rate = compute_theoretical_flops(info, row.problem.dtype, clock_hz)
     return WaterfallStep(name, rate and rate / TERA, f"{clock_hz / 1e6:.0f} MHz" + (f": {cause}" if cause else ""))
 
 
@@ -199,15 +199,15 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
     """Describe power, energy, clock and throttling of a sustained row, which explain why it is slower than burst."""
     if row is None or not row.ok:
         return ""
-    seen, limit = row.conditions, info.power_limit_watts
-    parts = [*seen.throttle_reasons]
-    if seen.watts is not None:
-        is_at_limit = limit is not None and seen.watts >= _MIN_POWER_LIMIT_SHARE * limit
-        of = f" of {limit:.0f}" if limit else ""
-        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{seen.watts:.0f}{of} W")
-        parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
-    if seen.clock_hz:
-        parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
+    conditions, limit = row.conditions, info.power_limit_watts
+    parts = [*conditions.throttle_reasons]
+    if conditions.watts is not None:
+        is_at_limit = limit is not None and conditions.watts >= _MIN_POWER_LIMIT_SHARE * limit
+        of_limit = f" of {limit:.0f}" if limit else ""
+        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{conditions.watts:.0f}{of_limit} W")
+        parts.append(f"{conditions.watts / row.best_rate:.3f} J/TFLOP")
+    if conditions.clock_hz:
+        parts.append(f"{conditions.clock_hz / 1e6:.0f} MHz")
     return ", ".join(parts) or "no sensor of this device reads power or clock"
 
 
@@ -383,15 +383,15 @@ def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
-        kept = [pair.compute_kept_share(timed) for pair in pairs]
-        ranges[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
+        shares = [pair.compute_kept_share(timed) for pair in pairs]
+        ranges[name] = " to ".join(dict.fromkeys((format_percent(min(shares)), format_percent(max(shares)))))
     return ranges
 
 
 def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
     """Return a line with the share of its rate that each work keeps, or an empty list if no pair is complete."""
-    kept = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
-    return [f"while both run, {' and '.join(kept)}"] if kept else []
+    texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
+    return [f"while both run, {' and '.join(texts)}"] if texts else []
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing
+from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing_ways
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
@@ -71,7 +71,7 @@ class BackendContract:
     def test_describes_the_device_in_base_units(self, backend: Backend) -> None:
         info = backend.info
         assert (info.backend, info.is_accelerator) == (backend.name, backend.is_accelerator)
-        assert info.name == add_sharing_to_name(backend.read_device_name(backend.index), parse_sharing(info.name))
+        assert info.name == add_sharing_to_name(backend.read_device_name(backend.index), parse_sharing_ways(info.name))
         for size_bytes in (info.memory_bytes, info.cache_bytes):
             assert size_bytes is None or size_bytes > 1024
         assert info.max_clock_hz is None or 1e8 < info.max_clock_hz < 1e11

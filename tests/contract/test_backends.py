@@ -183,7 +183,7 @@ def test_no_vendor_takes_these_for_exhausted_memory(vendor, text):
 
 
 def test_more_than_is_free_is_refused_before_it_is_allocated(vendor):
-    with pytest.raises(MemoryError, match=r"GB needed, .* GB free") as caught:
+    with pytest.raises(MemoryError, match=r"GB are needed, .* GB are free") as caught:
         vendor.make_operand_pool("normal", 0).take_buffer("a", 10**12, "float32")
     assert vendor.is_out_of_memory(caught.value)
 

@@ -187,7 +187,7 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
 
 def test_a_cache_that_does_not_fit_is_out_of_memory_in_a_line(cpu):
     kernel, shape = SdpaKvcache(), shape_of("b64000h32kv8q1c262144d128")
-    with pytest.raises(MemoryError, match="GB needed") as failure:
+    with pytest.raises(MemoryError, match="GB are needed") as failure:
         prepared(kernel, cpu, shape)
     assert classify_error(failure.value, kernel, cpu)[0] == "out_of_memory"
 

@@ -106,3 +106,19 @@ def test_node(mamf):
     header, measured = rows(next((mamf.folder / "n").glob("*find.jsonl")))
     assert header["traits"]
     assert {row["status"] for row in measured} <= {"ok"}
+
+
+def test_profile_waits_for_the_device(mamf):
+    """The model is on the CPU, because torch cannot make parameters on the emulated device."""
+    (mamf.folder / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(9):\n"
+        "    model(torch.ones(8, 64)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    done = mamf("profile", "--warmup", "1", "--output", "p.jsonl", "train.py", briefly=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "3 steps" in done.stdout

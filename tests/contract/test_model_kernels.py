@@ -59,7 +59,7 @@ class TestModelKernel(AnyKernelContract):
 def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
     """A system that overcommits would kill the process."""
     monkeypatch.setattr(torch_model, "make_network", lambda *given: pytest.fail("it was begun"))
-    with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB needed"):
+    with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB are needed"):
         checked(replace(GPT2, layers=99_999_999))
 
 

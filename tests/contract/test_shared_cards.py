@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from simulated_vendors import h100
 
-from mamf.backend import STARTING_PROCESS_PID_VARIABLE, parse_sharing
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE, parse_sharing_ways
 from mamf.peaks import find_peak
 
 SLICE = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
@@ -36,7 +36,7 @@ def pipe(tmp_path):
 
 def assert_named(backend, *ways):
     assert backend.find_sharing() == ways
-    assert parse_sharing(backend.info.name) == ways
+    assert parse_sharing_ways(backend.info.name) == ways
     assert (find_peak(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
     warned = [advice for advice in backend.check_machine() if advice.verdict == "warning"]
     assert len(warned) == len(ways)

@@ -32,22 +32,22 @@ def scale(records, times):
 
 def recompute(path, records):
     """Recompute every figure that follows from the samples, as mamf writes it."""
-    for _, record, row in _evidence(path, records).rows:
+    for _, record, row in _make_reviewed_log(path, records).rows:
         again = make_measurement_record(row)
         record.update({name: again[name] for name in record if name in again and name != "time"})
-    evidence = _evidence(path, records)
-    ceilings = recompute_ceilings(evidence)
-    for _, record in evidence.select_records("ceiling"):
+    reviewed_log = _make_reviewed_log(path, records)
+    ceilings = recompute_ceilings(reviewed_log)
+    for _, record in reviewed_log.select_records("ceiling"):
         again = next((make_ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"]), {})
         record.update({name: again[name] for name in record if name in again})
-    evidence = _evidence(path, records)
+    reviewed_log = _make_reviewed_log(path, records)
     if records[-1]["record"] == "summary":
-        plan, log = evidence.log.plan, evidence.log
+        plan, log = reviewed_log.log.plan, reviewed_log.log
         again = get_kind(plan).make_summary(plan, log.measurements, ceilings or log.all_ceilings, RunEnd("complete"))
         records[-1]["best"] = again["best"]
     return records
 
 
-def _evidence(path, records):
+def _make_reviewed_log(path, records):
     numbered = tuple(enumerate(records, start=1))
     return ReviewedLog(numbered, build_run_log(path, numbered))

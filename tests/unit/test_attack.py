@@ -122,7 +122,7 @@ def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, 
     # What is longer is refused: a quarter of what a user may give.
     monkeypatch.setattr("mamf.cli.reading.MAX_LOG_BYTES", 64 << 20)
     monkeypatch.setattr("mamf.logs.finder.MAX_FINDER_LOG_BYTES", 32 << 20)
-    monkeypatch.setattr("mamf.logs.run_log.MAX_LINE_BYTES", 2 << 20)
+    monkeypatch.setattr("mamf.logs.run_log.MAX_LOG_LINE_BYTES", 2 << 20)
     monkeypatch.setattr(inputs, "BOMB_BYTES", 40 << 20)
     # Half of what is drawn: what takes time by the square of it would take a quarter.
     monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)

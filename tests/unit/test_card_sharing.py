@@ -6,7 +6,7 @@ import json
 import pytest
 from contribution_logs import found, write
 
-from mamf.backend import add_sharing_to_name, parse_sharing
+from mamf.backend import add_sharing_to_name, parse_sharing_ways
 from mamf.contribution.collection import collect_rates
 from mamf.contribution.review import review_log
 from mamf.errors import IncomparableError
@@ -76,7 +76,7 @@ def test_a_device_is_asked_after_the_last_row_and_what_is_new_is_kept(run, tmp_p
     assert json.loads(log.read_text().splitlines()[-1])["shared_after"] == ["other processes"]
     for text in (out, said):
         assert "the card is shared (other processes)" in text
-    assert parse_sharing(read_run_log(log).header["device"]["name"]) == ("other processes",)
+    assert parse_sharing_ways(read_run_log(log).header["device"]["name"]) == ("other processes",)
 
 
 def test_a_device_that_fails_to_answer_ends_no_run(run, tmp_path, monkeypatch):

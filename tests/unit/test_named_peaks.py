@@ -156,7 +156,7 @@ def test_what_nobody_listed_is_one_line():
         mamf.peak(name="T4", source="rumor")
     with pytest.raises(UnknownNameError, match="bfloat16"):
         mamf.peak(name="T4", dtype="bfloat15")
-    with pytest.raises(UsageError, match="either device or name"):
+    with pytest.raises(UsageError, match="both device and name"):
         mamf.peak("cpu", name="T4")
 
 

@@ -84,7 +84,7 @@ def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
     measured(tmp_path, 3, physics, together=False)
     devices = read_node_folder(tmp_path)[1]
-    devices[-1] = replace(devices[-1], missing_results=())  # it took no part in what is measured together
+    devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
     verdict = judge_devices(devices)
     assert verdict.level == level, verdict
     assert {finding.label for finding in verdict.findings} == {"device 3"}
@@ -100,7 +100,7 @@ def test_all_that_a_device_measures_alone_keeps_to_the_budget(tmp_path, budget):
     (found,) = read_node_folder(tmp_path)[1]
     assert not found.failures
     assert {"copy", "to_device"} <= set(found.figures)
-    assert (found.missing_results == ()) == (budget == 40.0)
+    assert (found.lacks == ()) == (budget == 40.0)
 
 
 def spoilt(log, folder, spoil):
@@ -219,7 +219,7 @@ def test_a_log_that_was_killed_before_it_began_is_none(healthy, tmp_path, data):
     log = make_log_path(tmp_path, 1, "find")
     log.write_bytes(data)
     device = read_node_folder(tmp_path)[1][1]
-    assert (device.failures, device.missing_results) == ((), ("there is no log of find",))
+    assert (device.failures, device.lacks) == ((), ("there is no log of find",))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")

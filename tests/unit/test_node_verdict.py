@@ -177,7 +177,7 @@ def test_one_device_without_a_baseline_is_unknown():
 
 def test_a_failure_is_critical_and_hides_what_is_not_as_bad():
     devices = equal(8)
-    devices[0] = replace(devices[0], missing_results=("no sustained ceiling: the budget ended",))
+    devices[0] = replace(devices[0], lacks=("no sustained ceiling: the budget ended",))
     assert judge_devices(devices).level == UNKNOWN
     devices[3] = replace(devices[3], figures={}, failures=("wrong results in verify: 1 of 8 launches gave other bits",))
     verdict = judge_devices(devices)
@@ -197,7 +197,7 @@ def test_devices_of_another_model_are_not_compared():
 def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
     """Seen on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
     devices = slowed(equal(3), 1, burst=0.6)
-    noisy = [replace(device, relative_half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
+    noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
     (finding,) = judge_devices(noisy).findings
     assert (finding.level, finding.label) == (WARN, "device 1")
     assert "is too noisy to compare (+-412%): another process uses the device" in finding.text

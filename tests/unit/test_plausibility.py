@@ -125,9 +125,11 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 def clock_ratios(path: Path):
     records = tuple(parse_records(path, read_lines(path)))
-    evidence = ReviewedLog(records, build_run_log(path, records))
-    for _, row in evidence.valid_rows:
+    reviewed_log = ReviewedLog(records, build_run_log(path, records))
+    for _, row in reviewed_log.valid_rows:
         clock = row.conditions.clock_hz
-        bound = compute_max_flops_at_clock(evidence.log.device(row.device), row.problem.dtype, clock) if clock else None
+        bound = (
+            compute_max_flops_at_clock(reviewed_log.log.device(row.device), row.problem.dtype, clock) if clock else None
+        )
         if bound and has_exact_kernel(row):
             yield row.best_rate * 1e12 / bound * READ_CLOCK_HEADROOM

@@ -255,7 +255,9 @@ def test_a_bad_claim_is_refused_in_a_line(run, claim, told):
 
 def test_nothing_and_two_things_are_refused(run, sweep):
     sweep()
-    for options in ([], ["sweep.jsonl", "--top", "0"], ["sweep.jsonl", "--claim", "1 TFLOPS simulated.mm 8x8x8"]):
+    code, _, err = reproduced(run, "sweep.jsonl", "--top", "0")
+    assert (code, "--top 0 checks no row" in err) == (2, True)
+    for options in ([], ["sweep.jsonl", "--claim", "1 TFLOPS simulated.mm 8x8x8"]):
         code, _, err = reproduced(run, *options)
         assert (code, "give exactly one of LOG, --claim and --resume" in err) == (2, True)
 

@@ -9,7 +9,7 @@ from made_plans import setup_of, sweep_plan
 from rendering import render
 
 from mamf.engine.strategies.rows import OneKernelStrategy
-from mamf.errors import MAX_LINE_BYTES, MAX_LOG_BYTES, RunLogError, RunLogWriteError, UsageError
+from mamf.errors import MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import SCHEMA_VERSION, read_run_log
@@ -164,7 +164,7 @@ def test_a_record_nested_deeply_is_refused(tmp_path, depth, begin):
 def test_a_long_line_or_file_is_refused_before_it_is_in_memory(tmp_path):
     line = tmp_path / "line"
     with line.open("wb") as file:
-        file.truncate(MAX_LINE_BYTES + 1)
+        file.truncate(MAX_LOG_LINE_BYTES + 1)
     with pytest.raises(RunLogError, match="a line of more than 16 MiB"):
         read_run_log(line)
     with line.open("wb") as file:

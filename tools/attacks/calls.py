@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from mamf.cli import main
-from mamf.errors import ENDING_EXCEPTIONS
+from mamf.errors import RUN_ENDING_EXCEPTIONS
 
 #: Of the processor; a machine that is busy with other things is given longer by the clock.
 HANG_SECONDS, HANG_SECONDS_BY_THE_CLOCK = 10.0, 60.0
@@ -77,7 +77,7 @@ class _Captured(io.StringIO):
         return _NULL
 
 
-ENDING_EXCEPTIONS.append(Killed)
+RUN_ENDING_EXCEPTIONS.append(Killed)
 
 
 class Ended(NamedTuple):

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser, find_option_value
+from mamf.cli.parser import CommandParser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
 from mamf.cli.session import Session, print_plan, run_kernel_session
 from mamf.cli.terminal import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup, Strategy
 
 EXAMPLES = """examples:
-  mamf attention                                        all installed kernels, bf16, 1k to 16k, head dimension 128
+  mamf attention                                        all installed kernels; bfloat16, 1k to 16k tokens
   mamf attention --preset fa3-paper --direction fwd bwd --ceiling LOG
   mamf attention --preset scaling --no-ceiling          eager and compiled kernels until memory is full
   mamf attention --seq-lens 256 512 --head-dims 64      small enough for a CPU
@@ -42,7 +42,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     add_operation_options(
         parser,
         _choose_operation(
@@ -50,7 +50,11 @@ def add_options(parser: Parser) -> None:
         ),
     )
     group = parser.add_argument_group("what to measure")
-    add_shared_options(group, "--operation", default_text="attention, or decode for a --preset of decode")
+    add_shared_options(
+        group,
+        "--operation",
+        help="operation to use: attention or decode (default: attention, or decode if --preset is a preset of decode)",
+    )
     add_shared_options(group, "--kernel")
     group = add_measuring_options(parser)
     exclusive_group = group.add_mutually_exclusive_group()
@@ -72,8 +76,8 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
-        help="kernel with whose speed the report compares the other kernels (default: eager, or the slowest kernel if "
-        "eager is not measured)",
+        help="kernel that the report compares the other kernels with (default: eager, or the slowest kernel if eager "
+        "is not measured)",
     )
     add_device_options(parser)
     add_devices_options(parser)
@@ -124,7 +128,9 @@ class _AttentionSession(Session):
         given_ceilings = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
         if self.resumed_log and self.resumed_plan:
             require_same_ceilings(options, self.resumed_log, self.resumed_plan, given_ceilings)
-        self.new_given_ceilings = {key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings}
+        self.given_ceilings_to_log = {
+            key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings
+        }
         self.ceilings |= given_ceilings
         self.measured_run.known_ceilings = self.ceilings
         self._open_ceiling_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
@@ -174,7 +180,7 @@ class _AttentionSession(Session):
         return SharesStrategy(
             setup,
             self.ceilings,
-            [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.new_given_ceilings.values()],
+            [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.given_ceilings_to_log.values()],
             searches,
             choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
             on_failure=self.record_failure,

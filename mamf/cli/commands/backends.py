@@ -11,7 +11,7 @@ from mamf.cli.terminal import print_line
 EXAMPLES = """examples:
   mamf backends     list each backend with its devices, or the reason why it has none
   mamf doctor       check what costs performance on the default device
-  mamf kernels      list what can be measured on it
+  mamf kernels      list the kernels that can be measured on the default device
 """
 
 

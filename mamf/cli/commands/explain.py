@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
 
 EXAMPLES = """examples:
-  mamf explain --ceiling find.jsonl                         the best shape of that find
-  mamf explain                                              the best shape of the last find on this device
+  mamf explain --ceiling find.jsonl                         the best shape in this log of 'mamf find'
+  mamf explain                                              the best shape of the last 'mamf find' on this device
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
 """
 _DEFAULT_BUDGET_SECONDS = 30.0
@@ -114,7 +114,8 @@ class ExplainSession(Session):
         )
         if ceiling is None:
             raise UsageError(
-                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run it, or give a --shape"
+                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run 'mamf find', or name a shape "
+                "with --shape"
             )
         if not ceiling_path:
             warn(

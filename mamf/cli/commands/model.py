@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"{_QUICK_BUDGET_SECONDS:.0f} s in all",
     )
     add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' prints")
-    group = parser.add_argument_group("profile launches of one row, as 'mamf profile' does, instead of measuring")
+    group = parser.add_argument_group("profile one kernel and shape as 'mamf profile' does, instead of measuring")
     add_shared_options(group, "--nvtx", "--dtypes", "--memory")
     add_session_options(parser, regimes_default="sustained")
 
@@ -87,7 +87,7 @@ def _profile_single_row(options: argparse.Namespace) -> int:
     if len(rows) != 1:
         raise UsageError(
             f"--nvtx, --dtypes and --memory profile a single row (one kernel, problem and shape), not {len(rows)}: "
-            "name one phase and context"
+            "give a single value of --phase, --context-lengths and other options"
         )
     ((kernel, problem, shape),) = rows
     profile_options = [name for name in ("--nvtx", "--dtypes") if getattr(options, name[2:])]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli import run_command
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
-  mamf node --format json --baseline FIND_LOG   for a gate: compare with a card that is known to be good
+  mamf node --format json --baseline FIND_LOG   for a scheduler: compare with a card that is known to be good
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
   mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
 """
 _DEFAULT_PATIENCE_SECONDS = 120.0
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--backend")
-    add_shared_options(group, "--devices", default_text="all")
+    add_shared_options(group, "--devices", help="devices to measure: their indices, or 'all' (default: all)")
     add_shared_options(group, "--dtype", nargs=None)
     add_shared_options(
         group,
         "--kernel",
-        default_text="all available kernels except those that compile for minutes; the first one finds the fast shapes",
+        default_text="all available kernels except those that compile for minutes; mamf searches for fast shapes with "
+        "the first kernel",
     )
     add_shared_options(
         group,

@@ -73,7 +73,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shared_options(group, "--dtype")
     add_shared_options(
-        group, "--time-limit", default_text="3s for each of the four rows of a pair in --shapes, plus 3s to settle"
+        group,
+        "--time-limit",
+        default_text="3s for each of the four rows of a pair in --shapes (each of the two works alone and together), "
+        "plus 3s to settle",
     )
     group.add_argument(
         "--flop",
@@ -139,9 +142,10 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
-    """Measure what ``strategy`` plans, and yield a row per measurement. If a launcher such as torchrun started several
-    processes (ranks), all ranks together measure the plan of rank 0. ``place``: the rank of this process, or None if no
-    launcher started it.
+    """Measure the pairs of ``strategy``, and yield a row per measurement.
+
+    If a launcher such as torchrun started several processes (ranks), all ranks together measure the pairs of rank 0.
+    ``place``: the rank of this process, or None if no launcher started it.
     """
     from mamf.node.group import gather_all, join_group
 

@@ -20,7 +20,7 @@ EXAMPLES = """examples:
   mamf peak                                     sustained, first accelerator, bfloat16
   mamf peak --dtype fp8 --regime burst
   mamf peak --format json                       FLOP/s, for a script
-  mamf peak --name "NVIDIA B200"                any listed device, here or not
+  mamf peak --name "NVIDIA B200"                a listed device, which this machine need not have
   mamf peak --name "h100 sxm" --source datasheet
 """
 
@@ -36,7 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
         choices=PEAK_SOURCES,
-        help="use only figures from this source (default: the first of these that has a figure)",
+        help="use only figures from this source: measured on this machine, contributed to results/, published by "
+        "other people (unchecked), or the datasheet (default: the first of these that has a figure)",
     )
     add_shared_options(parser, "--anyway", "--format", "--wide")
     add_device_options(parser)

@@ -18,7 +18,7 @@ EXAMPLES = """examples:
   mamf plot attention.jsonl --direction fwd --output forward.svg
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
-  mamf plot attention.jsonl --cycles                        cycles used against the clock, a point per row
+  mamf plot attention.jsonl --cycles                        share of clock cycles used against the clock frequency
   mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
 """
 

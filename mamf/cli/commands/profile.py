@@ -37,8 +37,8 @@ EXAMPLES = """examples:
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
   mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
   mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
-  mamf profile --dtypes train.py                        which dtypes autocast lowers: outputs, loss, gradients
-  mamf profile --from trace.json.gz                     an existing Chrome trace
+  mamf profile --dtypes train.py                        also report the dtypes of outputs, loss and gradients
+  mamf profile --from trace.json.gz                     report on an existing Chrome trace
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
   torchrun --nproc-per-node 8 -m mamf profile --ranks all --output ranks train.py
 The exit code is that of the script, or 1 if the script succeeded but nothing could be profiled.
@@ -92,8 +92,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        help="log of 'mamf find' or 'mamf roofline' to read ceilings from; may be repeated (default: the ceilings that "
-        "'mamf peak' prints)",
+        help="log of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from; may be "
+        "repeated (default: the ceilings that 'mamf peak' prints)",
     )
     parser.add_argument(
         "--trace",
@@ -180,7 +180,10 @@ def _report_existing_trace(options: argparse.Namespace) -> int:
     for option_name in ("script", "calls", "trace", "memory", "nvtx", "dtypes", "stop"):
         if getattr(options, option_name):
             typed_option = "a SCRIPT" if option_name == "script" else f"--{option_name}"
-            raise UsageError(f"--from cannot be combined with {typed_option}, because it reads an existing trace")
+            raise UsageError(
+                f"--from cannot be combined with {typed_option}, because --from reads an existing trace: leave "
+                f"{typed_option} out"
+            )
     options.output = _choose_output_path(options, "output")
     trace = read_trace(options.source)
     _write_and_print_profile(

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.reading import show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE
@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=CommandParser
     )
     check = actions.add_parser("check", help="check logs against the rules of results/")
     check.add_argument(
@@ -215,5 +215,5 @@ def _get_contributed_ceilings_path(root: Path) -> Path:
 
 def _require_results_folder(path: Path, advice: str = ", or name it with --results") -> Path:
     if not path.is_dir():
-        raise UsageError(f"there is no folder {path}: run this in a clone of the project{advice}")
+        raise UsageError(f"there is no folder {path}: run this command in a clone of the project{advice}")
     return path

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mamf.ceilings.roof import RoofPoint
 
 EXAMPLES = """examples:
-  mamf roofline                                             measure the roofs and balance points of the device
+  mamf roofline                                             measure the ceilings of compute, memory and cache
   mamf roofline --dtype bfloat16 fp8 --output-folder roofs --picture roofline.png
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_launch_options, make_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.errors import UsageError
@@ -37,7 +37,7 @@ _DETERMINISM_RESULT_TEXTS = {
 }
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add_shared_options(parser, "--launches", default=1, default_text="1")

@@ -90,8 +90,8 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
     if roofs is not None:
         if log.plan.kind != SWEEP or get_operation(log.plan.operation).has_shares:
             raise UsageError(
-                f"--ceiling works only for logs of 'mamf sweep', and {log.path} is another log: use 'mamf roofline "
-                "LOG --ceiling LOG'"
+                f"--ceiling works only for logs of 'mamf sweep', and {log.path} is not a log of this command: use "
+                "'mamf roofline LOG --ceiling LOG'"
             )
         require_card_of_roofs(log, roofs)
     if log.counter_records:

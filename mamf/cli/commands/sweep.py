@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_plan, make_requested_operation
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
@@ -31,7 +31,7 @@ from mamf.plugins.discovery import is_class_path
 EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
-  mamf sweep --m-range 0 20480 256 --regime classic   mamf-finder's protocol
+  mamf sweep --m-range 0 20480 256 --regime classic   measure as mamf-finder does
   mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens
   mamf sweep --preset llama-8b --product grad-weight  the matmuls of a backward pass
   mamf sweep --resume LOG                             continue after Ctrl-C or kill
@@ -40,7 +40,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     operation = make_requested_operation(parser.command_words)
     parser.set_defaults(requested_operation=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
@@ -53,7 +53,9 @@ def add_options(parser: Parser) -> None:
     add_shared_options(
         group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype"
     )
-    group = add_measuring_options(parser, "burst; classic: the protocol of mamf-finder", operation.regimes)
+    group = add_measuring_options(
+        parser, "burst; classic: fixed numbers of launches, timed as mamf-finder does", operation.regimes
+    )
     group.add_argument(
         "--num-warmup-iterations",
         dest="warmup_launches",

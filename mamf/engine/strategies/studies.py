@@ -90,7 +90,7 @@ class GuardStrategy(RowsStrategy):
             return False
         if self.baseline is None:
             return visits[-1].ok
-        before = self.baseline.get(combine_measurements(visits).key)
+        before = self.baseline.get(combine_measurements(visits).pairing_key)
         return before is not None and needs_repetition(before, visits, self.tolerance)
 
 
@@ -355,8 +355,8 @@ class _PairMeasurement:
             raise UnsupportedError(str(strategy.kernel.explain_unavailability(strategy.backend)))
         self.queue, self.is_host_late, self.is_host_slow = queue, False, False
         self.flushes, self.max_short_launches = _FLUSHES_AND_MAX_LAUNCHES[0]
-        own = self._prepare_work(MATMUL_WORK, strategy.backend.record_mark, lambda launch: launch())
-        self.works = {MATMUL_WORK: own, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.record_mark, queue.launch)}
+        matmul = self._prepare_work(MATMUL_WORK, strategy.backend.record_mark, lambda launch: launch())
+        self.works = {MATMUL_WORK: matmul, OTHER_WORK: self._prepare_work(OTHER_WORK, queue.record_mark, queue.launch)}
         self.samples: dict[tuple[str, bool], Samples] = {}
 
     def _prepare_work(self, timed: str, mark: Callable[[], Any], queue_launch: Callable[..., object]) -> _TimedWork:
@@ -462,11 +462,11 @@ class _PairMeasurement:
         ahead = 0 if self.flushes or len(works) == 1 else _CPU_BLOCKS_AHEAD
         for block in range(_WINDOW_BLOCKS + 1 + ahead):
             for work, count in zip(reversed(works), reversed(launches), strict=True):
-                own = block - ahead if work is works[0] else block
-                if not 0 <= own <= _WINDOW_BLOCKS:
+                number = block - ahead if work is works[0] else block
+                if not 0 <= number <= _WINDOW_BLOCKS:
                     continue
-                done = round(own * count)
-                for launch in itertools.islice(work.launch_rotation, done - work.marks[-1][2] if own else 0):
+                done = round(number * count)
+                for launch in itertools.islice(work.launch_rotation, done - work.marks[-1][2] if number else 0):
                     work.queue_launch(launch)
                     backend.submit()
                 work.marks.append((work.queue_mark(), backend.now(), done))
@@ -476,7 +476,7 @@ class _PairMeasurement:
         # Ignore the first block, in which queues wait for the host and ranks wait for one another.
         measure = partial(backend.compute_seconds_between, first)
         times = [[(measure(mark), done) for mark, _, done in work.marks[1:]] for work in works]
-        headways = [
+        leads = [
             reached - (host - start_time + _MIN_HOST_LEAD_SECONDS)
             for work, reached_marks in zip(works, times, strict=True)
             for (_, host, _), (reached, _) in zip(work.marks[1:], reached_marks, strict=True)
@@ -484,7 +484,7 @@ class _PairMeasurement:
         found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
         # Use the values of all ranks: a collective waits for the slowest host, and all must adapt their works equally.
         answers = self.strategy.gather_from_ranks(
-            (min(headways) if self.flushes else 0.0, last if found is None else None)
+            (min(leads) if self.flushes else 0.0, last if found is None else None)
         )
         self.is_host_late = min(each for each, _ in answers) < 0
         starved = next((each for _, each in answers if each is not None), None)

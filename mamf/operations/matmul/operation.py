@@ -119,14 +119,14 @@ class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     preset_parameter = Parameter(
         "preset",
         str,
-        "model whose linear layers to measure; --m sets the number of tokens (default: 8192; 1 to 512 for decode)",
+        "model whose linear layers to measure; --m sets the number of tokens, by default 8192 (decode: 1 to 512)",
     )
     preset_parameters = (
         Parameter(
             "product",
             str,
-            "which matmul of each layer in --preset to measure: that of the forward pass, of the gradient of the "
-            "input, or of the gradient of the weight; also sets the layout",
+            "matmul of each layer in --preset to measure: the forward pass, the gradient of the input, or the gradient "
+            "of the weight; also sets the layout",
             "forward",
             tuple(LAYOUT_BY_LAYER_PASS),
             is_rare=True,

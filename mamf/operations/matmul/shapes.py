@@ -243,8 +243,8 @@ class BaseMatmulProblem(CheckedProblem):
     layout: str = field(
         default="nt",
         metadata=describe(
-            "storage of A and B, a letter each: n not transposed, t transposed; nt+8 leaves 8 unused elements after "
-            "each row",
+            "storage of A and B, one letter each: n (not transposed) or t (transposed); nt+8 leaves 8 unused elements "
+            "after each row",
             choices=tuple(layout + padding for padding in PADDING_SUFFIXES for layout in MATMUL_LAYOUTS),
             metavar="LAYOUT",
             is_rare=True,

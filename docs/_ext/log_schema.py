@@ -101,8 +101,8 @@ def fields(of: type, only: tuple[str, ...] = (), prefix: str = "") -> Iterator[t
 
 
 class Meanings:
-    """Find the meaning of a field: that of its record, or else the one that all records share. ``unused``: the table and
-    the field of each meaning that no field has used.
+    """Find the meaning of a field: that of its record, or else the one that all records share. ``unused``: the table
+    and the field of each meaning that no field has used.
     """
 
     def __init__(self) -> None:

@@ -166,11 +166,11 @@ def describe_unconfirmed_regimes(
     run did not measure the regime. ``regimes``: the regimes of the plan.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
-        seen = [row for row in rows if row.regime == regime and row.ok]
+        measured = [row for row in rows if row.regime == regime and row.ok]
         # If there are ceilings, the title of the table of ceilings names the dtype.
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"
-        if regime not in ceilings and seen:
-            best = max(seen, key=lambda row: row.best_rate)
+        if regime not in ceilings and measured:
+            best = max(measured, key=lambda row: row.best_rate)
             rate = format_rate(best.best_rate, best.work.unit)
             yield f"{regime}{dtype}: not confirmed; best measurement so far: {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:

@@ -60,7 +60,7 @@ def prepared(backend: Backend, case: Case) -> tuple[Any, Any, Any]:
 def burst(backend: Backend, case: Case) -> Measurement:
     """Measure the row that ``mamf sweep --regime burst`` measures."""
     regime = BurstRegime(backend)
-    regime.start()
+    regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
     row = measure_row(*prepared(backend, case), regime, pool, StoppingRule(max_seconds=1.0))
     pool.release_buffers()

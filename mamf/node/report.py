@@ -38,16 +38,17 @@ from mamf.report.document import (
 
 
 def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_together_reason: str = "") -> Document:
-    """Make the report that ``mamf node`` prints, with the verdict and the figures of all devices.
+    """Return the report that ``mamf node`` prints, with the verdict and the figures of all devices.
 
-    In a pager the first line shows the reason for the verdict; in a terminal the last line repeats it with the exit
-    code. ``not_together_reason``: why the devices did not measure at the same time; empty if they did.
+    The first line is the reason for the verdict, for readers with a pager. The last line repeats the reason with the
+    exit code, for readers at a terminal. ``not_together_reason``: why the devices did not measure at the same time;
+    empty if they did.
     """
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     if not_together_reason:
         remarks.append(f"the devices did not measure at the same time: {not_together_reason}")
-    # Without findings, the reason of the verdict contains this line.
+    # If there are no findings, the reason of the verdict already names the slowest device.
     slowest = [describe_slowest(devices)] if verdict.findings else []
     blocks: list[Block] = [
         Lines([verdict.reason, *merge_remarks((each.text, each.level) for each in verdict.findings[1:])]),
@@ -73,12 +74,14 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_
 
 
 def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
-    """Make the columns of the table of devices: figures, sensor readings, and the place of each device in the order of
-    speed (1: the fastest).
+    """Return the columns of the table of devices: figures, sensor readings, and the place of each device if they are
+    ordered by speed (1: the fastest).
     """
-    pace = choose_speed_figure(devices)
-    order = sorted((each for each in devices if pace in each.figures), key=lambda each: -each.figures[pace])
-    places = {device.label: place for place, device in enumerate(order, start=1)}
+    speed_figure = choose_speed_figure(devices)
+    fastest_first = sorted(
+        (each for each in devices if speed_figure in each.figures), key=lambda each: -each.figures[speed_figure]
+    )
+    places = {device.label: place for place, device in enumerate(fastest_first, start=1)}
     return [
         Column("", "device", lambda device: device.full_label, is_left_aligned=True),
         *(Column(name, "", attrgetter(name)) for name in ("node", "index", "name", "uuid_hash", "address")),
@@ -101,7 +104,7 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
 
 
 def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
-    """Make two columns for a figure: its value in its unit, and the half-width of its confidence interval in %."""
+    """Return two columns for a figure: its value in its unit, and the half-width of its interval in percent."""
     unit, factor = FIGURE_UNITS[name]
     return [
         Column(
@@ -125,27 +128,27 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
 _MAX_DEVICE_LABELS = 12
 # Maximum number of findings whose texts are notes below the chart.
 _MAX_CHART_FINDINGS = 4
-# Maximum number of panels that are drawn next to one another.
+# Maximum number of panels that are drawn side by side.
 _MAX_PANELS_PER_ROW = 4
 
 
 def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Chart:
-    """Make a chart with one panel per figure, in which each device is a point. Each panel has its own scale. Raises
-    UsageError if no device has a figure.
+    """Draw a panel for each figure, in which each device is a point. Each panel has a separate scale. Raises UsageError
+    if no device has a figure.
     """
     figures = [name for name in FIGURE_UNITS if any(name in device.figures for device in devices)]
     if not figures:
         raise UsageError("there is nothing to draw: no device has a figure")
-    panels = [_draw_figure_panel(name, devices) for name in figures]
-    rows = -(-len(panels) // _MAX_PANELS_PER_ROW)
-    across = -(-len(panels) // rows)
-    padded = [*panels, *[None] * (rows * across - len(panels))]
+    panels = [_make_figure_panel(name, devices) for name in figures]
+    row_count = -(-len(panels) // _MAX_PANELS_PER_ROW)
+    column_count = -(-len(panels) // row_count)
+    padded = [*panels, *[None] * (row_count * column_count - len(panels))]
     labeled = devices if len(devices) <= _MAX_DEVICE_LABELS else ()
     return Chart(
         f"{len(devices)} device{'s' if len(devices) > 1 else ''} side by side: {verdict.level}",
         ", ".join(dict.fromkeys(device.name for device in devices if device.name)),
-        Axis("device", ticks=tuple((float(place), str(each.index)) for place, each in enumerate(labeled))),
-        tuple(tuple(padded[start : start + across]) for start in range(0, len(padded), across)),
+        Axis("device", ticks=tuple((float(x), str(device.index)) for x, device in enumerate(labeled))),
+        tuple(tuple(padded[start : start + column_count]) for start in range(0, len(padded), column_count)),
         notes=(
             describe_slowest(devices),
             *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS]),
@@ -157,18 +160,18 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     )
 
 
-def _draw_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
+def _make_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     unit, factor = FIGURE_UNITS[name]
     lines: dict[str, list[Point]] = {}
     nodes = {device.node for device in devices}
-    for place, device in enumerate(devices):
+    for x, device in enumerate(devices):
         if name in device.figures:
-            # Devices with one name in the legend have one color. With many devices it is the name of their machine.
+            # Devices of one line have the same color. If there are many devices, each machine is a line.
             machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
             line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor
-            half = rate * device.half_widths.get(name, 0.0)
-            lines.setdefault(line, []).append(Point(float(place), rate, rate - half, rate + half))
+            half_width = rate * device.half_widths.get(name, 0.0)
+            lines.setdefault(line, []).append(Point(float(x), rate, rate - half_width, rate + half_width))
     values = [device.figures[name] for device in devices if name in device.figures]
     title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)

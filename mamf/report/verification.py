@@ -44,52 +44,53 @@ WRONG_STATUS = "wrong_result"
 
 
 def count_verified_totals(rows: MeasuredRows) -> dict[str, int]:
-    """Return how many problems were verified, how many launches and output values were checked, and how many problems
-    were wrong, with the keys ``problems``, ``launches``, ``values`` and ``wrong``.
+    """Count what was verified: ``problems``, the ``launches`` and output ``values`` that were checked, and the problems
+    with a ``wrong`` result.
     """
-    judged = [row for row in rows if row.ok or row.status == WRONG_STATUS]
+    verified = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {
-        "problems": len(_collect_problem_ids(judged)),
-        "launches": sum(int(row.details.get(CHECKED_LAUNCHES_KEY, 1)) for row in judged),
-        "values": sum(int(row.details.get(CHECKED_VALUES_KEY, 0)) for row in judged),
-        "wrong": len(_collect_problem_ids(row for row in judged if row.status == WRONG_STATUS)),
+        "problems": len(_collect_problem_ids(verified)),
+        "launches": sum(int(row.details.get(CHECKED_LAUNCHES_KEY, 1)) for row in verified),
+        "values": sum(int(row.details.get(CHECKED_VALUES_KEY, 0)) for row in verified),
+        "wrong": len(_collect_problem_ids(row for row in verified if row.status == WRONG_STATUS)),
     }
 
 
 def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
-    """Return the identifiers of the distinct problems of ``rows``. A problem that the user requested by number is
-    measured several times and has several rows.
+    """Return a tuple for each distinct problem of ``rows`` that identifies this problem. A problem has several rows if
+    the user requested it by its number.
     """
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
 
 def compute_max_wrong_share(checked: int) -> float:
-    """Return the 95 % upper bound of the share of wrong results after ``checked`` results were all right, which is
-    about 3 / checked.
+    """Return the 95 % upper bound of the share of wrong results if all of ``checked`` results were right. It is about
+    3 / checked.
     """
     return -math.expm1(math.log(0.05) / checked) if checked else 1.0
 
 
 def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
-    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934) after ``wrong``
-    of ``checked`` results were wrong.
+    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934) if ``wrong`` of
+    ``checked`` results were wrong.
     """
 
-    def find_share_with_probability(chance: float, count: int) -> float:
-        """Find the share of wrong results for which the probability of at most ``count`` wrong results is
-        ``chance``.
+    def find_share_with_probability(probability: float, count: int) -> float:
+        """Return the share of wrong results with which ``probability`` is the probability of at most ``count`` wrong
+        results.
         """
         low, high = 0.0, 1.0
         while high - low > 1e-9:
             middle = (low + high) / 2
             low, high = (
-                (middle, high) if _compute_binomial_probability(count, checked, middle) > chance else (low, middle)
+                (middle, high) if _compute_binomial_probability(count, checked, middle) > probability else (low, middle)
             )
         return low
 
-    return find_share_with_probability(0.975, wrong - 1) if wrong else 0.0, find_share_with_probability(
-        0.025, wrong
-    ) if wrong < checked else 1.0
+    return (
+        find_share_with_probability(0.975, wrong - 1) if wrong else 0.0,
+        find_share_with_probability(0.025, wrong) if wrong < checked else 1.0,
+    )
 
 
 def _compute_binomial_probability(count: int, checked: int, share: float) -> float:
@@ -110,8 +111,8 @@ def _compute_binomial_probability(count: int, checked: int, share: float) -> flo
 
 
 def _describe_wrong_share(wrong: int, checked: int) -> str:
-    """Return the range, with 95 % confidence, of the share of wrong problems in percent; only an upper bound if no
-    problem was wrong.
+    """Return the 95 % interval of the share of wrong problems in percent, or only its upper bound if no problem was
+    wrong.
     """
     if not wrong:
         return f"at most {_format_percent(compute_max_wrong_share(checked))} %"
@@ -123,13 +124,13 @@ def _format_percent(share: float) -> str:
 
 
 def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
-    """Yield the verdict, what was checked, and the possible share of wrong problems: over all kernels and dtypes, and
-    of the kernel and dtype with the fewest problems.
+    """Yield lines with the verdict, with what was checked, and with the 95 % interval of the share of wrong problems:
+    of all kernels and dtypes, and of the kernel and dtype with the fewest problems.
     """
-    found = count_verified_totals(rows)
-    wrong, problems = found["wrong"], found["problems"]
+    totals = count_verified_totals(rows)
+    wrong, problems = totals["wrong"], totals["problems"]
     verdict = "FAILED" if wrong else "PASSED" if problems else "UNFINISHED"
-    checked = ", ".join(f"{found[name]:.4g} {name}" for name in ("launches", "values"))
+    checked = ", ".join(f"{totals[name]:.4g} {name}" for name in ("launches", "values"))
     yield f"verify {verdict}: {wrong} of {format_count(problems, 'problem')} wrong; checked: {checked}"
     if wrong:
         yield (
@@ -140,17 +141,17 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
         return
     share = f"with 95 % confidence {_describe_wrong_share(wrong, problems)} of such problems"
     if not wrong:
-        launches, values = (f"{compute_max_wrong_share(found[name]):.1e} of {name}" for name in ("launches", "values"))
+        launches, values = (f"{compute_max_wrong_share(totals[name]):.1e} of {name}" for name in ("launches", "values"))
         share += f", {launches} and {values}"
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
-    tested = {key: each for key, same in groups.items() if (each := count_verified_totals(same))["problems"]}
+    tested = {key: each for key, group in groups.items() if (each := count_verified_totals(group))["problems"]}
     if len(tested) > 1:
-        (kernel, dtype), least = min(tested.items(), key=lambda item: item[1]["problems"])
-        bound = _describe_wrong_share(least["wrong"], least["problems"])
+        (kernel, dtype), fewest = min(tested.items(), key=lambda item: item[1]["problems"])
+        bound = _describe_wrong_share(fewest["wrong"], fewest["problems"])
         yield (
             f"the least tested kernel is {kernel} in {dtype}, "
-            f"{format_count(least['problems'], 'problem')}: {bound} of its problems are wrong"
+            f"{format_count(fewest['problems'], 'problem')}: {bound} of its problems are wrong"
         )
 
 
@@ -171,13 +172,16 @@ def make_verification_document(log: RunLog) -> Document:
     rows = log.measurements
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     wrong_first = sorted(groups, key=lambda key: (all(row.status != WRONG_STATUS for row in groups[key]), key))
-    states = group_pairs((row.regime, row) for row in rows if row.ok)
-    used = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
+    rows_by_regime = group_pairs((row.regime, row) for row in rows if row.ok)
+    operations_by_reference = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
         Table(_make_check_columns(log.header), [groups[key] for key in wrong_first], key="checks"),
-        Table(_CONDITION_COLUMNS, list(states.values()), key="states"),
-        Lines([f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in used.items()], "compared with"),
+        Table(_CONDITION_COLUMNS, list(rows_by_regime.values()), key="states"),
+        Lines(
+            [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in operations_by_reference.items()],
+            "compared with",
+        ),
         Lines(describe_failures(row for row in rows if row.status != WRONG_STATUS), "without a verdict"),
         Lines([describe_end(log.summary, has_count=False)]),
         Answer([*_describe_wrong_rows(log), *yield_verdict_lines(rows)]),
@@ -187,9 +191,9 @@ def make_verification_document(log: RunLog) -> Document:
 
 def _describe_wrong_rows(log: RunLog) -> Iterator[str]:
     for row in (row for row in log.measurements if row.status == WRONG_STATUS):
-        words = ", ".join([row.problem.dtype, *get_operation(row.operation).describe_problem(row.problem)])
-        where = f"; {row.details[WRONG_TILES_KEY]}" if WRONG_TILES_KEY in row.details else ""
-        yield f"wrong: {row.kernel} {words} {row.shape} ({row.regime}): {row.reason}{where}"
+        problem = ", ".join([row.problem.dtype, *get_operation(row.operation).describe_problem(row.problem)])
+        tiles = f"; {row.details[WRONG_TILES_KEY]}" if WRONG_TILES_KEY in row.details else ""
+        yield f"wrong: {row.kernel} {problem} {row.shape} ({row.regime}): {row.reason}{tiles}"
         yield f"  again: {make_reproduction_command(log, row)}"
 
 
@@ -203,7 +207,9 @@ def _get_error_share(row: Measurement) -> float:
 
 
 def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
-    """Return the row with a right result whose error is the largest share of its bound, or None without such a row."""
+    """Return the row whose error is the largest share of its bound, among the rows with a right result, or None if no
+    row has a right result.
+    """
     return max((row for row in rows if row.ok), key=_get_error_share, default=None)
 
 

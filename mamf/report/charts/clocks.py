@@ -41,8 +41,10 @@ _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 15
 
 @dataclass(frozen=True)
 class ClockPoint:
-    """A point of the chart, which stands for a row: the share of the compute units' cycles that its kernel used in
-    percent, the clock in MHz, and the rate in TFLOPS. ``label``: a short name of the row's shape.
+    """A point of the chart, for one row.
+
+    - ``label``: a short name of the row's shape.
+    - ``cycles_percent``: the share of the compute units' cycles that the kernel used, in percent.
     """
 
     kernel: str
@@ -85,10 +87,10 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
     if len(dtypes) > 1:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
-    fields = [get_operation(row.operation).make_problem_record(row.problem) for row in rows]
-    varying = [name for name in fields[0] if len({str(each[name]) for each in fields}) > 1]
+    records = [get_operation(row.operation).make_problem_record(row.problem) for row in rows]
+    varying = [name for name in records[0] if len({str(each[name]) for each in records}) > 1]
     points = tuple(
-        _make_clock_point(row, [str(each[name]) for name in varying]) for row, each in zip(rows, fields, strict=True)
+        _make_clock_point(row, [str(each[name]) for name in varying]) for row, each in zip(rows, records, strict=True)
     )
     first = points[0]
     return ClockChart(
@@ -100,17 +102,17 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     )
 
 
-def _make_clock_point(row: Measurement, words: Sequence[str]) -> ClockPoint:
-    """Make the point of a row. ``words``: the values of the fields in which the problems of the rows differ."""
+def _make_clock_point(row: Measurement, field_texts: Sequence[str]) -> ClockPoint:
+    """Return the point of a row. ``field_texts``: the values of the fields in which the problems of the rows differ."""
     conditions = row.conditions
     assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, (
         "make_clock_chart selects rows with a measured clock"
     )
-    # The head dimension identifies the shape of attention.
+    # Label attention with its head dimension, and other operations with the whole shape.
     size = f"d{row.shape.head_dim}" if hasattr(row.shape, "head_dim") else str(row.shape)
     return ClockPoint(
         row.kernel,
-        " ".join([size, *words]),
+        " ".join([size, *field_texts]),
         conditions.true_clock_hz / 1e6,
         100 * conditions.cycles_used,
         row.best_rate,

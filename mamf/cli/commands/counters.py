@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     kernel = parser.add_argument(
         "kernel",
         nargs="*",

@@ -47,7 +47,7 @@ EXAMPLES = """examples:
   mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
   mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
-docs/guard.md describes the file and has a workflow.
+docs/guard.md describes the file and shows a CI workflow.
 """
 
 

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.reading import show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE
@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=CommandParser
     )
     check = actions.add_parser("check", help="check logs against the rules of results/")
     check.add_argument(

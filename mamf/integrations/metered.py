@@ -321,7 +321,7 @@ class GradientObserver:
 
 
 def _count_weights(layer: Any, counts_only_trained: bool = False) -> int:
-    """Count the weights in a layer's own matrices. ``counts_only_trained``: whether to count only those with gradients."""
+    """Count the weights in a layer's own matrices, or only those with gradients if ``counts_only_trained``."""
     matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
     return sum(each.numel() for each in matrices if each.requires_grad or not counts_only_trained)
 

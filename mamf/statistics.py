@@ -166,19 +166,19 @@ def compute_figure(samples: Sequence[float], figure: str) -> float:
 
 
 def compute_interval(samples: Sequence[float], figure: str) -> Interval:
-    """Return the 95 % interval of the mean of the samples if ``figure`` is "mean", else of their median. It shows only
-    the scatter of these samples; repeated runs differ by more.
+    """Return the 95 % interval of the mean of the samples if ``figure`` is "mean", else of their median. The interval
+    shows only the scatter of these samples; repeated runs differ by more.
     """
     return compute_batch_means_interval(samples) if figure == "mean" else compute_median_interval(samples)
 
 
 def compute_median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Return the narrowest interval between two samples, of equal rank from either end, that contains the true median
-    with a probability of at least ``confidence``. With too few samples it is their whole range.
+    with a probability of at least ``confidence``. With too few samples the interval is their whole range.
     """
-    ordered = sorted(samples)
-    rank, coverage = _find_median_rank(len(ordered), confidence)
-    return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
+    sorted_samples = sorted(samples)
+    rank, coverage = _find_median_rank(len(sorted_samples), confidence)
+    return Interval(sorted_samples[rank], sorted_samples[len(sorted_samples) - 1 - rank], coverage)
 
 
 @functools.lru_cache(1024)  # This is called after each group of launches, and for each row of a log.
@@ -189,7 +189,8 @@ def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
     if count > 10_000:  # Exact integers would take quadratic time. The normal approximation is off by at most one rank.
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
-    # ``below``: in how many of the 2**count outcomes the true median is below the sample of this rank, as an integer.
+    # There are 2**count equally likely outcomes. The true median is below the sample of rank ``rank`` in ``below``
+    # outcomes. All counts are exact integers.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -200,7 +201,7 @@ def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
 
 def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_BATCHES) -> Interval:
     """Return the 95 % interval of the mean, from the scatter of the means of ``batches`` equal groups of consecutive
-    samples. With fewer than 4 samples it is their whole range.
+    samples. With fewer than 4 samples the interval is their whole range.
     """
     batches = min(batches, len(samples) // 2)
     if batches < 2:

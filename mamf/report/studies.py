@@ -191,7 +191,7 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
     if zeros.rate_interval.overlaps(normal.rate_interval):
         return NOISE_CAUSE if not (zeros.interval.is_known and normal.interval.is_known) else NO_LOSS_CAUSE
     if normal.best_rate > zeros.best_rate:
-        return "the kernel was faster than on zeros, so the device was not at rest: measure again"
+        return "the kernel was faster on real data than on zeros, so the device was not at rest: measure again"
     return "real data cost energy, which lowers the clock"
 
 

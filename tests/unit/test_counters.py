@@ -25,7 +25,7 @@ from mamf.profiling.counters.ncu import (
 DATA = Path(__file__).parent / "data"
 RECORDED = (DATA / "ncu.csv").read_text()
 KERNELS = ncu.parse_kernel_counters(RECORDED)
-#: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small product three times.
+#: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small matmul three times.
 MM, FLASH, CUDNN, *BACKWARD, ADD, SMALL, SMALL_AGAIN, SMALL_ONCE_MORE = KERNELS
 SHAPE = MatmulShape(4096, 4096, 4096)
 

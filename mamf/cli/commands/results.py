@@ -193,11 +193,11 @@ def write_tables(options: argparse.Namespace) -> int:
 
 
 def write_site(options: argparse.Namespace) -> int:
-    from mamf.machine.environment import disable_garbage_collection
+    from mamf.machine.environment import pause_garbage_collection
     from mamf.pages.site import INDEX_PAGE_NAME, build_site
     from mamf.report.document import format_count
 
-    with disable_garbage_collection():
+    with pause_garbage_collection():
         site = build_site(_require_results_folder(options.results), options.output, options.logs)
     print_line(
         f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(site.logs), 'log')} "

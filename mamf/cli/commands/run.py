@@ -69,7 +69,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
     shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}")
-    problem = _require_single("problem", request.make_problems(backend), "each value once")
+    problem = _require_single("problem", request.make_problems(backend), "one value per option")
     if options.parts:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)

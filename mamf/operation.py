@@ -114,9 +114,9 @@ class Parameter:
         return tuple(self.parse(str(value)) if self.parse_text or isinstance(value, str) else value for value in values)
 
 
-def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
-    """Make the ``metadata`` of a dataclass field: its help text, and in ``more`` other fields of its Parameter."""
-    return {_METADATA_KEY: {"help": help, **more}}
+def describe(help: str = "", **parameter_fields: Any) -> Mapping[str, Any]:
+    """Make the ``metadata`` of a dataclass field: its help text and further fields of its Parameter."""
+    return {_METADATA_KEY: {"help": help, **parameter_fields}}
 
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.

@@ -133,8 +133,8 @@ class SampleSummary:
     interval: Interval
 
 
-def summarize_samples(samples: Sequence[float], figure: str = "median") -> SampleSummary:
-    """Compute the statistics of samples in seconds. ``figure``: whether the interval is that of the ``mean`` or the
+def summarize_samples(samples: Sequence[float], statistic: str = "median") -> SampleSummary:
+    """Compute the statistics of samples in seconds. ``statistic``: whether the interval is that of the ``mean`` or the
     ``median``. Raises ValueError if there are no samples.
     """
     return SampleSummary(
@@ -143,7 +143,7 @@ def summarize_samples(samples: Sequence[float], figure: str = "median") -> Sampl
         median=_stdlib.median(samples),
         fastest=min(samples),
         slowest=max(samples),
-        interval=compute_interval(samples, figure),
+        interval=compute_interval(samples, statistic),
     )
 
 
@@ -160,16 +160,16 @@ def _sum_squared_deviations(samples: Sequence[float]) -> float:
     return math.fsum((sample - mean) ** 2 for sample in samples)
 
 
-def compute_figure(samples: Sequence[float], figure: str) -> float:
-    """Return the mean of the samples if ``figure`` is "mean", else their median."""
-    return _stdlib.fmean(samples) if figure == "mean" else _stdlib.median(samples)
+def compute_mean_or_median(samples: Sequence[float], statistic: str) -> float:
+    """Return the mean of the samples if ``statistic`` is "mean", else their median."""
+    return _stdlib.fmean(samples) if statistic == "mean" else _stdlib.median(samples)
 
 
-def compute_interval(samples: Sequence[float], figure: str) -> Interval:
-    """Return the 95 % interval of the mean of the samples if ``figure`` is "mean", else of their median. The interval
-    shows only the scatter of these samples; repeated runs differ by more.
+def compute_interval(samples: Sequence[float], statistic: str) -> Interval:
+    """Return the 95 % interval of the mean of the samples if ``statistic`` is "mean", else of their median. The
+    interval shows only the scatter of these samples; repeated runs differ by more.
     """
-    return compute_batch_means_interval(samples) if figure == "mean" else compute_median_interval(samples)
+    return compute_batch_means_interval(samples) if statistic == "mean" else compute_median_interval(samples)
 
 
 def compute_median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:

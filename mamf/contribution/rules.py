@@ -184,8 +184,8 @@ def check_real_device(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Check that vendor, backend and memory fit the name of the device, and that all names are plain text in the usual
-    spelling.
+    """Check that vendor, backend and memory match the device, and that the names of devices and kernels are plain text.
+    Names of known devices must also have the usual spelling.
     """
     devices = {device.name: device for device in (*reviewed_log.log.devices, reviewed_log.log.device(None))}
     for text in {*devices, reviewed_log.header["kernel"], *(row.kernel for _, _, row in reviewed_log.rows)}:
@@ -200,9 +200,13 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         if facts is None or not info.is_accelerator or info.backend == SIMULATED_BACKEND:
             continue
         if info.vendor.casefold() != facts["vendor"]:
-            yield Finding("device", f"{info.name} is not made by {info.vendor!r}", 1)
+            yield Finding("device", f"{info.name} is not made by {info.vendor!r}: restore the vendor's name", 1)
         if info.backend not in facts["backends"].split():
-            yield Finding("device", f"{info.name} does not work with the backend {info.backend!r}", 1)
+            yield Finding(
+                "device",
+                f"{info.name} does not work with the backend {info.backend!r}: restore the backend's name",
+                1,
+            )
         shares = [(info.memory_bytes or 0) / (float(size) * 1e9) for size in facts["memory_gb"].split()]
         if info.memory_bytes and not any(_MIN_MEMORY_SHARE <= share <= _MAX_MEMORY_SHARE for share in shares):
             has = f"{info.memory_bytes / 1e9:.0f} GB of memory, but {info.name} has {facts['memory_gb']} GB"
@@ -211,7 +215,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
-    """Read the vendor, backends and memory sizes in GB of each listed device, by its name in peaks.csv."""
+    """Read the vendor, backends and memory sizes in GB of each listed device from devices.csv, by its name."""
     return {row["name"]: row for row in read_packaged_csv_rows("devices.csv")}
 
 
@@ -246,7 +250,7 @@ def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     for line, record in reviewed_log.records:
         text = record.get("time", record.get("started"))
         if text is not None and datetime.fromisoformat(text) > latest:
-            yield Finding("future", f"the time {text} is in the future", line)
+            yield Finding("future", f"the time {text} is in the future: correct the clock and measure again", line)
             return
 
 
@@ -344,17 +348,14 @@ def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
     matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.
     """
-    recomputed_ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
+    ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
     written = [
         (line, record, read_ceiling_record(record, reviewed_log.log.header))
         for line, record in reviewed_log.select_records("ceiling")
     ]
     last = {(ceiling.problem, ceiling.regime): (line, record) for line, record, ceiling in written}
     for key, (line, record) in last.items():
-        regime, expected = (
-            record["regime"],
-            make_ceiling_record(recomputed_ceilings[key]) if key in recomputed_ceilings else {},
-        )
+        regime, expected = record["regime"], make_ceiling_record(ceilings[key]) if key in ceilings else {}
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
             yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
@@ -455,9 +456,13 @@ def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
             continue
         if len(set(row.samples)) == 1:
-            yield Finding("equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal", line)
+            yield Finding(
+                "equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal: measure again", line
+            )
         if (before := line_by_samples.setdefault(row.samples, line)) != line:
-            yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
+            yield Finding(
+                "equal-samples", f"{row.shape}: the samples equal those of line {before}: measure again", line
+            )
 
 
 def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
@@ -468,7 +473,7 @@ def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     for line, _, row in reviewed_log.rows:
         if row.timer_overhead and not is_plausible_overhead(backend, row.timer_overhead):
             subtracted = f"{row.timer_overhead * 1e6:.1f} us of timer overhead was subtracted"
-            yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us", line)
+            yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us: measure again", line)
             return
 
 

@@ -325,15 +325,15 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Seque
         for rows in (rows_a, rows_b)
     )
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
-    of_a, of_b = ({key: row for key, row in rows.items() if row.rate is not None} for rows in (by_a, by_b))
-    pairs = [RowPair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
+    measured_a, measured_b = ({key: row for key, row in rows.items() if row.rate is not None} for rows in (by_a, by_b))
+    pairs = [RowPair(row.fields, row, measured_b[key]) for key, row in measured_a.items() if key in measured_b]
     return Comparison(
         a,
         b,
         (str(a.path), str(b.path)),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
-        tuple((row, by_b.get(key)) for key, row in of_a.items() if key not in of_b),
-        tuple((row, by_a.get(key)) for key, row in of_b.items() if key not in of_a),
+        tuple((row, by_b.get(key)) for key, row in measured_a.items() if key not in measured_b),
+        tuple((row, by_a.get(key)) for key, row in measured_b.items() if key not in measured_a),
         tuple(dropped),
         tuple(find_noted_differences(a.header, b.header)),
     )

@@ -197,17 +197,21 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
         weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
         for weight, each in zip(weights, changes, strict=True)
     )
-    common, seen = max(timer, *(each.common_deviation for each in changes)), 0.0
+    common, observed_variance = max(timer, *(each.common_deviation for each in changes)), 0.0
     for side in (0, 1):
         rows = [
             [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
         ]
-        seen += math.fsum(
+        observed_variance += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
         )
-    prior = 0 if seen > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
-    shift = design.shift_factor * math.sqrt((prior * common**2 + seen) / (prior + design.extra_run_count))
+    prior = (
+        0
+        if observed_variance > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2
+        else _SHIFT_DEGREES_OF_FREEDOM
+    )
+    shift = design.shift_factor * math.sqrt((prior * common**2 + observed_variance) / (prior + design.extra_run_count))
     return PooledRows(
         regime,
         rows=len(changes),
@@ -440,11 +444,11 @@ def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
     """Yield a compared row for each candidate shape that ``mamf find`` measured repeatedly to confirm its rate."""
-    for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
-        if len(visits) >= MIN_CONFIRMING_ROUNDS:
-            rate, interval = combine_rounds(visits)
-            row = replace(_make_compared_row(visits[0]), rate=rate, interval=interval)
-            yield _add_error_and_conditions(row, visits)
+    for measurements in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
+        if len(measurements) >= MIN_CONFIRMING_ROUNDS:
+            rate, interval = combine_rounds(measurements)
+            row = replace(_make_compared_row(measurements[0]), rate=rate, interval=interval)
+            yield _add_error_and_conditions(row, measurements)
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:

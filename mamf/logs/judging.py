@@ -99,20 +99,20 @@ def list_guarded_rows(log: RunLog, compared_figure: str) -> list[ComparedRow]:
     )
 
 
-def needs_repetition(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
+def needs_repetition(baseline: ComparedRow, measurements: Sequence[Measurement], tolerance: float) -> bool:
     """Return whether ``mamf guard`` must measure a row again before it can judge the row.
 
-    ``baseline``: the row in the earlier log. ``visits``: all measurements of the row so far, in order.
+    ``baseline``: the row in the earlier log. ``measurements``: all measurements of the row so far, in order.
     """
-    now = combine_measurements(visits)
+    now = combine_measurements(measurements)
     now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
     before = baseline.scale_to_device_of(now)
-    if before.rate is None or any(row.status == "wrong_result" for row in visits):
+    if before.rate is None or any(row.status == "wrong_result" for row in measurements):
         return False
-    if not visits[-1].ok:
-        return sum(not row.ok for row in visits) < _MAX_FAILURES
+    if not measurements[-1].ok:
+        return sum(not row.ok for row in measurements) < _MAX_FAILURES
     pair = RowPair(before.fields, before, now)
-    if not any(row.phase == CONFIRM_PHASE for row in visits):
+    if not any(row.phase == CONFIRM_PHASE for row in measurements):
         return pair.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
     return pair.b.repetition_count < MIN_CONFIRMING_ROUNDS or pair.interval.low <= 1 - tolerance <= pair.interval.high
 
@@ -297,8 +297,8 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
     ]
 
 
-def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
-    here = combine_measurements(visits) if visits else None
+def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence[Measurement]) -> JudgedClaim:
+    here = combine_measurements(measurements) if measurements else None
     judged = JudgedClaim(claim, options.tolerance, here)
     if here is None or here.rate is None:
         return judged
@@ -316,7 +316,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measu
     return replace(
         judged,
         pair=RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
-        clock_hz=summarize_conditions([row for row in visits if row.ok]).clock_hz,
+        clock_hz=summarize_conditions([row for row in measurements if row.ok]).clock_hz,
     )
 
 

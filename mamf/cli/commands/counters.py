@@ -80,13 +80,13 @@ class CountersSession(Session):
     """
 
     def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
-        from mamf.profiling.counters.ncu import Ncu, read_counts
+        from mamf.profiling.counters.ncu import Ncu, read_logged_counters
 
         super().__init__(request, options, *session_arguments)
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
-        logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.combinations_with_counters = {key for key, counts in logged_counts.items() if counts.has_counters}
+        logged_counters = read_logged_counters(self.resumed_log) if self.resumed_log else {}
+        self.combinations_with_counters = {key for key, counters in logged_counters.items() if counters.has_counters}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
     def make_strategy(self, setup: RunSetup) -> HardwareCounterStrategy:

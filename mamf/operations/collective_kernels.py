@@ -22,7 +22,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailability, poison_tensor, view_as_words
 
-_SAMPLE_COUNT = 256
+_SAMPLED_ELEMENT_COUNT = 256
 # An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. Expected sums are
 # computed for at most this many doublings, because they are infinite in float32 by then.
 _MAX_DOUBLINGS = 500
@@ -131,10 +131,14 @@ class CheckedCollective:
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
-        indices = sorted({0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLE_COUNT))})
+        indices = sorted(
+            {0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLED_ELEMENT_COUNT))}
+        )
         self._sampled_indices = torch.tensor(indices, device=send_buffer.device)
         self._launch_count = 0
-        run_collective: Callable[..., object] = make_collective_calls(send_buffer, receive_buffer)[problem.collective]
+        run_collective: Callable[..., object] = make_collective_launchers(send_buffer, receive_buffer)[
+            problem.collective
+        ]
         self._run_collective = run_collective if group is None else partial(run_collective, group=group)
         self._expected_samples = self._compute_expected_data(
             torch.stack(gather_objects(self._copy_samples_to_host(send_buffer)))
@@ -213,7 +217,9 @@ class CheckedCollective:
         return difference / norm if norm else (math.inf if difference else 0.0)
 
 
-def make_collective_calls(send_buffer: torch.Tensor, receive_buffer: torch.Tensor) -> dict[str, Callable[[], object]]:
+def make_collective_launchers(
+    send_buffer: torch.Tensor, receive_buffer: torch.Tensor
+) -> dict[str, Callable[[], object]]:
     distributed: Any = torch.distributed
     # torch 2.13 renamed these functions, and warns if a program uses the older names.
     all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor

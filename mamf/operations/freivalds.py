@@ -32,7 +32,7 @@ import torch
 from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL_SIZE, Verdict, WrongCells
 from mamf.operations.matmul.shapes import BaseMatmulProblem
-from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
+from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_value_output
 from mamf.operations.quantization import QuantizedOperand
 
 #: The number of random vectors x that a test multiplies by.
@@ -154,7 +154,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             )[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact matmul that mamf compares C with is itself wrong")
             output = block.c.float()
-            expected = round_exact_to_int8(output, exact.float() * scale)
+            expected = round_exact_values_to_int8(output, exact.float() * scale)
             squared_error += (output - expected).square().sum().item()
             squared_norm += expected.square().sum().item()
     return Verdict(
@@ -171,13 +171,13 @@ def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
     return sums
 
 
-def round_exact_to_int8(output: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor) -> torch.Tensor:
     """Round exact values to int8, and return the expected outputs.
 
     A kernel may round a value halfway between two integers up or down. So if ``output`` has one of the two integers,
     this integer is the expected output.
     """
-    clamped = exact.clamp(-128, 127)
+    clamped = exact_values.clamp(-128, 127)
     return torch.where((output - clamped).abs() <= _MAX_ROUNDING_DISTANCE, output, clamped.round())
 
 
@@ -209,7 +209,7 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
     """Return booleans (batch, M): True for each row of C whose error is larger than rounding explains."""
     if problem.has_int8_output:
         output = part.c.float()
-        return (output != round_exact_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
+        return (output != round_exact_values_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
     sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _RETRY_CHUNK_ELEMENTS
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     expected_products = _multiply_by_vectors(
@@ -280,7 +280,7 @@ def _multiply_by_vectors(
     ``sum_dtype``: the dtype of the sums. ``chunk_elements``: the number of elements to multiply at once.
     """
     if isinstance(operand, QuantizedOperand):
-        values = (part.dequantize()[None] for part in operand.split_rows(chunk_elements))
+        values = (part.dequantize()[None] for part in operand.split_into_row_chunks(chunk_elements))
         return torch.cat([_multiply_by_vectors(each, vectors, sum_dtype, chunk_elements) for each in values], dim=1)
     batch = len(operand)
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS_PER_TEST > chunk_elements:
@@ -317,7 +317,7 @@ def _multiply_transpose_by_vectors(
     if not isinstance(operand, QuantizedOperand):
         return _multiply_by_vectors(operand.mT, vectors, sum_dtype, chunk_elements)
     sums, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=sum_dtype, device=vectors.device), 0
-    for part in operand.split_rows(chunk_elements):
+    for part in operand.split_into_row_chunks(chunk_elements):
         values = part.dequantize()
         sums += _multiply_by_vectors(
             values.mT[None], vectors[:, start : start + len(values)], sum_dtype, chunk_elements
@@ -381,4 +381,4 @@ def verify_matmul_with_special_values(
         c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, math.nan)
         details["subnormal operands"] = "kept" if (c_row[c_row == c_row] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
-    return verify_special_values(output, expected, "an infinity, a NaN and a subnormal number", details)
+    return verify_special_value_output(output, expected, "an infinity, a NaN and a subnormal number", details)

@@ -23,7 +23,7 @@ from mamf.operations.freivalds import (
     MatmulPart,
     divide_or_return_inf,
     find_wrong_cells,
-    round_exact_to_int8,
+    round_exact_values_to_int8,
     verify_all_entries,
     verify_matmul_with_special_values,
 )
@@ -53,7 +53,7 @@ _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 # If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
 #: A function that splits the output of a launch into batches of matmuls of one shape, with their operands.
-SplitIntoParts = Callable[[torch.Tensor], Sequence[MatmulPart]]
+PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
 #: rows and columns of its C. Every entry in one of these rows and one of these columns is compared.
 _SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
@@ -63,11 +63,11 @@ def make_matmul_operand_set(
     problem: BaseMatmulProblem,
     launch: Callable[[], object],
     c: torch.Tensor,
-    split_into_parts: SplitIntoParts,
+    split_into_parts: PartSplitter,
     operand_to_change: torch.Tensor,
     scale: float = 1.0,
     details: Mapping[str, float | str] | None = None,
-    split_unquantized: SplitIntoParts | None = None,
+    split_unquantized: PartSplitter | None = None,
     find_changed_operands: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
     """Make the operand set of one launch of matmuls, which verifies the output with sampled entries or as a whole.
@@ -107,7 +107,7 @@ def make_matmul_operand_set(
             ]
         )
         expected = scale * compute_sampled_blocks(output_parts, blocks)
-        expected = round_exact_to_int8(actual, expected) if problem.has_int8_output else expected
+        expected = round_exact_values_to_int8(actual, expected) if problem.has_int8_output else expected
         return Verdict(compute_relative_error(actual, expected), problem.tolerance, verdict_details)
 
     def verify_whole(result: object) -> Verdict:

@@ -27,7 +27,7 @@ from mamf.torch_backend import TorchBackend
 ResultT = TypeVar("ResultT")
 #: The name of the buffer that the classic regime copies over the output of the first operand set. If a problem has no
 #: such buffer, the regime fills the output with zeros.
-_REWRITE_BUFFER = "c_rewrite"
+_REWRITE_BUFFER_NAME = "c_rewrite"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     ) -> Prepared:
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         tensors = take_pool_buffers(pool, buffers)
-        source = tensors.pop(_REWRITE_BUFFER, None)
+        source = tensors.pop(_REWRITE_BUFFER_NAME, None)
         # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
@@ -272,7 +272,7 @@ def list_result_tensors(returned: object) -> list[torch.Tensor]:
     return [each.detach() for each in results if isinstance(each, torch.Tensor)]
 
 
-def verify_special_values(
+def verify_special_value_output(
     output: torch.Tensor, expected: torch.Tensor, special_values: str, details: Mapping[str, str | float]
 ) -> Verdict:
     """Verify the output of a launch with special values, such as NaN, among the operands.

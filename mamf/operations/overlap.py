@@ -24,9 +24,9 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
-OTHER_WORKS = (*COLLECTIVES, *COPY_DIRECTIONS, *PATTERNS)
+OTHER_WORK_NAMES = (*COLLECTIVES, *COPY_DIRECTIONS, *PATTERNS)
 #: The two values of ``OverlapProblem.timed``, which says whether a row's rate counts the matmul or the other work.
-COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
+COUNTED_WORK_NAMES = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
@@ -67,8 +67,8 @@ MIN_OVERLAP_SHAPE = OverlapShape(1, 1, 1, 1)
 class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
-    - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.
-    - ``timed``: the work whose rate a row reports, one of COUNTED_WORKS.
+    - ``other``: the work that runs at the same time as matmul, one of OTHER_WORK_NAMES.
+    - ``timed``: the work whose rate a row reports, one of COUNTED_WORK_NAMES.
     - ``alone``: whether the timed work runs alone, for comparison.
     - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
     """
@@ -76,12 +76,12 @@ class OverlapProblem(CheckedProblem):
     operation: ClassVar[str] = "overlap"
 
     other: str = field(
-        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHER_WORKS)
+        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHER_WORK_NAMES)
     )
     timed: str = field(
         default=MATMUL_WORK,
         metadata=describe(
-            "work whose rate is reported: the matmul (products) or the other work (other)", choices=COUNTED_WORKS
+            "work whose rate is reported: the matmul (products) or the other work (other)", choices=COUNTED_WORK_NAMES
         ),
     )
     alone: bool = field(default=True, metadata=describe("measure the timed work while the other work does not run"))

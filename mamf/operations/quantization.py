@@ -64,10 +64,10 @@ class QuantizedOperand:
         blocks = slice(start // self.scaling.block_rows, -(-stop // self.scaling.block_rows))
         return QuantizedOperand(self.elements[start:stop], self.scales[blocks], self.scaling)
 
-    def split_rows(self, elements: int) -> Iterator[QuantizedOperand]:
-        """Split the operand into operands of consecutive rows, with whole blocks and about ``elements`` values each."""
+    def split_into_row_chunks(self, chunk_elements: int) -> Iterator[QuantizedOperand]:
+        """Split the rows into consecutive operands, each with whole blocks and about ``chunk_elements`` values."""
         rows, k = self.shape
-        chunk_rows = max(_CHUNK_ROW_MULTIPLE, elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
+        chunk_rows = max(_CHUNK_ROW_MULTIPLE, chunk_elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
         return (self.slice_rows(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:

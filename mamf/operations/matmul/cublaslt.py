@@ -27,7 +27,7 @@ from mamf.operations.matmul.cublaslt_library import (
     COMPUTE_32F_FAST_TF32,
     COMPUTE_32I,
     COMPUTE_64F,
-    CUDA_DATA_TYPES,
+    CUDA_DATA_TYPE_BY_DTYPE,
     SCALE_MODE_BY_BLOCK_SIZE,
     CublasLtError,
     CublasLtLibrary,
@@ -46,7 +46,7 @@ _REQUESTED_PROPOSAL_COUNT = 8
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 #: The output dtypes that cuBLASLt supports, by operand dtype.
-_OUTPUT_DTYPES = {
+_OUTPUT_DTYPES_BY_DTYPE = {
     "bfloat16": ("bfloat16", "float32"),
     "float16": ("float16", "float32"),
     "tf32": ("float32",),
@@ -55,7 +55,7 @@ _OUTPUT_DTYPES = {
     "int8": ("int32", "int8"),
     **dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32")),
 }
-_COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
+_COMPUTE_TYPE_BY_DTYPE = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
 
 
 class _CublasLtMatmul(MatmulKernel):
@@ -102,12 +102,14 @@ class _CublasLtMatmul(MatmulKernel):
         if isinstance(library, Unavailable):
             raise UnsupportedError(str(library))
         device_index = c.device.index or 0
-        output = MatrixDescription(CUDA_DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
-        compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
+        output = MatrixDescription(
+            CUDA_DATA_TYPE_BY_DTYPE[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr()
+        )
+        compute_type = _COMPUTE_TYPE_BY_DTYPE.get(problem.dtype, COMPUTE_32F)
         scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
         descriptors = MatmulDescriptors(
             *(library, _get_cublaslt_handle(library, device_index), (b, a, output)),
-            *(compute_type, CUDA_DATA_TYPES[scale_type], problem.fast_accumulation),
+            *(compute_type, CUDA_DATA_TYPE_BY_DTYPE[scale_type], problem.fast_accumulation),
         )
         try:
             proposals = descriptors.request_proposals(_REQUESTED_PROPOSAL_COUNT, _MAX_WORKSPACE_BYTES)
@@ -135,8 +137,8 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
 
     base_name = "cublaslt"
     has_padding = True
-    dtypes = tuple(_OUTPUT_DTYPES)
-    outputs = _OUTPUT_DTYPES
+    dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
+    outputs = _OUTPUT_DTYPES_BY_DTYPE
     fast_dtypes = _FLOAT8_DTYPES
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
@@ -161,7 +163,7 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
     def bind_operands(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
-        scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]
+        scales = [lay_out_scales(each, needs_swizzle=True) for each in (a, b)]
         left, right = (
             _describe_transposed_quantized_operand(each, scale) for each, scale in zip((a, b), scales, strict=True)
         )
@@ -175,15 +177,20 @@ def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDes
     """
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
-        return MatrixDescription(CUDA_DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
+        return MatrixDescription(
+            CUDA_DATA_TYPE_BY_DTYPE[dtype], columns, rows, max(by_row, columns), operand.data_ptr()
+        )
     return MatrixDescription(
-        CUDA_DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
+        CUDA_DATA_TYPE_BY_DTYPE[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
     )
 
 
 def _describe_transposed_quantized_operand(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
     """Describe the transpose of a quantized operand to cuBLASLt. ``scales``: the result of ``lay_out_scales``."""
-    (rows, k), data_type = operand.shape, CUDA_DATA_TYPES[str(operand.packed_elements.dtype).removeprefix("torch.")]
+    (rows, k), data_type = (
+        operand.shape,
+        CUDA_DATA_TYPE_BY_DTYPE[str(operand.packed_elements.dtype).removeprefix("torch.")],
+    )
     mode = SCALE_MODE_BY_BLOCK_SIZE[operand.scaling.block_rows, operand.scaling.block_columns]
     return MatrixDescription(
         data_type, k, rows, k, operand.elements.data_ptr(), scales_address_and_mode=(scales.data_ptr(), mode)

@@ -27,7 +27,7 @@ _LIBRARY_FOLDERS = (
 )
 
 #: The number of each dtype in CUDA's enumeration cudaDataType.
-CUDA_DATA_TYPES: Mapping[str, int] = {
+CUDA_DATA_TYPE_BY_DTYPE: Mapping[str, int] = {
     "float32": 0,
     "tf32": 0,
     "float64": 1,
@@ -41,13 +41,13 @@ CUDA_DATA_TYPES: Mapping[str, int] = {
 }
 #: The C type of the factors alpha and beta, by their cudaDataType. Other data types use a C float.
 _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
-    CUDA_DATA_TYPES["float64"]: c_double,
-    CUDA_DATA_TYPES["int32"]: lambda value: c_int(int(value)),
+    CUDA_DATA_TYPE_BY_DTYPE["float64"]: c_double,
+    CUDA_DATA_TYPE_BY_DTYPE["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
 # The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE for A and for B; and FAST_ACCUM.
-_OPERAND_ATTRIBUTES, _FAST_ACCUMULATION_ATTRIBUTE = ((3, 17, 31), (4, 18, 32)), 25
-_MAX_WORKSPACE_ATTRIBUTE = 1
+_OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
+_MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1
 #: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of a block that shares a scale.
 #: None for the columns means that a block spans all of K.
 SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
@@ -59,7 +59,7 @@ SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
 }
 
 _STATUS_INVALID_VALUE, _STATUS_ARCH_MISMATCH, _STATUS_NOT_SUPPORTED = 7, 8, 15
-_STATUS_NAMES = {
+_STATUS_NAME_BY_NUMBER = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
     _STATUS_INVALID_VALUE: "INVALID_VALUE",
@@ -112,9 +112,9 @@ PARAMETER_TYPES_BY_FUNCTION: Mapping[str, tuple[Any, ...]] = {
 class CublasLtError(RuntimeError):
     """The error that a function of libcublasLt raises if its status is not success."""
 
-    def __init__(self, function: str, status: int) -> None:
-        super().__init__(f"{function} returned CUBLAS_STATUS_{_STATUS_NAMES.get(status, status)}")
-        self.function, self.status = function, status
+    def __init__(self, function_name: str, status: int) -> None:
+        super().__init__(f"{function_name} returned CUBLAS_STATUS_{_STATUS_NAME_BY_NUMBER.get(status, status)}")
+        self.function_name, self.status = function_name, status
 
     @property
     def is_refusal(self) -> bool:
@@ -123,7 +123,7 @@ class CublasLtError(RuntimeError):
         The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return it
         for attributes and layouts that they do not know.
         """
-        is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION_NAME
+        is_invalid = self.status == _STATUS_INVALID_VALUE and self.function_name != _MATMUL_FUNCTION_NAME
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
 
 
@@ -241,13 +241,13 @@ class MatmulDescriptors:
         self._scalar_type = _SCALAR_TYPE_BY_DATA_TYPE.get(scale_type, c_float)
         try:
             self._matmul_descriptor = self._create_object("MatmulDesc", compute_type, scale_type)
-            for matrix, (transpose, pointer, mode) in zip(matrices[:2], _OPERAND_ATTRIBUTES, strict=True):
+            for matrix, (transpose, pointer, mode) in zip(matrices[:2], _OPERAND_ATTRIBUTE_NUMBERS, strict=True):
                 self._set_matmul_attribute(transpose, c_int(matrix.is_transposed))
                 if matrix.scales_address_and_mode is not None:
                     self._set_matmul_attribute(mode, c_int(matrix.scales_address_and_mode[1]))
                     self._set_matmul_attribute(pointer, c_void_p(matrix.scales_address_and_mode[0]))
             if fast_accumulation:
-                self._set_matmul_attribute(_FAST_ACCUMULATION_ATTRIBUTE, ctypes.c_int8(1))
+                self._set_matmul_attribute(_FAST_ACCUMULATION_ATTRIBUTE_NUMBER, ctypes.c_int8(1))
             self._layouts = [
                 self._create_object("MatrixLayout", each.data_type, each.rows, each.columns, each.column_stride)
                 for each in matrices
@@ -274,7 +274,9 @@ class MatmulDescriptors:
             (AlgorithmProposal * count)(),
             c_int(),
         )
-        self._library.set_attribute("MatmulPreference", preference, _MAX_WORKSPACE_ATTRIBUTE, c_size_t(workspace_bytes))
+        self._library.set_attribute(
+            "MatmulPreference", preference, _MAX_WORKSPACE_ATTRIBUTE_NUMBER, c_size_t(workspace_bytes)
+        )
         a, b, d = self._layouts
         self._library.functions["cublasLtMatmulAlgoGetHeuristic"](
             self._handle, self._matmul_descriptor, a, b, d, d, preference, count, proposals, byref(proposal_count)

@@ -46,7 +46,7 @@ from mamf.plugins.discovery import (
 # among compute units. Two thirds of these matmuls have a K at which cuBLAS 13.1.0 omits the last 8 terms on Hopper.
 # Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
-_LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
+_LONG_K_M_AND_N_SIZES = (16, 32, 64, 128, 512)
 
 
 class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
@@ -93,7 +93,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         )
         counts = [chooser.choice(self.random_matmul_counts)] if self.random_matmul_counts else []
         sizes = [
-            *chooser.choices(_LONG_K_ROWS_AND_COLUMNS, k=2),
+            *chooser.choices(_LONG_K_M_AND_N_SIZES, k=2),
             chooser.choice(chooser.choice((_KNOWN_FAULTY_K_SIZES, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES))),
         ]
         if chooser.random() > _LONG_K_SHARE or math.prod(counts + sizes) not in terms:

@@ -26,7 +26,7 @@ _ROW_ALIGNMENT_ELEMENTS = 8
 #: The configurations to try, by the major version of NVIDIA's architecture; the first configuration is the default. A
 #: configuration names the rows and columns of a tile of C, and after ``c`` the rows and columns of a cluster of tiles.
 #: With ``pingpong``, two groups of warps compute tiles in turn.
-_CONFIGURATIONS = {
+_CONFIGURATIONS_BY_ARCHITECTURE = {
     9: (
         "256x128/c2x1",
         "256x192/c2x1",
@@ -61,7 +61,7 @@ class Quack(TorchMatmul):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        if get_architecture_major_version(backend) not in _CONFIGURATIONS:
+        if get_architecture_major_version(backend) not in _CONFIGURATIONS_BY_ARCHITECTURE:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
@@ -84,7 +84,10 @@ class Quack(TorchMatmul):
         if self.configuration is not None:
             return (self,)
         architecture_major = get_architecture_major_version(backend)
-        return [Quack(configuration, architecture_major) for configuration in _CONFIGURATIONS[architecture_major]]
+        return [
+            Quack(configuration, architecture_major)
+            for configuration in _CONFIGURATIONS_BY_ARCHITECTURE[architecture_major]
+        ]
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
         return Quack(self.configuration, get_architecture_major_version(backend))
@@ -124,4 +127,4 @@ class Quack(TorchMatmul):
 
     @property
     def _chosen_configuration(self) -> str:
-        return self.configuration or _CONFIGURATIONS[self._architecture_major][0]
+        return self.configuration or _CONFIGURATIONS_BY_ARCHITECTURE[self._architecture_major][0]

@@ -14,8 +14,8 @@ multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) 
 it. It is exact for int8 (modulo 2^32, like int32). It sums in float32 for operands of 8 and 16 bits and for tf32: the
 error of these sums is 1e-6, while the results may have errors of 1e-3. It sums in float64 for all other dtypes.
 
-If C is rounded to int8, rounding would hide small errors from this test. For such a C, a library computes the exact
-int32 result, the test verifies that result, and every entry of C is compared with it.
+If C is rounded to int8, rounding would hide small errors from this test. So a library computes the exact int32 result,
+the test verifies the exact result, and mamf compares every entry of C with the rounded exact result.
 
 ``verify_matmul_with_special_values`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
@@ -58,7 +58,7 @@ MatmulOperand = torch.Tensor | QuantizedOperand
 
 
 def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
-    """Return the rows of an operand from ``start`` up to, but not including, ``stop``. The result shares its memory."""
+    """Return the rows of an operand from ``start`` up to, but not including, ``stop``. The result is a view."""
     return operand.slice_rows(start, stop) if isinstance(operand, QuantizedOperand) else operand[:, start:stop]
 
 
@@ -126,14 +126,16 @@ def _verify_entries_in_chunks(
             f"{max_ratio:.2g}"
         )
     elif abs(slope) > max_slope:
-        reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {max_slope:.1g}"
+        reason = (
+            f"the output is {1 + slope:.6g} times the expected output; rounding changes it by at most {max_slope:.1g}"
+        )
     # By chance, the root of a mean of squares of normal random numbers may exceed its expected value by this factor
     # (Laurent and Massart, 2000).
     chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
     return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
 
-#: The text that verdicts give for the arithmetic of the reference.
+#: How verdicts describe the reference, that is, the computation with which mamf compares C.
 _REFERENCE_DESCRIPTION = "A (B x) for random x"
 
 
@@ -172,10 +174,10 @@ def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
 
 
 def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor) -> torch.Tensor:
-    """Round exact values to int8, and return the expected outputs.
+    """Round exact values to int8, and return the rounded values, with which mamf compares ``output``.
 
     A kernel may round a value halfway between two integers up or down. So if ``output`` has one of the two integers,
-    this integer is the expected output.
+    return this integer.
     """
     clamped = exact_values.clamp(-128, 127)
     return torch.where((output - clamped).abs() <= _MAX_ROUNDING_DISTANCE, output, clamped.round())

@@ -24,12 +24,12 @@ from mamf.operations.matmul_operands import (
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.quantization import QuantizedOperand
 
-#: Texts in the error messages with which grouped_mm refuses a shape, a layout or a device that it does not support.
+#: Texts in the error messages of grouped_mm for a shape, a layout or a device that it does not support.
 _REFUSAL_TEXTS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
-    """A kernel that runs grouped matmul in torch. Derived classes define their dtypes and the launch."""
+    """The base class of torch kernels for grouped matmul. Derived classes define ``dtypes`` and ``bind_operands``."""
 
     @abstractmethod
     def bind_operands(

@@ -60,6 +60,7 @@ class OverlapShape(BaseShape):
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
 
+#: The smallest shape, for checks whose result does not depend on the shape.
 MIN_OVERLAP_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
@@ -69,7 +70,7 @@ class OverlapProblem(CheckedProblem):
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORK_NAMES.
     - ``timed``: the work whose rate a row reports, one of COUNTED_WORK_NAMES.
-    - ``alone``: whether the timed work runs alone, for comparison.
+    - ``alone``: whether the timed work runs while the other work does not, for comparison.
     - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
     """
 
@@ -113,7 +114,7 @@ class OverlapProblem(CheckedProblem):
     def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work whose rate a row reports.
 
-        Their classes are those of the work's own operation, such as MatmulProblem and MatmulShape.
+        The problem and the shape belong to the operation of this work, such as MatmulProblem and MatmulShape.
         """
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
@@ -150,7 +151,8 @@ class OverlapProblem(CheckedProblem):
 class Pair(Kernel[OverlapProblem, OverlapShape]):
     """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
-    A launch of this kernel runs only the work whose rate a row reports; 'mamf overlap' launches both works at once.
+    A launch of this kernel runs only the work whose rate a row reports. 'mamf overlap' runs the matmul and the other
+    work at the same time.
     """
 
     operation = "overlap"
@@ -165,7 +167,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel that runs the work whose rate a row reports. Raises UnavailableError if none runs here."""
+        """Return the kernel for the work whose rate a row reports. Raises UnavailableError if no kernel runs here."""
         counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)

@@ -62,7 +62,7 @@ class _CublasLtMatmul(MatmulKernel):
     """A matmul by cuBLASLt, with one variant per algorithm that its heuristic proposes.
 
     ``proposal_index``: the index of the proposed algorithm to run, where 0 is the most promising. None: run the most
-    promising one, but let ``list_variants`` return all of them.
+    promising algorithm, and let ``list_variants`` return one kernel per algorithm.
     """
 
     base_name: str
@@ -115,8 +115,8 @@ class _CublasLtMatmul(MatmulKernel):
             proposals = descriptors.request_proposals(_REQUESTED_PROPOSAL_COUNT, _MAX_WORKSPACE_BYTES)
             if self.proposal_index >= len(proposals):
                 raise UnsupportedError(
-                    f"cuBLASLt proposes {len(proposals)} algorithms for this shape, numbered from 0, so number "
-                    f"{self.proposal_index} does not exist: use a smaller number or another kernel"
+                    f"{self.name} does not exist for this shape, because cuBLASLt proposes only {len(proposals)} "
+                    "algorithms, numbered from 0: use a smaller number or another kernel"
                 )
             workspace = _get_workspace(c.device, proposals[self.proposal_index].workspace_bytes)
         except BaseException:
@@ -133,7 +133,7 @@ class _CublasLtMatmul(MatmulKernel):
 
 
 class CublasLt(_CublasLtMatmul, TorchMatmul):
-    """The kernel that multiplies operands without scales with cuBLASLt."""
+    """The cuBLASLt kernel for operands without scales."""
 
     base_name = "cublaslt"
     has_padding = True
@@ -143,7 +143,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
-            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
+            return f"kernel {self.name} needs --layout nt for {problem.dtype}, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def bind_operands(
@@ -155,7 +155,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
 
 
 class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
-    """The kernel that multiplies operands in scaled formats with cuBLASLt."""
+    """The cuBLASLt kernel for operands in scaled formats."""
 
     base_name = "cublaslt-scaled"
     dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")

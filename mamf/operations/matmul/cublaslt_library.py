@@ -45,8 +45,9 @@ _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
     CUDA_DATA_TYPE_BY_DTYPE["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE for A and for B; and FAST_ACCUM.
+# The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE of A and of B, and FAST_ACCUM.
 _OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
+# The number of attribute MAX_WORKSPACE_BYTES of a matmul preference.
 _MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1
 #: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of a block that shares a scale.
 #: None for the columns means that a block spans all of K.
@@ -73,7 +74,7 @@ _STATUS_NAME_BY_NUMBER = {
 
 
 class AlgorithmStructure(ctypes.Structure):
-    """The C structure cublasLtMatmulAlgo_t: an algorithm, whose contents only the library reads."""
+    """The C structure cublasLtMatmulAlgo_t: an algorithm. Only the library reads its contents."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -118,10 +119,10 @@ class CublasLtError(RuntimeError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the library or the device does not support what the function was asked to do.
+        """Whether the error means that the library or the device does not support the matmul.
 
-        The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return it
-        for attributes and layouts that they do not know.
+        The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return
+        INVALID_VALUE for attributes and layouts that they do not know.
         """
         is_invalid = self.status == _STATUS_INVALID_VALUE and self.function_name != _MATMUL_FUNCTION_NAME
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
@@ -143,14 +144,14 @@ class CublasLtLibrary:
         """Create an object of the library, and return a pointer to it.
 
         ``object_type``: ``MatmulDesc``, ``MatrixLayout`` or ``MatmulPreference``; empty for a handle of the library.
-        ``arguments``: further arguments of the C function that creates it.
+        ``arguments``: further arguments of the C function that creates the object.
         """
         pointer = c_void_p()
         self.functions[f"cublasLt{object_type}Create"](byref(pointer), *arguments)
         return pointer
 
     def set_attribute(self, object_type: str, descriptor: c_void_p, attribute_number: int, value: Any) -> None:
-        """Set an attribute of a descriptor to a ctypes value. ``object_type``: such as ``MatmulDesc``."""
+        """Set an attribute of a descriptor of type ``object_type``, such as ``MatmulDesc``, to a ctypes value."""
         self.functions[f"cublasLt{object_type}SetAttribute"](descriptor, attribute_number, byref(value), sizeof(value))
 
 
@@ -201,11 +202,11 @@ def _load_candidate_libraries() -> Iterator[Any]:
 class MatrixDescription:
     """A description of a matrix in device memory that is stored by columns.
 
-    - ``data_type``: its dtype, as a cudaDataType. ``address``: the address of its first element.
+    - ``data_type``: the dtype, as a number of cudaDataType. ``address``: the address of the first element.
     - ``column_stride``: the number of elements from the start of a column to the start of the next one.
-    - ``is_transposed``: whether the matmul uses its transpose.
-    - ``scales_address_and_mode``: the address of its scales, and a number of SCALE_MODE_BY_BLOCK_SIZE; None if the
-      matrix has no scales.
+    - ``is_transposed``: whether the matmul uses the transpose of the matrix.
+    - ``scales_address_and_mode``: the address of the scales, and their scaling mode (a value of
+      SCALE_MODE_BY_BLOCK_SIZE); None if the matrix has no scales.
     """
 
     data_type: int
@@ -223,7 +224,8 @@ class MatmulDescriptors:
     The descriptors exist until ``destroy_descriptors`` is called.
 
     - ``handle``: the library's handle for the device. ``matrices``: A, B and D.
-    - ``compute_type``: the arithmetic, as a cublasComputeType_t. ``scale_type``: the cudaDataType of alpha.
+    - ``compute_type``: the precision of the arithmetic, as a number of cublasComputeType_t.
+    - ``scale_type``: the data type of alpha, as a number of cudaDataType.
     - ``fast_accumulation``: whether partial sums of 8-bit floats may have fewer bits.
     """
 
@@ -289,7 +291,7 @@ class MatmulDescriptors:
         """Return the arguments of the C function cublasLtMatmul, except the last one, the stream.
 
         ``proposal``: the algorithm. ``workspace_address``: the address of the algorithm's workspace on the device. The
-        returned arguments keep the host memory alive to which they point.
+        returned arguments keep alive the host memory to which they point.
         """
         (a, b, d), (layout_a, layout_b, layout_d) = self._matrices, self._layouts
         factor, zero, output = self._scalar_type(alpha), self._scalar_type(0), c_void_p(d.address)

@@ -42,7 +42,7 @@ _CONFIGURATIONS_BY_ARCHITECTURE = {
 class Quack(TorchMatmul):
     """A matmul by quack in one configuration.
 
-    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising one.
+    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising configuration.
     - ``architecture_major``: the major version of the device's architecture: 9 for Hopper, 10 for Blackwell.
 
     Each configuration takes seconds to compile, so a search tries this kernel only if the user names it.
@@ -75,8 +75,8 @@ class Quack(TorchMatmul):
         }
         if any(length % _ROW_ALIGNMENT_ELEMENTS for length in row_lengths):
             return (
-                f"{self.name} needs rows whose length is a multiple of {_ROW_ALIGNMENT_ELEMENTS} elements in memory, "
-                f"which {shape} in layout {problem.layout} does not have"
+                f"{self.name} needs rows of A, B and C whose length in memory is a multiple of "
+                f"{_ROW_ALIGNMENT_ELEMENTS} elements: choose another shape than {shape}, or another kernel"
             )
         return None
 
@@ -106,7 +106,7 @@ class Quack(TorchMatmul):
             from quack.gemm_config import GemmConfig
             from quack.gemm_interface import gemm_tuned
 
-            run_gemm: Any = gemm_tuned.fn  # This is the function without its tuner.
+            run_gemm: Any = gemm_tuned.fn  # gemm_tuned would start the tuner; .fn only runs the matmul.
             config = GemmConfig(
                 tile_m=tile_m,
                 tile_n=tile_n,

@@ -1,4 +1,4 @@
-"""Multiply operands that have scales, with functions of torch for such operands, or after dequantizing the operands."""
+"""Multiply operands with scales, by torch's functions for scaled operands or by dequantizing the operands first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from mamf.operations.operand_sets import OperandSet, use_float32_precision, view
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
 from mamf.torch_backend import to_torch_dtype
 
-#: torch's name of each way to scale an operand (torch.nn.functional.ScalingType), by the rows and columns of a block.
+#: The names in torch.nn.functional.ScalingType, by the rows and columns of a block that shares a scale. None for the
+#: columns means that a block spans all of K.
 _TORCH_SCALING_NAME_BY_BLOCK_SIZE = {
     (1, None): "RowWise",
     (1, 128): "BlockWise1x128",
@@ -55,7 +56,7 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
 
 
 class FunctionalScaledMm(ScaledFormatMatmul):
-    """The kernel torch.nn.functional.scaled_mm, for those formats that the vendor's library supports."""
+    """The kernel torch.nn.functional.scaled_mm, for the scaled formats that the vendor's library supports."""
 
     name = "F.scaled_mm"
     function = "scaled_mm"
@@ -89,7 +90,7 @@ def lay_out_scales(operand: QuantizedOperand, needs_swizzle: bool) -> torch.Tens
     """Return the scales of an operand in the memory layout that torch's scaled_mm and cuBLASLt require.
 
     Store scales of 1x128 blocks by columns, and pad scales of 128x128 blocks along K. Flatten scales of MX and NVFP4
-    formats. ``needs_swizzle``: whether to arrange the flattened scales as ``swizzle_scales`` does, for NVIDIA.
+    formats. ``needs_swizzle``: whether the library needs these scales in the order of ``swizzle_scales``, as on NVIDIA.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":

@@ -24,8 +24,8 @@ from mamf.operations.compilation import explain_triton_unavailability, get_archi
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
-#: The way in which programs share the tiles of C. ``tile``: one program per tile. ``persistent``: as many programs as
-#: the device runs at once, and each computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
+#: How the tiles of C are assigned to programs. ``tile``: one program per tile. ``persistent``: only as many programs as
+#: the device runs at once, each with many tiles. ``tma``: like ``persistent``, but tensor descriptors load
 #: operands.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
@@ -107,7 +107,8 @@ _CUDA_CONFIGURATIONS_BY_DTYPE = {
         "128x256x128/8w3s/tma",
     ),
 }
-#: The configurations for other devices, by dtype. They need less shared memory, because AMD's CDNA 3 has only 64 KiB.
+#: The configurations for other devices, by dtype. They need less shared memory than those for NVIDIA, because AMD's
+#: CDNA 3 has only 64 KiB.
 _NON_CUDA_CONFIGURATIONS_BY_DTYPE = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
@@ -171,7 +172,7 @@ class TritonMatmul(TorchMatmul):
                 "configuration without /tma"
             )
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
-            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
+            return f"kernel {self.name} needs --layout nt for {problem.dtype}, not {problem.layout}"
         return None
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

@@ -150,7 +150,7 @@ def find_partition(address: str | None) -> str | None:
     return None if mode in _WHOLE_CARD_MODES else f"{mode} partition"
 
 
-def detect_amd_processes(sensors: Any) -> str | None:
+def detect_other_amd_processes(sensors: Any) -> str | None:
     """Return "other processes" if processes outside this run of mamf have memory on the card, else None.
 
     If amdsmi does not list this process, as in a container with separate pids, the result is None, because mamf cannot

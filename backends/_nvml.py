@@ -133,7 +133,7 @@ def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | 
         _check_persistence_mode(sensors, index),
         _check_ecc(sensors),
         *check_card_sharing(sensors, name, index),
-        _check_sibling_devices(sensors),
+        _check_other_devices(sensors),
     ]
 
 
@@ -236,7 +236,7 @@ def _check_ecc(sensors: NvmlSensors) -> Advice:
     )
 
 
-def _check_sibling_devices(sensors: NvmlSensors) -> Advice:
+def _check_other_devices(sensors: NvmlSensors) -> Advice:
     nvml = sensors.nvml
     uuid = sensors.call_or_none(nvml.nvmlDeviceGetUUID)
     busy_count = 0

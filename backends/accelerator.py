@@ -42,7 +42,7 @@ _CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 # mamf compares times from events with the host clock on a load of at least 0.02 s, so that the overhead of launches is
 # negligible. Events may differ from the host clock by 10 %.
-_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LAUNCHES, _MAX_TIMER_ERROR = 0.02, 64 * MIB, 4096, 0.1
+_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
 # Number of these comparisons. One is not enough, because a busy host may delay it.
 _TIMER_COMPARISON_COUNT = 3
 _EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUES = 32, 2**22
@@ -187,7 +187,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             return self.now() - start_seconds - seconds, seconds
 
         time_load()  # The first launches may compile kernels, so ignore their time.
-        while sum(time_load()) < _LOAD_SECONDS and launch_count < _MAX_LAUNCHES:
+        while sum(time_load()) < _LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
             launch_count *= 2
         wait_seconds, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
         if wait_seconds > max(seconds, _LOAD_SECONDS / 2):
@@ -209,7 +209,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             elapsed = super().compute_seconds_between(start, end)
         except _MISSING_FUNCTION_ERRORS as error:
             return f"events of the device do not work: {describe_error(error)}"
-        if abs(elapsed - seconds) <= _MAX_TIMER_ERROR * seconds:
+        if abs(elapsed - seconds) <= _MAX_TIMER_ERROR_SHARE * seconds:
             return ""
         return f"device events measure {elapsed * 1e3:.3g} ms for work that takes {seconds * 1e3:.3g} ms"
 

@@ -192,7 +192,7 @@ class CudaBackend(MultiStreamBackend):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             return [
                 Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
-                *_check_environment(),
+                *_check_environment_variables(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.read_device_name(self.index)
@@ -201,7 +201,7 @@ class CudaBackend(MultiStreamBackend):
             Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
             for value in self._read_card_vboost().values()
         ]
-        return [*findings, *vboost_findings, *_check_environment()]
+        return [*findings, *vboost_findings, *_check_environment_variables()]
 
 
 @cache
@@ -239,7 +239,7 @@ def _load_driver() -> Any:
         return None
 
 
-def _check_environment() -> list[Advice]:
+def _check_environment_variables() -> list[Advice]:
     harmful_settings = {
         "CUDA_LAUNCH_BLOCKING": (
             "1",

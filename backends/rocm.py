@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mamf_backends._card_sharing import detect_amd_processes, find_partition, make_sharing_warnings
+from mamf_backends._card_sharing import detect_other_amd_processes, find_partition, make_sharing_warnings
 
 from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
@@ -192,7 +192,7 @@ class RocmBackend(MultiStreamBackend):
 
     def find_sharing(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
-        return tuple(filter(None, [self.read_partition(), detect_amd_processes(sensors)]))
+        return tuple(filter(None, [self.read_partition(), detect_other_amd_processes(sensors)]))
 
     def describe(self) -> DeviceInfo:
         properties = torch.cuda.get_device_properties(self.index)

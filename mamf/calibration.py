@@ -30,9 +30,10 @@ class BurstTraits:
 
     - ``train_seconds``: the longest device time of a train, well below the time after which the slow power controller
       reacts to load (40 ms on an H100).
-    - ``rest_ratio``: idle seconds, per second of work before them, after which the requested clock is back at its
-      maximum.
-    - ``longest_rest_seconds``: idle seconds after which the requested clock is back at its maximum after any work.
+    - ``rest_ratio``: idle seconds, per second of work before the rest, until the driver requests the maximum clock
+      again.
+    - ``longest_rest_seconds``: idle seconds until the driver requests the maximum clock again, however long the work
+      before the rest was.
     - ``warm_in_seconds``: seconds of trains and rests until a device that was idle for more than ``cold_after_seconds``
       reaches its steady speed. Until then an H100 is up to 1 % faster than later.
     - ``wake_seconds``: seconds of load until a rested device is as fast as before the rest. Burst queues this load
@@ -84,8 +85,8 @@ class SustainedTraits:
     remark: str = ""
 
 
-#: The state of repeatability.csv that is not a regime: a sustained measurement that follows a rest, after which the
-#: power controller restarts and settles again.
+#: The state in repeatability.csv of a sustained measurement that follows a rest, after which the power controller
+#: restarts and settles again. All other states are regimes.
 AFTER_REST_STATE = "anew"
 
 

@@ -53,7 +53,7 @@ class ScaledFormat:
         )
 
 
-def _make_symmetric_format(scaling: Scaling, values_per_byte: int = 1) -> ScaledFormat:
+def _make_equally_scaled_format(scaling: Scaling, values_per_byte: int = 1) -> ScaledFormat:
     return ScaledFormat(scaling, scaling, values_per_byte)
 
 
@@ -107,15 +107,15 @@ _DTYPE_TABLE = (
     DType("int8", 1, "int32", "int8", 0.0),
     # These formats have the device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training
     # (arXiv 2412.19437).
-    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_symmetric_format(Scaling(1, None))),
+    DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, ScaledFormat(Scaling(1, 128), Scaling(128, 128))),
-    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_symmetric_format(Scaling(1, 128))),
+    DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, 128))),
     # OCP Microscaling Formats (MX) 1.0 have a power of two as the scale of 32 values, which are e4m3 or e2m1 numbers.
-    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _make_symmetric_format(Scaling(1, 32, "float8_e8m0fnu"))),
-    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _make_symmetric_format(Scaling(1, 32, "float8_e8m0fnu"), 2)),
+    DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _make_equally_scaled_format(Scaling(1, 32, "float8_e8m0fnu"))),
+    DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _make_equally_scaled_format(Scaling(1, 32, "float8_e8m0fnu"), 2)),
     # NVIDIA's NVFP4 has an e4m3 number as the scale of 16 values. mamf leaves its additional scale of the whole tensor
     # at 1, the default of the libraries.
-    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _make_symmetric_format(Scaling(1, 16, "float8_e4m3fn"), 2)),
+    DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _make_equally_scaled_format(Scaling(1, 16, "float8_e4m3fn"), 2)),
     # int32 is only a dtype of outputs, and uint8 only of packed memory: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
     DType("uint8", 1, "uint8", "uint8", 0.0),

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 #: The text with which the field ``reason`` of a failed row begins if the row's launch ended the process, made the
 #: device unusable, or ended the process three times.
-CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON = (
+CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON = (
     "crashed the process",
     "lost the device",
     "ended the process three times",

@@ -75,26 +75,28 @@ def describe_wrong_cells(wrong: WrongCells) -> str:
     and the period with which wrong tiles repeat, if any.
     """
     cell_rows, cell_columns = -(-wrong.row_count // CELL_SIZE), -(-wrong.column_count // CELL_SIZE)
-    fitting = (
+    fitting_sizes = (
         size for size in _TILE_SIZES_IN_CELLS if size == (1, 1) or (size[0] <= cell_rows and size[1] <= cell_columns)
     )
-    height, width = next(size for size in fitting if _do_cells_form_tiles(wrong, *size, cell_rows, cell_columns))
+    height, width = next(size for size in fitting_sizes if _do_cells_form_tiles(wrong, *size, cell_rows, cell_columns))
     tiles = sorted({(b, row // height, column // width) for b, row, column in wrong.cells})
     tile_rows, tile_columns = -(-cell_rows // height), -(-cell_columns // width)
-    numbers = {
+    tile_numbers = {
         "rows": sorted((b * tile_rows + row) * tile_columns + column for b, row, column in tiles),
         "columns": sorted((b * tile_columns + column) * tile_rows + row for b, row, column in tiles),
     }
-    period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in numbers.items())
+    period, order = max((math.gcd(*(b - a for a, b in pairwise(each))), order) for order, each in tile_numbers.items())
     has_period = len(tiles) >= _MIN_TILES_FOR_PERIOD and period > 1
-    rule = (
-        f"; every {period}th tile is wrong, counting along {order} from tile {numbers[order][0]}" if has_period else ""
+    period_text = (
+        f"; every {period}th tile is wrong, counting along {order} from tile {tile_numbers[order][0]}"
+        if has_period
+        else ""
     )
-    named = ", ".join(f"row {row} column {column} of matmul {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
-    more = ", ..." if len(tiles) > _MAX_NAMED_TILES else ""
+    positions = ", ".join(f"row {row} column {column} of matmul {b}" for b, row, column in tiles[:_MAX_NAMED_TILES])
+    ellipsis = ", ..." if len(tiles) > _MAX_NAMED_TILES else ""
     return (
         f"{len(tiles)} wrong tile{'s'[: len(tiles) - 1]} of {height * CELL_SIZE}x{width * CELL_SIZE}: "
-        f"{named}{more}{rule}"
+        f"{positions}{ellipsis}{period_text}"
     )
 
 
@@ -111,7 +113,7 @@ def _do_cells_form_tiles(wrong: WrongCells, height: int, width: int, cell_rows: 
     )
 
 
-#: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_random).
+#: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_with_random_values).
 DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
 #: the sums of a matmul have small and large terms.

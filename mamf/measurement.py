@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from mamf.dtypes import DTYPES
-from mamf.errors import CRASH_REASON, GIVEN_UP_REASON, LOST_DEVICE_REASON, PeakSource
+from mamf.errors import CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON, PeakSource
 from mamf.files import read_packaged_csv_rows
 from mamf.kernel import Work
 from mamf.plans import StepKey
@@ -274,7 +274,9 @@ class Measurement(NotebookTable):
     @property
     def is_fatal(self) -> bool:
         """Whether a launch of this row ended the process or made the device unusable."""
-        return self.status == "failed" and self.reason.startswith((CRASH_REASON, LOST_DEVICE_REASON, GIVEN_UP_REASON))
+        return self.status == "failed" and self.reason.startswith(
+            (CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON)
+        )
 
     def rate(self, statistic: str) -> float:
         """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, from the mean, median,

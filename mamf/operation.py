@@ -109,14 +109,14 @@ class Parameter:
         return value
 
     def parse_values(self, values: Any) -> tuple[Any, ...]:
-        """Return the values of a keyword, which may be one or several, as text or as values. Raises UsageError."""
+        """Convert ``values``, one value or several, each as text or already converted. Raises UsageError."""
         values = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
         return tuple(self.parse(str(value)) if self.parse_text or isinstance(value, str) else value for value in values)
 
 
-def describe(help: str = "", **more: Any) -> Mapping[str, Any]:
-    """Make the ``metadata`` of a dataclass field: its help text, and in ``more`` other fields of its Parameter."""
-    return {_METADATA_KEY: {"help": help, **more}}
+def describe(help: str = "", **parameter_fields: Any) -> Mapping[str, Any]:
+    """Make the ``metadata`` of a dataclass field: its help text and further fields of its Parameter."""
+    return {_METADATA_KEY: {"help": help, **parameter_fields}}
 
 
 #: Metadata of the fields ``data`` and ``seed``, which every problem has.
@@ -176,7 +176,7 @@ class CheckedProblem:
 
 
 def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values, by name. Raises UsageError if there are more than a run may measure."""
+    """Yield every combination of the values, by name. Raises UsageError if a run cannot measure so many."""
     require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
 
@@ -320,8 +320,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
         """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
-        bases: Sequence[Any] = self.choose_default_shapes(backend)
-        return [replace(base, **chosen) for base in bases for chosen in combine_values(sizes)]
+        default_shapes: Sequence[Any] = self.choose_default_shapes(backend)
+        return [replace(shape, **chosen) for shape in default_shapes for chosen in combine_values(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a preset, updated with the values in ``given`` and with values that follow from
@@ -494,7 +494,7 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
 
 
 def to_plain_dict(record: Any) -> dict[str, Any]:
-    """Convert a dataclass of plain values to a dictionary, five times as fast as ``dataclasses.asdict``, because this
-    runs for each row of a log.
+    """Convert a dataclass of plain values to a dictionary. This function runs for each row of a log, so it must be
+    fast: ``dataclasses.asdict`` takes five times as long.
     """
     return {field.name: getattr(record, field.name) for field in fields(record)}

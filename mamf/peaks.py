@@ -113,9 +113,9 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
-    raw = peak.flops / peak.clock_hz / compute_units
-    whole = _FLOP_PER_CYCLE_MULTIPLE * round(raw / _FLOP_PER_CYCLE_MULTIPLE)
-    return float(whole) if abs(whole / raw - 1) <= _MAX_ROUNDING_ERROR else raw
+    unrounded = peak.flops / peak.clock_hz / compute_units
+    rounded = _FLOP_PER_CYCLE_MULTIPLE * round(unrounded / _FLOP_PER_CYCLE_MULTIPLE)
+    return float(rounded) if abs(rounded / unrounded - 1) <= _MAX_ROUNDING_ERROR else unrounded
 
 
 def find_peak_of_listed_device(device: str, dtype: str) -> DatasheetRate | None:
@@ -148,8 +148,8 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
     if parse_sharing_ways(device_name):
         return ()
     rows_with_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
-    matching = [row for row in rows_with_units if row.name_pattern.search(device_name)]
-    return tuple(row for row in matching if row.device == matching[0].device)
+    matching_rows = [row for row in rows_with_units if row.name_pattern.search(device_name)]
+    return tuple(row for row in matching_rows if row.device == matching_rows[0].device)
 
 
 def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
@@ -157,13 +157,13 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     listed. For a CPU, the result is a bound that no current core exceeds.
     """
     if not info.is_accelerator:
-        per_core = _MAX_CORE_FLOP_PER_CYCLE.get(dtype, _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES) * _MAX_CORE_HZ
-        return info.compute_units * per_core if info.compute_units else None
+        core_flops = _MAX_CORE_FLOP_PER_CYCLE.get(dtype, _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES) * _MAX_CORE_HZ
+        return info.compute_units * core_flops if info.compute_units else None
     peak = _find_bounding_peak(info, dtype)
     if peak is None:
         return None
     if peak.clock_hz and info.max_clock_hz:
-        # Limit the ratio, because no board runs 25 % above its model's clock: a higher reading is wrong.
+        # Limit the ratio of the clocks, because no board runs 25 % above its model's clock: a higher reading is wrong.
         ratio = min(info.max_clock_hz / peak.clock_hz, UNKNOWN_CLOCK_HEADROOM)
         return peak.flops * max(1.0, ratio) * _KNOWN_CLOCK_HEADROOM
     return peak.flops * UNKNOWN_CLOCK_HEADROOM
@@ -176,10 +176,10 @@ def compute_max_flops_at_clock(
     row; None if no verified peak with a clock is listed. ``may_clock_fall``: whether the clock may have fallen during
     the row, as it does in a burst at the power limit.
 
-    The headroom comes from the 31,256 rows in ``results/`` to which it applied on 2026-11-24. All but two reach at most
-    99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two are float64
-    bursts at the power limit of an H100, with 102.1 and 105.1 %: if the clock falls during a burst, the median reading
-    is lower than the clock of most launches. For such bursts the headroom is twice the largest excess.
+    The headroom comes from the 31,256 rows in ``results/`` that this function could judge on 2026-11-24. All but two
+    reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two are
+    float64 bursts at the power limit of an H100, with 102.1 and 105.1 %: if the clock falls during a burst, the median
+    reading is lower than the clock of most launches. For such bursts the headroom is twice the largest excess.
     """
     peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
@@ -206,9 +206,9 @@ def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False)
     """
     spaced_name = " ".join(device_name.split())
     rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
-    possible = (row for row in rows if not (must_name_suffice and row.compute_units))
+    candidate_rows = (row for row in rows if not (must_name_suffice and row.compute_units))
     return next(
-        (row.device for row in possible if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
+        (row.device for row in candidate_rows if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
     )
 
 

@@ -35,7 +35,8 @@ RANKING_STATISTIC_BY_REGIME = {
     SPACED: "median",
     LOADED: "median",
 }
-#: The regimes of ceilings: burst gives MAMF, sustained gives MSMF.
+#: The regimes of ceilings: burst gives the MAMF (maximum achievable matmul FLOPS), sustained the MSMF (maximum
+#: sustained matmul FLOPS).
 CEILING_REGIMES = (BURST, SUSTAINED)
 
 
@@ -58,8 +59,9 @@ REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 ALGORITHM_PHASE = "algorithm"
 #: The name of the operation that measures compute ceilings.
 MATMUL = "matmul"
-#: Choices of the rows whose true clock mamf measures: the best rows, all rows, or none.
+#: Choices of the rows for which mamf measures the true clock of the compute units: the best rows, all rows, or none.
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCK_CHOICES = ("best", "all", "none")
+#: The orders in which a sweep can measure its shapes.
 SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
 #: Seconds of a search for the ceilings of one dtype, and of ``mamf reproduce``, without --budget.
 DEFAULT_BUDGET_SECONDS = 57.0
@@ -285,16 +287,16 @@ class Plan:
         """
         if self.kind != SWEEP:
             return self
-        by_work = sorted(self.shapes, key=lambda shape: float(self.problem.compute_work(shape).amount))
-        reference = self.options.reference or by_work[len(by_work) // 2]
+        shapes_by_work = sorted(self.shapes, key=lambda shape: float(self.problem.compute_work(shape).amount))
+        reference = self.options.reference or shapes_by_work[len(shapes_by_work) // 2]
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def list_steps(self, excluded: Collection[StepKey] = ()) -> list[StepKey]:
         """List the steps (regime, problem, shape and kernel) of the plan that are not in ``excluded``. The kernels of a
         shape follow each other.
 
-        If the run later confirms the best rows, list only the first regime. A run of ``mamf explain`` measures the
-        regime sustained on its first problem only.
+        If the run later confirms the best rows, list only the steps in the first regime. A run of ``mamf explain``
+        measures the regime sustained on its first problem only.
         """
         excluded_steps = frozenset(excluded)
         planned_steps = (
@@ -307,8 +309,8 @@ class Plan:
         return [step for step in planned_steps if step not in excluded_steps]
 
     def list_assigned_shapes(self) -> list[Any]:
-        """List the shapes in the order in which this process measures them. In a shared run, leave out those of other
-        processes.
+        """List the shapes in the order in which this process measures them. In a shared run, leave out the shapes of
+        other processes.
         """
         shapes = list(self.shapes)
         if self.kind == SWEEP and self.options.order == SHUFFLED_ORDER:

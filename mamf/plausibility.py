@@ -20,7 +20,7 @@ from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_
 from mamf.plans import BURST, CLASSIC
 
 #: If a larger share of a row's samples is faster than the device can be, mamf discards the row's other samples too.
-MAX_IMPOSSIBLE_SHARE = 0.1
+MAX_IMPOSSIBLE_SAMPLE_SHARE = 0.1
 # On a device without a known peak, samples that are this many times shorter than the median are suspect, because a
 # timer that misses a launch reports only microseconds.
 _MIN_SUSPECT_SPEEDUP = 10
@@ -51,7 +51,7 @@ def explain_implausible_row(row: Measurement, info: DeviceInfo, max_rate: float 
     """
     all_samples = (*row.samples, *row.implausible_samples)
     possible, impossible = split_impossible_samples(all_samples, row.amount, max_rate, row.timer_accuracy)
-    if len(impossible) > MAX_IMPOSSIBLE_SHARE * len(all_samples):
+    if len(impossible) > MAX_IMPOSSIBLE_SAMPLE_SHARE * len(all_samples):
         rate = row.amount / max(min(impossible), 1e-12) / TERA
         return (
             f"{len(impossible)} of {len(all_samples)} samples are faster than the device can be (up to {rate:.0f} "
@@ -97,7 +97,7 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     median_seconds = statistics.median(possible)
     suspect_count = sum(sample * _MIN_SUSPECT_SPEEDUP < median_seconds for sample in possible)
     if not info.is_accelerator or suspect_count <= (
-        0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SHARE * len(possible)
+        0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SAMPLE_SHARE * len(possible)
     ):
         return None
     return (
@@ -126,8 +126,8 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     known_dtype = DTYPES.get(dtype)
     if known_dtype is None:
         return None
-    listed = _read_flop_per_cycle().get((info.architecture or "", known_dtype.peak_name))
-    return listed or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
+    listed_flop = _read_flop_per_cycle().get((info.architecture or "", known_dtype.peak_name))
+    return listed_flop or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
 
 
 def compute_theoretical_flops(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:

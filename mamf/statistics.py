@@ -133,8 +133,8 @@ class SampleSummary:
     interval: Interval
 
 
-def summarize_samples(samples: Sequence[float], figure: str = "median") -> SampleSummary:
-    """Compute the statistics of samples in seconds. ``figure``: whether the interval is that of the ``mean`` or the
+def summarize_samples(samples: Sequence[float], statistic: str = "median") -> SampleSummary:
+    """Compute the statistics of samples in seconds. ``statistic``: whether the interval is that of the ``mean`` or the
     ``median``. Raises ValueError if there are no samples.
     """
     return SampleSummary(
@@ -143,7 +143,7 @@ def summarize_samples(samples: Sequence[float], figure: str = "median") -> Sampl
         median=_stdlib.median(samples),
         fastest=min(samples),
         slowest=max(samples),
-        interval=compute_interval(samples, figure),
+        interval=compute_interval(samples, statistic),
     )
 
 
@@ -160,25 +160,25 @@ def _sum_squared_deviations(samples: Sequence[float]) -> float:
     return math.fsum((sample - mean) ** 2 for sample in samples)
 
 
-def compute_figure(samples: Sequence[float], figure: str) -> float:
-    """Return the mean of the samples if ``figure`` is "mean", else their median."""
-    return _stdlib.fmean(samples) if figure == "mean" else _stdlib.median(samples)
+def compute_mean_or_median(samples: Sequence[float], statistic: str) -> float:
+    """Return the mean of the samples if ``statistic`` is "mean", else their median."""
+    return _stdlib.fmean(samples) if statistic == "mean" else _stdlib.median(samples)
 
 
-def compute_interval(samples: Sequence[float], figure: str) -> Interval:
-    """Return the 95 % interval of the mean of the samples if ``figure`` is "mean", else of their median. It shows only
-    the scatter of these samples; repeated runs differ by more.
+def compute_interval(samples: Sequence[float], statistic: str) -> Interval:
+    """Return the 95 % interval of the mean of the samples if ``statistic`` is "mean", else of their median. The
+    interval shows only the scatter of these samples; repeated runs differ by more.
     """
-    return compute_batch_means_interval(samples) if figure == "mean" else compute_median_interval(samples)
+    return compute_batch_means_interval(samples) if statistic == "mean" else compute_median_interval(samples)
 
 
 def compute_median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Return the narrowest interval between two samples, of equal rank from either end, that contains the true median
-    with a probability of at least ``confidence``. With too few samples it is their whole range.
+    with a probability of at least ``confidence``. With too few samples the interval is their whole range.
     """
-    ordered = sorted(samples)
-    rank, coverage = _find_median_rank(len(ordered), confidence)
-    return Interval(ordered[rank], ordered[len(ordered) - 1 - rank], coverage)
+    sorted_samples = sorted(samples)
+    rank, coverage = _find_median_rank(len(sorted_samples), confidence)
+    return Interval(sorted_samples[rank], sorted_samples[len(sorted_samples) - 1 - rank], coverage)
 
 
 @functools.lru_cache(1024)  # This is called after each group of launches, and for each row of a log.
@@ -189,7 +189,8 @@ def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
     if count > 10_000:  # Exact integers would take quadratic time. The normal approximation is off by at most one rank.
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
-    # ``below``: in how many of the 2**count outcomes the true median is below the sample of this rank, as an integer.
+    # There are 2**count equally likely outcomes. The true median is below the sample of rank ``rank`` in ``below``
+    # outcomes. All counts are exact integers.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -200,7 +201,7 @@ def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
 
 def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_BATCHES) -> Interval:
     """Return the 95 % interval of the mean, from the scatter of the means of ``batches`` equal groups of consecutive
-    samples. With fewer than 4 samples it is their whole range.
+    samples. With fewer than 4 samples the interval is their whole range.
     """
     batches = min(batches, len(samples) // 2)
     if batches < 2:

@@ -44,9 +44,9 @@ class Link(str):
     address: str
 
     def __new__(cls, text: str, address: str) -> Link:
-        made = super().__new__(cls, text)
-        made.address = address
-        return made
+        link = super().__new__(cls, text)
+        link.address = address
+        return link
 
 
 def strip_markup(text: str) -> str:
@@ -94,8 +94,8 @@ def wrap_line(line: str, width: int | None, indent: int = 4) -> str:
 
 
 def convert_to_csv_cell(value: object) -> object:
-    """Convert a value to what csv.writer takes: a number unchanged, or a text with an apostrophe in front if a
-    spreadsheet would run it as a formula.
+    """Convert a value for csv.writer. A number stays unchanged; a text gets an apostrophe in front if a spreadsheet
+    would run the text as a formula.
     """
     if value is None or isinstance(value, (int, float)):
         return value

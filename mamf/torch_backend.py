@@ -61,7 +61,7 @@ class TorchOperandPool(OperandPool):
         if buffer is None or buffer.dtype != to_torch_dtype(dtype) or buffer.numel() < elements:
             buffer = None
             self._buffers.pop(name, None)
-            require_memory(self._backend, elements * DTYPES[dtype].itemsize)
+            require_free_memory(self._backend, elements * DTYPES[dtype].itemsize)
             buffer = torch.empty(elements, dtype=to_torch_dtype(dtype), device=self._backend.device)
             if fill:
                 self._fill_with_random_values(buffer, name)
@@ -79,27 +79,29 @@ class TorchOperandPool(OperandPool):
         ):  # an int32 buffer only overwrites outputs of int8 matmuls, so any values will do
             buffer.random_(-128, 128, generator=generator)
         elif buffer.dtype.itemsize > 1:
-            fill_random(buffer, self._data, generator)
+            fill_with_random_values(buffer, self._data, generator)
         else:
             for chunk in buffer.split(_ELEMENTS_PER_DRAW):
                 values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
-                fill_random(values, self._data, generator)
+                fill_with_random_values(values, self._data, generator)
                 if buffer.dtype == torch.int8:
                     # Scale values to int8: 4 standard deviations of normal data, and 1.0 of uniform data, become 127.
                     values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
                 chunk.copy_(values)
 
 
-def require_memory(backend: Backend, nbytes: int) -> None:
+def require_free_memory(backend: Backend, nbytes: int) -> None:
     """Raise MemoryError if fewer than ``nbytes`` bytes of device memory are free. Without this check, an operating
     system that overcommits memory would grant the allocation and kill the process later.
     """
-    free = backend.read_free_memory_bytes()
-    if free is not None and nbytes > free:
-        raise MemoryError(f"out of memory: {nbytes / 1e9:.1f} GB are needed, but only {free / 1e9:.1f} GB are free")
+    free_bytes = backend.read_free_memory_bytes()
+    if free_bytes is not None and nbytes > free_bytes:
+        raise MemoryError(
+            f"out of memory: {nbytes / 1e9:.1f} GB are needed, but only {free_bytes / 1e9:.1f} GB are free"
+        )
 
 
-def fill_random(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
+def fill_with_random_values(values: torch.Tensor, data: str, generator: torch.Generator) -> None:
     """Fill the tensor ``values`` in place with random values. ``data``: their distribution: normal (mean 0, standard
     deviation 1), wide (normal, times random powers of two), uniform (-1 to 1), integers (-2 to 2) or zeros.
     """
@@ -283,8 +285,8 @@ class AcceleratorBackend(TorchBackend):
 
     def read_free_memory_bytes(self) -> int | None:
         vendor = self.vendor()
-        free, _total = vendor.mem_get_info(self.index)
-        return int(free + vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index))
+        free_bytes, _total = vendor.mem_get_info(self.index)
+        return int(free_bytes + vendor.memory_reserved(self.index) - vendor.memory_allocated(self.index))
 
     def read_allocated_memory_bytes(self) -> int | None:
         return self._read_requested_bytes("current", self.vendor().memory_allocated)

@@ -9,7 +9,7 @@
 the noise that the search saw. A shape counts once, even if it is measured again. "ms a step" is a search's own time
 between two measurements, mean and longest.
 
-A made landscape imitates a library: of several tiles it takes the fastest, a product takes as many waves as its tiles
+A made landscape imitates a library: of several tiles it takes the fastest, a matmul takes as many waves as its tiles
 need, each wave reads and multiplies along K, and a part of every figure is specific to the shape.
 """
 

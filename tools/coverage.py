@@ -126,7 +126,7 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 def _state(row: Measurement) -> tuple[str, str]:
     """The state of the device and the kind of operation."""
-    # Of sustained rows of products, only those of visits that start anew depend on the temperature.
+    # Of sustained rows of matmuls, only those that follow a rest depend on the temperature.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
     is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST_STATE, row.problem))

@@ -240,7 +240,7 @@ def _cell(held: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], fast
 
 
 def label(log: RunLog) -> str:
-    """The dtype of a find, with what makes its products another kind."""
+    """Return the dtype of a find, and the parameters in which its matmuls differ from the default."""
     problem = next(iter(log.ceilings.values())).problem
     fast = ", fast accumulation" if getattr(problem, "fast_accumulation", False) else ""
     return f"{problem.dtype}{fast}"

@@ -2,10 +2,10 @@
 
     python tools/formula_check.py            # needs transformers; prints the table of docs/evidence/training.md
 
-Each model runs one forward and backward pass with eager attention, all of whose products torch sees. Sequences are as
+Each model runs one forward and backward pass with eager attention, so that torch sees all its matmuls. Sequences are as
 long as the windows: eager attention multiplies the whole square and then masks it. The formula of Mamba 2 counts its
 recurrence, and transformers computes it in chunks: "by hand" takes away what chunks and padding add, which is the
-products within chunks (of 16 tokens), those between chunks, and three padded positions of the convolution.
+matmuls within chunks (of 16 tokens), those between chunks, and three padded positions of the convolution.
 """
 
 from __future__ import annotations

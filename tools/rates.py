@@ -176,8 +176,8 @@ def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
 
 def with_loss(comparison: Comparison, loss: float) -> Comparison:
     """Make every row of B slower by so much."""
-    measured = [pair for pair in comparison.pairs if pair.b.tflops is not None]
-    pairs = tuple(replace(pair, b=replace(pair.b, tflops=pair.b.tflops * (1 - loss))) for pair in measured)
+    measured = [pair for pair in comparison.pairs if pair.b.rate is not None]
+    pairs = tuple(replace(pair, b=replace(pair.b, rate=pair.b.rate * (1 - loss))) for pair in measured)
     return add_design_and_pooled_rows(replace(comparison, pairs=pairs), comparison.design)
 
 
@@ -229,7 +229,7 @@ class DrawnRuns:
         if self.regime == BURST or of.error is None:
             return replace(of, fields=fields)
         known = look_up_repeatability("", SUSTAINED, MatmulProblem())
-        error = compute_run_error([of.seconds], of.seconds, [0.0], known)
+        error = compute_run_error([of.seconds_per_launch], of.seconds_per_launch, [0.0], known)
         return replace(of, fields=fields, error=compute_decision_error(error, SUSTAINED, 1))
 
     def _run(
@@ -243,7 +243,7 @@ class DrawnRuns:
                 own = row.error.own * chooser.choice(self.scatter.rows)
             else:
                 own = _STATES * (chooser.random() < odd) + chooser.gauss(0, _BESIDE)
-            found.append(replace(row, tflops=row.tflops * (1 - loss) * math.exp(shift + own)))
+            found.append(replace(row, rate=row.rate * (1 - loss) * math.exp(shift + own)))
         return found
 
     def exits(self, rows: int, design: RunDesign, count: int, loss: float = 0.0) -> float:
@@ -350,7 +350,7 @@ class Guards:
 
     def _entries(self, rows: Iterator[Measurement]) -> dict[object, ComparedRow]:
         found = (combine_measurements(visits) for visits in group_by_step(rows).values())
-        return {entry.key: entry for entry in found}
+        return {entry.pairing_key: entry for entry in found}
 
     def _visits(
         self,

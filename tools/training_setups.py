@@ -5,7 +5,7 @@
     mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
 
 Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
-counts are of torch's own counter for the passes with gradients of the same steps: attention as products, documents of
+counts are of torch's own counter for the passes with gradients of the same steps: attention as matmuls, documents of
 a packed batch one by one, nothing checkpointed or compiled. The stopwatch is the host's clock at the ends of the same
 steps, with the device synchronized. Set-ups whose library is not installed are left out, and named.
 """
@@ -134,7 +134,7 @@ def sample_of(length: int) -> dict[str, torch.Tensor]:
 
 
 def counted_by_torch(step: Any) -> float:
-    """torch's own counter and formulas, with attention as products."""
+    """Count the FLOP of a step with torch's own counter and formulas, with attention as matmuls."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
     return float(counter.get_total_flops())
@@ -304,7 +304,7 @@ def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict
     recorder.hook.remove()
     model = getattr(run.model, "_orig_mod", run.model)
     if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # torch does not count grouped products
+        model.set_experts_implementation("eager")  # torch does not count grouped matmuls
     if getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()
     logged = {each["step"]: each for each in run.state.log_history if "tflops" in each}

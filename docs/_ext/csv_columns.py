@@ -24,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MEANINGS = Path(__file__).with_name("meanings.toml")
 #: The logs of a kind, and the command that prints them. Each kind of run, dtype and kernel is read once.
 LOGS: Mapping[str, tuple[str, str]] = {
-    "rows": ("show", "results/*/{sweep,attention,bandwidth-float,batched,collective,copies,grouped,model}-*.jsonl"),
+    "rows": (
+        "show",
+        "results/*/{sweep,attention,bandwidth-float32,batched,decode,collective,copies,grouped,model}-*.jsonl",
+    ),
     "ceilings": ("show", "results/*/find-*.jsonl"),
     "roofline": ("show", "results/*/bandwidth-roofline-*.jsonl"),
     "explain": ("show", "results/*/matmul-explain-*.jsonl"),
@@ -74,7 +77,7 @@ def lines(kind: str) -> Iterator[str]:
         _LOGGER.warning("no log for the csv columns of %s", kind)
     every = max((len(runs) for runs in found.values()), default=0)
     yield from (
-        ("| column | meaning | rows of |", "|:--|:--|:--|") if every > 1 else ("| column | meaning |", "|:--|:--|")
+        ("| column | meaning | operations |", "|:--|:--|:--|") if every > 1 else ("| column | meaning |", "|:--|:--|")
     )
     for column, runs in found.items():
         meaning = own.get(column) or meanings["any"].get(column)

@@ -1,7 +1,7 @@
-"""The schema of run logs as tables and as JSON Schema, from the structs of mamf.logs and the meanings in meanings.toml.
+"""Make tables and a JSON Schema of run logs from the structs of mamf.logs and the meanings in meanings.toml.
 
-``{log-schema}`` in a page writes a table for each record; the site has ``log.schema.json`` beside that page. A field
-without a meaning, and a meaning without a field, are warnings.
+``{log-schema}`` in a page writes a table for each record; the site has ``log.schema.json`` next to that page. The
+build warns of a field without a meaning and of a meaning without a field.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from mamf.statistics import Repeatability
 MEANINGS = Path(__file__).with_name("meanings.toml")
 JSON_NAME = "log.schema.json"
 _LOGGER = logging.getLogger(__name__)
-#: Objects that several records hold, by their title on the page.
+#: Objects that several records contain, by their title on the page.
 SHARED: Mapping[str, type] = {
     "tool": ToolRecord,
     "device": DeviceInfo,
-    "product": MatmulProblem,
+    "matmul problem": MatmulProblem,
     "repeatability": Repeatability,
     "plan": PlanRecord,
     "search": SearchRecord,
@@ -80,7 +80,7 @@ def type_in_words(of: inspect.Type) -> str:
     if isinstance(of, inspect.DictType):
         return f"{type_in_words(of.value_type)} by name"
     shared = next((name for name, kind in SHARED.items() if kind is getattr(of, "cls", None)), "")
-    return f"[{shared}](#{shared})" if shared else _WORDS.get(type(of), "object")
+    return f"[{shared}](#{shared.replace(' ', '-')})" if shared else _WORDS.get(type(of), "object")
 
 
 def fields(of: type, only: tuple[str, ...] = (), prefix: str = "") -> Iterator[tuple[str, inspect.Field]]:
@@ -101,7 +101,9 @@ def fields(of: type, only: tuple[str, ...] = (), prefix: str = "") -> Iterator[t
 
 
 class Meanings:
-    """What fields mean: those of one record, else those of any. ``unused``: table and field of texts not used yet."""
+    """Find the meaning of a field: that of its record, or else the one that all records share. ``unused``: the table
+    and the field of each meaning that no field has used.
+    """
 
     def __init__(self) -> None:
         self._texts = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))["log"]

@@ -45,7 +45,7 @@ def read_log(path: str | Path) -> RunLog | FinderRun:
 
 
 def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
-    """Read the burst or sustained ceiling from the log of a find.
+    """Read the burst or sustained ceiling from a log of ``mamf find``.
 
     Raises RunLogError if the log cannot be read or has no such ceiling.
 

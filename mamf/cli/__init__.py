@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.cli import watching
-from mamf.cli.parser import HelpAllAction, Parser, normalize_option_names, print_completions
+from mamf.cli.parser import CommandParser, HelpAllAction, normalize_option_names, print_completions
 from mamf.cli.terminal import (
     find_terminal_columns,
     get_report_stream,
@@ -257,17 +257,17 @@ def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
         yield log_changed
 
 
-def _build_parser(command_words: Sequence[str]) -> Parser:
+def _build_parser(command_words: Sequence[str]) -> CommandParser:
     """Build the argument parser of the command that ``command_words`` name, or of all commands if the first word is not
     a command. Import only the module of the named command.
     """
-    parser = Parser(prog="mamf", description=_DESCRIPTION)
+    parser = CommandParser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
     # argparse must not require a command: it would report the missing command before a misspelled option.
     parser.set_defaults(module=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     commands.type = str  # accept any word here: the parser of the command checks the words after the command
     first_word = command_words[0] if command_words else ""
     parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_command_overview()}\n"

@@ -203,8 +203,8 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
 
 def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan]) -> list[Plan]:
-    """Return copies of the searches that share half of ``budget_seconds`` equally. Without a budget (None), return the
-    searches unchanged.
+    """Return copies of the searches that together take at most half of ``budget_seconds``, with equal time limits.
+    Without a budget (None), return the searches unchanged.
     """
     if budget_seconds is None:
         return list(searches)
@@ -223,5 +223,5 @@ def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
             warn(
                 f"--budget leaves only {search.budget_seconds:.3g} of the usual {full_seconds:.0f} s for the "
                 f"{get_ceiling_name(search)} ceiling: the ceiling may be several percent too low, and shares of it too "
-                "high"
+                "high; give a longer --budget"
             )

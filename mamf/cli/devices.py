@@ -270,7 +270,7 @@ def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunComma
     if exit_code != FAILURE_EXIT_CODE:
         return exit_code
     log = read_run_log(options.resume or options.output)
-    reason = log.summary["reason"] if log.summary else "it wrote no summary"
+    reason = log.summary["reason"] if log.summary else f"{log.path} has no summary"
     if log.tier == "complete" or reason.startswith("the budget ended"):
         return 0  # not an error: the parent process fails only if no device measured a row
     raise DeviceError(reason)

@@ -55,7 +55,7 @@ _ADVICE_BY_FINDER_OPTION = {
 _INVALID_CHOICE_PATTERN = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """A parser that reports an error in one line, suggests the nearest option, and exits with ``usage_exit_code``.
 
     Its help begins with the examples of the command and hides the options in RARE_OPTIONS.
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         """
         options: argparse.Namespace
         options, unknown = self.parse_known_args(args)
-        parser: Parser = getattr(options, "parser", self)
+        parser: CommandParser = getattr(options, "parser", self)
         for action in parser._actions:  # before Python 3.13, argparse accepts --option=-- as an empty list of values
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mamf.backend import Backend
-from mamf.cli.parser import Parser, find_option_value, parse_nonempty_text
+from mamf.cli.parser import CommandParser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
 from mamf.errors import UnknownNameError, UsageError, count_values, require_known_names, require_rows_within_limit
 from mamf.operation import (
@@ -162,7 +162,7 @@ def _add_parameter_option(
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
 
 
-def add_launch_options(parser: Parser, shapes_option: str) -> None:
+def add_launch_options(parser: CommandParser, shapes_option: str) -> None:
     """Add the options of a command that launches kernels of any operation.
 
     ``shapes_option``: the option for whole shapes that help shows, --shape or --shapes. The command accepts both.

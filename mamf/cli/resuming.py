@@ -45,7 +45,7 @@ _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _RESUME_OPTIONS = {"requeue", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _OPTIONS_COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
-#: The name of each option that differs from the name of the field of the plan that the option sets, by field.
+#: For each field of a plan that is set by an option of another name: the name of this option.
 _OPTION_BY_FIELD = {
     "regimes": "regime",
     "seconds": "time-limit",

@@ -52,8 +52,8 @@ class SignalHandler:
     """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
     KeyboardInterrupt, in the main thread.
 
-    Python raises the exception between two bytecodes, so a call into a vendor's library returns first. A block within
-    ``shield_from_signals`` also ends first.
+    Python raises the exception between two bytecodes, so a call into a vendor's library returns first. The code
+    within ``shield_from_signals`` also ends before the exception is raised.
     """
 
     def __init__(self) -> None:

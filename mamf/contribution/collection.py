@@ -51,7 +51,7 @@ class ResultRate(Rate):
       measurements. None if the rate is that of a single row.
     - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
     - ``interval``: the interval of the rate; None if the rate is that of a single launch, the fastest one.
-    - ``share``: MAMFU (the share of the matmul ceiling) as a fraction, in the table SHARES_TABLE only.
+    - ``mamfu``: MAMFU (the share of the matmul ceiling) as a fraction, in the table SHARES_TABLE only.
     """
 
     regime: str
@@ -60,14 +60,14 @@ class ResultRate(Rate):
     table: str
     row: Measurement
     ceiling: Ceiling | None = None
-    share: float = 0.0
+    mamfu: float = 0.0
 
     @property
     def conditions(self) -> Conditions:
         return self.row.conditions if self.ceiling is None else self.ceiling.conditions
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def confirmation_key(self) -> tuple[Any, ...]:
         """The values that two rates must share so that one can confirm the other, such as device, dtype and regime."""
         if self.table == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
@@ -131,8 +131,8 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
-        shares = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
-        return [_make_rate(log, place, SHARES_TABLE, row, None, share) for row, share in shares if share is not None]
+        mamfus = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
+        return [_make_rate(log, place, SHARES_TABLE, row, None, mamfu) for row, mamfu in mamfus if mamfu is not None]
     rates = [_make_rate(log, place, OTHERS_TABLE, row) for row in rows if not row.phase]
     return rates + [
         _make_rate(log, place, OTHERS_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.own_ceilings)
@@ -140,7 +140,7 @@ def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
 
 
 def _make_rate(
-    log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, share: float = 0.0
+    log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
     interval = row.rate_interval if row.best_by == row.figure else None
@@ -161,7 +161,7 @@ def _make_rate(
         table=table,
         row=row,
         ceiling=ceiling,
-        share=share,
+        mamfu=mamfu,
     )
 
 
@@ -190,7 +190,7 @@ class Submitters:
     def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
         """Return whether a rate is confirmed: a maintainer submitted it, or another account submitted a similar rate.
 
-        ``others``: rates from complete runs that have the same ``key``.
+        ``others``: rates from complete runs that have the same ``confirmation_key``.
         """
         account = self.account_by_log.get(entry.place)
         if account is None or account in self.maintainers:
@@ -205,8 +205,10 @@ class Submitters:
 def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
     listed = list(entries)
-    complete = group_pairs((entry.key, entry) for entry in listed if entry.tier == "complete")
-    groups = group_pairs((submitters.is_confirmed(entry, complete.get(entry.key, ())), entry) for entry in listed)
+    complete = group_pairs((entry.confirmation_key, entry) for entry in listed if entry.tier == "complete")
+    groups = group_pairs(
+        (submitters.is_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
+    )
     return groups.get(True, []), groups.get(False, [])
 
 
@@ -315,10 +317,10 @@ def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = 
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
     best = {
-        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.share)) for key, each in groups.items()
+        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu)) for key, each in groups.items()
     }
     order = {"fwd": 0, "bwd": 1}
-    keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].share))
+    keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].mamfu))
     return [best[key] for key in keys]
 
 

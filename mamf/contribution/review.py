@@ -144,22 +144,22 @@ def _review_by_rules(path: Path, on_read: ReadProgressCallback | None) -> Review
         return Review(path, (Finding("schema", why, 1),))
     if header.get("tier") == LEGACY_TIER:
         return _review_legacy_log(path, itertools.chain([first], records), findings)
-    whole = (first, *records)
-    for line, record in whole:
+    all_records = (first, *records)
+    for line, record in all_records:
         findings += check_private_texts(line, record)
     plan = header.get("plan", {})  # The log of a profile has no plan.
-    named = {each["operation"] for each in (plan, *(record for _, record in whole)) if "operation" in each}
+    named = {each["operation"] for each in (plan, *(record for _, record in all_records)) if "operation" in each}
     if foreign := sorted(named - list_builtin_names(OPERATION_GROUP)):
         message = f"results/ collects only operations that are part of mamf, not {shorten_value(', '.join(foreign))}"
         return Review(path, (*findings, Finding("unknown-operation", message, 1)))
     try:
-        log = build_run_log(path, whole)
+        log = build_run_log(path, all_records)
     except RunLogError as error:
         return Review(path, (*findings, _make_unreadable_finding(path, error)))
     if log.counter_records or not get_kind(log.plan).is_accepted_in_results:
         what = f"a log of 'mamf {'counters' if log.counter_records else log.plan.kind}'"
         return Review(path, (*findings, Finding("kind", f"this is {what}, which results/ does not collect")))
-    reviewed_log = ReviewedLog(whole, log)
+    reviewed_log = ReviewedLog(all_records, log)
     for rule in RULES:
         findings += rule(reviewed_log)
     samples = frozenset(

@@ -143,17 +143,17 @@ def _get_record_fields(kind: type) -> _FieldTree:
     return _list_declared_fields(type_info(kind))
 
 
-def _list_declared_fields(of: Type) -> _FieldTree:
+def _list_declared_fields(declared_type: Type) -> _FieldTree:
     """Return the fields that a type declares, by name. The value of a field is the mapping of its inner fields.
 
     For a type that declares no fields, the mapping is empty, which allows any field.
     """
-    if isinstance(of, UnionType):
-        return next(filter(None, map(_list_declared_fields, of.types)), {})
-    if isinstance(of, ListType):
-        return _list_declared_fields(of.item_type)
-    if isinstance(of, (StructType, DataclassType)):
-        return {each.encode_name: _list_declared_fields(each.type) for each in of.fields}
+    if isinstance(declared_type, UnionType):
+        return next(filter(None, map(_list_declared_fields, declared_type.types)), {})
+    if isinstance(declared_type, ListType):
+        return _list_declared_fields(declared_type.item_type)
+    if isinstance(declared_type, (StructType, DataclassType)):
+        return {each.encode_name: _list_declared_fields(each.type) for each in declared_type.fields}
     return {}
 
 
@@ -184,8 +184,8 @@ def check_real_device(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Check that vendor, backend and memory fit the name of the device, and that all names are plain text in the usual
-    spelling.
+    """Check that vendor, backend and memory match the device, and that the names of devices and kernels are plain text.
+    Names of known devices must also have the usual spelling.
     """
     devices = {device.name: device for device in (*reviewed_log.log.devices, reviewed_log.log.device(None))}
     for text in {*devices, reviewed_log.header["kernel"], *(row.kernel for _, _, row in reviewed_log.rows)}:
@@ -200,9 +200,13 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         if facts is None or not info.is_accelerator or info.backend == SIMULATED_BACKEND:
             continue
         if info.vendor.casefold() != facts["vendor"]:
-            yield Finding("device", f"{info.name} is not made by {info.vendor!r}", 1)
+            yield Finding("device", f"{info.name} is not made by {info.vendor!r}: restore the vendor's name", 1)
         if info.backend not in facts["backends"].split():
-            yield Finding("device", f"{info.name} does not work with the backend {info.backend!r}", 1)
+            yield Finding(
+                "device",
+                f"{info.name} does not work with the backend {info.backend!r}: restore the backend's name",
+                1,
+            )
         shares = [(info.memory_bytes or 0) / (float(size) * 1e9) for size in facts["memory_gb"].split()]
         if info.memory_bytes and not any(_MIN_MEMORY_SHARE <= share <= _MAX_MEMORY_SHARE for share in shares):
             has = f"{info.memory_bytes / 1e9:.0f} GB of memory, but {info.name} has {facts['memory_gb']} GB"
@@ -211,7 +215,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
-    """Read the vendor, backends and memory sizes in GB of each listed device, by its name in peaks.csv."""
+    """Read the vendor, backends and memory sizes in GB of each listed device from devices.csv, by its name."""
     return {row["name"]: row for row in read_packaged_csv_rows("devices.csv")}
 
 
@@ -246,7 +250,7 @@ def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     for line, record in reviewed_log.records:
         text = record.get("time", record.get("started"))
         if text is not None and datetime.fromisoformat(text) > latest:
-            yield Finding("future", f"the time {text} is in the future", line)
+            yield Finding("future", f"the time {text} is in the future: correct the clock and measure again", line)
             return
 
 
@@ -285,14 +289,14 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     Intervals are not checked, because readers of a log compute them again.
     """
     for line, record, row in reviewed_log.rows:
-        again = make_measurement_record(row)
+        recomputed_record = make_measurement_record(row)
         # Logs that were converted from an older schema may lack fields that follow from the plan, so these fields are
         # checked only if the record has them.
-        due = [name for name in _FIELDS_FROM_SAMPLES if name in again] + [
+        checked_names = [name for name in _FIELDS_FROM_SAMPLES if name in recomputed_record] + [
             name for name in _FIELDS_FROM_PLAN if name in record
         ]
-        for name in due:
-            if not values_agree(record.get(name), again.get(name)):
+        for name in checked_names:
+            if not values_agree(record.get(name), recomputed_record.get(name)):
                 message = f"{row.shape}: {name} differs from the value that follows from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
         seen, info = row.conditions, reviewed_log.log.device(row.device)
@@ -344,14 +348,14 @@ def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
     matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.
     """
-    again, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
+    ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
     written = [
         (line, record, read_ceiling_record(record, reviewed_log.log.header))
         for line, record in reviewed_log.select_records("ceiling")
     ]
     last = {(ceiling.problem, ceiling.regime): (line, record) for line, record, ceiling in written}
     for key, (line, record) in last.items():
-        regime, expected = record["regime"], make_ceiling_record(again[key]) if key in again else {}
+        regime, expected = record["regime"], make_ceiling_record(ceilings[key]) if key in ceilings else {}
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
             yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
@@ -374,10 +378,12 @@ def check_summary(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
         ceilings = recompute_ceilings(reviewed_log) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
-        again = get_kind(plan).make_summary(plan, log.measurements, ceilings, RunEnd("complete"))
+        recomputed_summary = get_kind(plan).make_summary(plan, log.measurements, ceilings, RunEnd("complete"))
         for name in ("measured", "best"):
-            if not values_agree(log.summary.get(name), again[name]):
-                message = f"{name} is {log.summary.get(name)} in the summary, but the rows give {again[name]}"
+            if not values_agree(log.summary.get(name), recomputed_summary[name]):
+                message = (
+                    f"{name} is {log.summary.get(name)} in the summary, but the rows give {recomputed_summary[name]}"
+                )
                 yield Finding("best-mismatch", message)
 
 
@@ -389,9 +395,9 @@ def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     clock.
     """
     for line, row in reviewed_log.valid_rows:
-        info, of = reviewed_log.log.device(row.device), get_operation(row.operation)
+        info, operation = reviewed_log.log.device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
-        limit = of.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
+        limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
@@ -450,9 +456,13 @@ def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         if len(row.samples) < MIN_DISTINCTIVE_SAMPLES:
             continue
         if len(set(row.samples)) == 1:
-            yield Finding("equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal", line)
+            yield Finding(
+                "equal-samples", f"{row.shape}: all {len(row.samples)} samples are equal: measure again", line
+            )
         if (before := line_by_samples.setdefault(row.samples, line)) != line:
-            yield Finding("equal-samples", f"{row.shape}: the samples equal those of line {before}", line)
+            yield Finding(
+                "equal-samples", f"{row.shape}: the samples equal those of line {before}: measure again", line
+            )
 
 
 def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
@@ -463,7 +473,7 @@ def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     for line, _, row in reviewed_log.rows:
         if row.timer_overhead and not is_plausible_overhead(backend, row.timer_overhead):
             subtracted = f"{row.timer_overhead * 1e6:.1f} us of timer overhead was subtracted"
-            yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us", line)
+            yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us: measure again", line)
             return
 
 

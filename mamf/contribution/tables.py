@@ -239,7 +239,7 @@ def make_attention_columns() -> list[Column[ResultRate]]:
         Column("", "d", lambda entry: entry.row.shape.head_dims),
         make_text_column("mask", lambda entry: entry.row.shape.mask_description),
         make_text_column("kernel", format_kernel_title),
-        Column("", "MAMFU", lambda entry: entry.share, lambda share: Markup(f"**{100 * share:.1f} %**")),
+        Column("", "MAMFU", lambda entry: entry.mamfu, lambda share: Markup(f"**{100 * share:.1f} %**")),
         Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_four_digits),
         Column("", "shape", lambda entry: entry.row.shape),
         make_date_column(),

@@ -19,7 +19,7 @@ from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, f
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
-from mamf.statistics import compute_figure, compute_median_ignoring_none, find_two_levels, summarize_samples
+from mamf.statistics import compute_mean_or_median, compute_median_ignoring_none, find_two_levels, summarize_samples
 
 #: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
 ShouldMeasureClock = Callable[[float], bool]
@@ -165,7 +165,9 @@ class _RowMeasurement:
         ``should_measure_clock`` returns True for the rate.
         """
         work = self.problem.compute_work(self.shape)
-        seconds = compute_figure(samples.seconds_per_launch, "mean" if self.regime.best_by == "mean" else "median")
+        seconds = compute_mean_or_median(
+            samples.seconds_per_launch, "mean" if self.regime.best_by == "mean" else "median"
+        )
         if (
             samples.mean_clock_hz is None
             and work.unit == "TFLOPS"

@@ -24,8 +24,8 @@ from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_cut_s
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASH_REASON,
-    GIVEN_UP_REASON,
     LOST_DEVICE_REASON,
+    REPEATED_CRASH_REASON,
     DeviceError,
     DeviceLostError,
     PluginError,
@@ -61,9 +61,9 @@ class CrashRecord:
         """
         of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
         reason_of_step = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
-        crash_count = sum(not row.reason.startswith(GIVEN_UP_REASON) for row in of_kernel)
+        crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in of_kernel)
         return reason_of_step or (
-            f"{GIVEN_UP_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_OF_KERNEL else ""
+            f"{REPEATED_CRASH_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_OF_KERNEL else ""
         )
 
 

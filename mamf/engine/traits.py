@@ -19,7 +19,7 @@ from typing import NamedTuple
 from mamf.backend import MIB, Advice, Backend
 from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
-from mamf.machine.environment import disable_garbage_collection
+from mamf.machine.environment import pause_garbage_collection
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.matmul.operation import choose_matmul_kernel, make_problem
 from mamf.operations.matmul.shapes import MatmulShape
@@ -94,7 +94,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
 def measure_traits(backend: Backend) -> MeasuredTraits:
     """Measure the traits of a device by launching its default matmul and copies. Raise any error of these launches."""
     cache = backend.info.cache_bytes or measure_cache_bytes(backend)
-    with _prepare_matmul_launch(backend) as launch, disable_garbage_collection():
+    with _prepare_matmul_launch(backend) as launch, pause_garbage_collection():
         probe = _TraitProbe(backend, launch)
         wake_up, reaction = probe.measure_wake_up(), probe.measure_reaction()
         recovery_seconds = (

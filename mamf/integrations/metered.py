@@ -305,7 +305,9 @@ class GradientObserver:
         # The formula counts only experts that a token uses, so scale its count by the share of weights with gradients.
         scale = self._formula.weights / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
-        trained_weights = sum(factor * _count_weights(each, only_trained=True) for each, factor in scales.items())
+        trained_weights = sum(
+            factor * _count_weights(each, counts_only_trained=True) for each, factor in scales.items()
+        )
         input_weights = sum(scales[each] * _count_weights(each) for each in scales if self._has_input_gradient[each])
         weights = self._formula.weights + adapter_weights
         trained_blocks = [any(self._has_input_gradient.get(each) for each in block) for block in self._blocks] or [True]
@@ -318,10 +320,10 @@ class GradientObserver:
         )
 
 
-def _count_weights(layer: Any, only_trained: bool = False) -> int:
-    """Count the weights in a layer's own matrices. ``only_trained``: whether to count only weights with gradients."""
+def _count_weights(layer: Any, counts_only_trained: bool = False) -> int:
+    """Count the weights in a layer's own matrices, or only those with gradients if ``counts_only_trained``."""
     matrices = (each for each in layer.parameters(recurse=False) if each.dim() > 1)
-    return sum(each.numel() for each in matrices if each.requires_grad or not only_trained)
+    return sum(each.numel() for each in matrices if each.requires_grad or not counts_only_trained)
 
 
 def get_matmul_dtype(dtype: str) -> str:

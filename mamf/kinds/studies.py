@@ -218,7 +218,7 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
         Column(
             "here",
             "here",
-            lambda each: each.measured_row and each.measured_row.tflops,
+            lambda each: each.measured_row and each.measured_row.rate,
             lambda it: format_four_digits(it * factor),
         ),
         *make_interval_columns(lambda each: each.measured_row and each.measured_row.interval, "here_{}", interval),
@@ -266,7 +266,7 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
             if claimed_cycles and measured_cycles
             else ""
         )
-        change = f", {format_rate(judged_claim.measured_row.tflops or 0.0, unit)} here{cycles}: {change}"
+        change = f", {format_rate(judged_claim.measured_row.rate or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_share(judged_claim.tolerance)}" if judged_claim.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in differences) else ""
     return (

@@ -87,8 +87,8 @@ class RowPair:
     #: The rate in B divided by the rate in A: above 1 if B is faster.
     @property
     def ratio(self) -> float:
-        assert self.a.tflops is not None and self.b.tflops is not None, "only measured rows are paired"
-        return self.b.tflops / self.a.tflops
+        assert self.a.rate is not None and self.b.rate is not None, "only measured rows are paired"
+        return self.b.rate / self.a.rate
 
     @property
     def change(self) -> RowChange:
@@ -100,8 +100,8 @@ class RowPair:
             common_deviation=max(a.common, b.common),
             row_deviation=math.hypot(a.own, b.own),
             degrees_of_freedom=min(a.degrees, b.degrees),
-            seconds_per_launch=self.a.seconds,
-            run_rates=(self.a.rates, self.b.rates),
+            seconds_per_launch=self.a.seconds_per_launch,
+            run_rates=(self.a.run_rates, self.b.run_rates),
             temperature_effect=self.temperature_effect,
         )
 
@@ -112,7 +112,7 @@ class RowPair:
         """
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
-        return max(self.a.per_degree, self.b.per_degree) * abs(self.a.celsius - self.b.celsius)
+        return max(self.a.loss_per_degree, self.b.loss_per_degree) * abs(self.a.celsius - self.b.celsius)
 
     @property
     def interval(self) -> Interval:
@@ -172,10 +172,10 @@ class RowPair:
             "kernel_a": a.kernel,
             "kernel_b": b.kernel,
             **({} if rate == "tflops" else {"unit": a.unit}),
-            f"{rate}_a": a.tflops,
+            f"{rate}_a": a.rate,
             "interval_low_a": a.interval.low,
             "interval_high_a": a.interval.high,
-            f"{rate}_b": b.tflops,
+            f"{rate}_b": b.rate,
             "interval_low_b": b.interval.low,
             "interval_high_b": b.interval.high,
             "ratio": self.ratio,
@@ -321,25 +321,26 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Seque
     ]
     ignored = {difference.what for difference in dropped}
     by_a, by_b = (
-        {row.key: row for row in (row.copy_without_fields(ignored) for row in rows)} for rows in (rows_a, rows_b)
+        {row.pairing_key: row for row in (row.copy_without_fields(ignored) for row in rows)}
+        for rows in (rows_a, rows_b)
     )
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
-    of_a, of_b = ({key: row for key, row in rows.items() if row.tflops is not None} for rows in (by_a, by_b))
-    pairs = [RowPair(row.fields, row, of_b[key]) for key, row in of_a.items() if key in of_b]
+    measured_a, measured_b = ({key: row for key, row in rows.items() if row.rate is not None} for rows in (by_a, by_b))
+    pairs = [RowPair(row.fields, row, measured_b[key]) for key, row in measured_a.items() if key in measured_b]
     return Comparison(
         a,
         b,
         (str(a.path), str(b.path)),
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
-        tuple((row, by_b.get(key)) for key, row in of_a.items() if key not in of_b),
-        tuple((row, by_a.get(key)) for key, row in of_b.items() if key not in of_a),
+        tuple((row, by_b.get(key)) for key, row in measured_a.items() if key not in measured_b),
+        tuple((row, by_a.get(key)) for key, row in measured_b.items() if key not in measured_a),
         tuple(dropped),
         tuple(find_noted_differences(a.header, b.header)),
     )
 
 
 def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
-    measured = [row for row in rows if row.tflops is not None]
+    measured = [row for row in rows if row.rate is not None]
     if not measured:
         return f"{log.path} has no measured row"
     return f"{log.path} has, for example, {measured[0].shape} with {measured[0].kernel}"

@@ -197,17 +197,21 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
         weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
         for weight, each in zip(weights, changes, strict=True)
     )
-    common, seen = max(timer, *(each.common_deviation for each in changes)), 0.0
+    common, observed_variance = max(timer, *(each.common_deviation for each in changes)), 0.0
     for side in (0, 1):
         rows = [
             [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
         ]
-        seen += math.fsum(
+        observed_variance += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
         )
-    prior = 0 if seen > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
-    shift = design.shift_factor * math.sqrt((prior * common**2 + seen) / (prior + design.extra_run_count))
+    prior = (
+        0
+        if observed_variance > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2
+        else _SHIFT_DEGREES_OF_FREEDOM
+    )
+    shift = design.shift_factor * math.sqrt((prior * common**2 + observed_variance) / (prior + design.extra_run_count))
     return PooledRows(
         regime,
         rows=len(changes),
@@ -232,12 +236,12 @@ class ComparedRow:
     """A row of a log in the form in which it is compared with a row of another log.
 
     - ``fields``: the values by which the row is paired with a row of the other log.
-    - ``tflops``: the rate in ``unit``; None if the row has no rate. ``status`` and ``reason`` then say why.
+    - ``rate``: the rate in ``unit``; None if the row has no rate. ``status`` and ``reason`` then say why.
     - ``interval``: the interval in which the rate of another run is expected.
-    - ``rounds``: in a log of ``mamf guard``, the number of repeated measurements that gave the rate.
-    - ``error``: the error of the rate between runs, if it is known. ``seconds``: seconds per launch.
-    - ``rates``: the rate in each run, if several runs were averaged.
-    - ``celsius``, ``per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
+    - ``repetition_count``: in a log of ``mamf guard``, the number of repeated measurements that gave the rate.
+    - ``error``: the error of the rate between runs, if it is known. ``seconds_per_launch``: inf if unknown.
+    - ``run_rates``: the rate in each run, if several runs were averaged.
+    - ``celsius``, ``loss_per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
     - ``cycles_used``, ``cycles_error``: the share of the cycles of the compute units that the kernel used, if it is
       known (mamf.plausibility), and its error between cards.
     - ``device``: UUID or index of the device; empty for the first device of the run.
@@ -248,25 +252,25 @@ class ComparedRow:
     fields: PairingFields
     shape: str
     kernel: str
-    tflops: float | None = None
+    rate: float | None = None
     interval: Interval | None = None
     status: str = "ok"
     unit: str = "TFLOPS"
-    rounds: int = 0
+    repetition_count: int = 0
     reason: str = ""
     device: str = ""
     device_speed: float | None = 1.0
     device_speed_half_width: float = 0.0
     error: FigureUncertainty | None = None
-    seconds: float = math.inf
-    rates: tuple[float, ...] = ()
+    seconds_per_launch: float = math.inf
+    run_rates: tuple[float, ...] = ()
     celsius: float | None = None
-    per_degree: float = 0.0
+    loss_per_degree: float = 0.0
     cycles_used: float | None = None
     cycles_error: FigureUncertainty | None = None
 
     @property
-    def key(self) -> object:
+    def pairing_key(self) -> object:
         """The pairing fields of the row as a hashable key."""
         return frozenset(self.fields.items())
 
@@ -280,17 +284,17 @@ class ComparedRow:
         This share is the same on all cards of one architecture, so the speed of the device no longer counts. If the
         clock was not measured, the copy has no rate.
         """
-        if self.tflops is None or self.cycles_used is None or self.cycles_error is None:
-            return self if self.tflops is None else replace(self, tflops=None, status="the true clock was not measured")
+        if self.rate is None or self.cycles_used is None or self.cycles_error is None:
+            return self if self.rate is None else replace(self, rate=None, status="the true clock was not measured")
         percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
         return replace(
             self,
-            tflops=percent,
+            rate=percent,
             unit=CYCLES_UNIT,
             interval=Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE),
             error=self.cycles_error,
-            rates=(),
-            per_degree=0.0,
+            run_rates=(),
+            loss_per_degree=0.0,
             device="",
             device_speed=1.0,
             device_speed_half_width=0.0,
@@ -302,16 +306,16 @@ class ComparedRow:
         The relative speed of the two devices comes from a reference shape that both measured. If one device did not
         measure it, the copy has no rate.
         """
-        if self.device == other.device or self.tflops is None:
+        if self.device == other.device or self.rate is None:
             return self
         if not (self.device_speed and other.device_speed):
-            return replace(self, tflops=None, status="the device did not measure the reference shape")
+            return replace(self, rate=None, status="the device did not measure the reference shape")
         assert self.interval is not None and self.error is not None, "a figure has both"
         factor = other.device_speed / self.device_speed
         half_width = math.hypot(self.device_speed_half_width, other.device_speed_half_width)
         return replace(
             self,
-            tflops=self.tflops * factor,
+            rate=self.rate * factor,
             interval=replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor),
             error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95)),
         )
@@ -379,9 +383,9 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
         error=compute_decision_error(
             compute_combined_rate_error(measurements), measurements[0].regime, len(measurements)
         ),
-        seconds=measurements[0].seconds,
+        seconds_per_launch=measurements[0].seconds,
         celsius=compute_median_ignoring_none(row.conditions.celsius for row in measurements),
-        per_degree=choose_repeatability(measurements).per_degree,
+        loss_per_degree=choose_repeatability(measurements).per_degree,
         cycles_used=compute_median_ignoring_none(row.conditions.cycles_used for row in measurements),
         cycles_error=_compute_cycles_error(measurements[0].regime, measurements[0].problem),
     )
@@ -433,16 +437,18 @@ def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
     if not repeated:
         return combined
     rate, interval = combine_rounds(measured)
-    return _add_error_and_conditions(replace(combined, tflops=rate, interval=interval, rounds=len(measured)), measured)
+    return _add_error_and_conditions(
+        replace(combined, rate=rate, interval=interval, repetition_count=len(measured)), measured
+    )
 
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
     """Yield a compared row for each candidate shape that ``mamf find`` measured repeatedly to confirm its rate."""
-    for visits in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
-        if len(visits) >= MIN_CONFIRMING_ROUNDS:
-            rate, interval = combine_rounds(visits)
-            row = replace(_make_compared_row(visits[0]), tflops=rate, interval=interval)
-            yield _add_error_and_conditions(row, visits)
+    for measurements in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
+        if len(measurements) >= MIN_CONFIRMING_ROUNDS:
+            rate, interval = combine_rounds(measurements)
+            row = replace(_make_compared_row(measurements[0]), rate=rate, interval=interval)
+            yield _add_error_and_conditions(row, measurements)
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
@@ -456,9 +462,9 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         ceiling.interval,
         unit=ceiling.unit,
         error=compute_decision_error(error, ceiling.regime, ceiling.rounds),
-        seconds=ceiling.seconds,
+        seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
-        per_degree=known.per_degree,
+        loss_per_degree=known.per_degree,
         cycles_used=ceiling.conditions.cycles_used,
         cycles_error=_compute_cycles_error(ceiling.regime, ceiling.problem),
     )
@@ -468,27 +474,27 @@ def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[Compare
     """Average the rows of several equal runs, row by row: the geometric mean of their rates."""
     if len(runs) == 1:
         return list(runs[0])
-    rows_by_key = group_pairs((row.key, row) for row in itertools.chain(*runs))
+    rows_by_key = group_pairs((row.pairing_key, row) for row in itertools.chain(*runs))
     return [_average_compared_row(rows, len(runs)) for rows in rows_by_key.values()]
 
 
 def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRow:
     """Average one row over ``count`` runs. The result has no rate if the row has no rate in one of the runs."""
-    rates = tuple(row.tflops for row in rows if row.tflops is not None)
+    rates = tuple(row.rate for row in rows if row.rate is not None)
     if len(rates) < count:
-        status = next((row.status for row in rows if row.tflops is None), "not measured in one of the runs")
-        return replace(rows[0], tflops=None, interval=None, status=status)
+        status = next((row.status for row in rows if row.rate is None), "not measured in one of the runs")
+        return replace(rows[0], rate=None, interval=None, status=status)
     intervals, errors = [row.interval for row in rows if row.interval], [row.error for row in rows if row.error]
     return replace(
         rows[0],
-        tflops=geometric_mean(rates),
+        rate=geometric_mean(rates),
         interval=Interval(
             geometric_mean(each.low for each in intervals),
             geometric_mean(each.high for each in intervals),
             min(each.coverage for each in intervals),
         ),
         error=replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count),
-        rates=rates,
+        run_rates=rates,
         celsius=compute_median_ignoring_none(row.celsius for row in rows),
         cycles_used=compute_median_ignoring_none(row.cycles_used for row in rows),
     )

@@ -1,8 +1,8 @@
 """Parse the text logs of mamf-finder, versions 2 to 4, and the summaries of mamf-finder-all-gpus, for import into mamf.
 
-These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. The
-parser counts the lines with a figure that no expression matches, and says in a remark of the run how many there are.
-Values that a log does not contain stay unknown.
+These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. If
+lines with figures match none of the expressions, a remark of the run says how many such lines the log has. Values that
+a log does not contain stay unknown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UTF16_BYTE_ORDER_MARKS = (
 )  # PowerShell writes UTF-16 when it redirects output to a file.
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _MARKDOWN_MARKUP = re.compile(r"^[ \t]*```.*$|^(?:> ?)+|^(?:\^C)+|\\(?=[*_|~])", re.MULTILINE)
-#: How a complete last line of a log ends. A line that was cut off may end with half a number, which is a wrong number.
+#: The end of a complete last line of a log. A line that was cut off may end in the middle of a number.
 _COMPLETE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
 _SHAPE_GROUP = r"(?P<shape>\d{1,9}x\d{1,9}x\d{1,9})"
 _FIGURE_TEXT = r"(?:\d+(?:\.\d+)?|nan|inf)"
@@ -76,10 +76,12 @@ def parse_finder_runs(text: str, on_read: ReadProgressCallback = lambda count: N
     text = _MARKDOWN_MARKUP.sub("", _TERMINAL_ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
     if not text.endswith("\n") and not _COMPLETE_END.search(text[-_MAX_LINE_LENGTH:]):
         text = text[: text.rfind("\n") + 1]
-    scrubber, runs = _make_private_text_remover(text), []
+    remove_private_texts, runs = _make_private_text_remover(text), []
     for part in _RUN_START.split(text):
         is_node = part.lstrip().startswith("** Node results")
-        run = _parse_node_run(part, scrubber) if is_node else _RunParser(scrubber).parse_run(part)
+        run = (
+            _parse_node_run(part, remove_private_texts) if is_node else _RunParser(remove_private_texts).parse_run(part)
+        )
         runs += [run] if run.rows or run.best or run.started or run.tried is not None else []
         on_read(len(part))
     if not any(run.rows or run.best or run.tried is not None for run in runs):
@@ -98,7 +100,7 @@ _UNAME_LINE = re.compile(
 )
 _HOME_PATH = re.compile(r"(?:/home|[/\\]Users)[/\\]+([\w.@+-]+)")
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
-_HARMLESS_NAMES = {
+_PUBLIC_NAMES = {
     "linux",
     "darwin",
     "windows",
@@ -122,7 +124,7 @@ def _make_private_text_remover(text: str) -> Callable[[str], str]:
     names |= dict.fromkeys(_HOME_PATH.findall(text), "<user>")
     # Sort the longest names first, because a short host name may be part of a longer one.
     private = sorted(
-        (name for name in names if len(name) > 2 and name.lower() not in _HARMLESS_NAMES), key=len, reverse=True
+        (name for name in names if len(name) > 2 and name.lower() not in _PUBLIC_NAMES), key=len, reverse=True
     )
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, private)) or '(?!)'})(?!\w)")
     return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda found: names[found[0]], scrub_text(string)))
@@ -142,8 +144,8 @@ _NODE_LINE = re.compile(
 )
 
 
-def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
-    lines = scrubber(text).split("\n")
+def _parse_node_run(text: str, remove_private_texts: Callable[[str], str]) -> FinderRun:
+    lines = remove_private_texts(text).split("\n")
     gpus = [found for line in lines if (found := _GPU_LINE.match(line))]
     best = {
         found["name"]: ReportedFigures(
@@ -163,7 +165,7 @@ def _parse_node_run(text: str, scrubber: Callable[[str], str]) -> FinderRun:
                 gpu[f"{name}_shape"],
                 "confirm",
                 f"GPU {int(gpu['gpu'])}",
-                # Power, clock and temperature in this table are those of MSMF, so the row of MAMF has none.
+                # The table has power, clock and temperature for MSMF only, so the row of MAMF has none of them.
                 **_parse_sensor_readings(gpu if name == "MSMF" else None),
             )
             for gpu in gpus
@@ -254,11 +256,11 @@ def _parse_sensor_readings(found: re.Match[str] | None) -> dict[str, Any]:
 class _RunParser:
     """A parser that reads the lines of one mamf-finder run and collects its header, rows and summary."""
 
-    def __init__(self, scrubber: Callable[[str], str]) -> None:
-        self._scrub = scrubber
+    def __init__(self, remove_private_texts: Callable[[str], str]) -> None:
+        self._remove_private_texts = remove_private_texts
         self._section = ""
-        self._headline = ""  # MAMF or MSMF: the ceiling that the current table confirms.
-        self._locked_shape = ""
+        self._confirmed_ceiling = ""  # The ceiling that the current table confirms: MAMF or MSMF.
+        self._lock_in_shape = ""
         self._is_reduction_second = False
         self._header_and_summary: dict[str, Any] = {"device_properties": {}, "software": {}}
         self._rows: list[tuple[str, ReportedFigures]] = []
@@ -277,14 +279,19 @@ class _RunParser:
                 and not self._read_header_line(line)
             ):
                 self._unmatched_count += bool(
-                    _FIGURE_LIKE.search(line) and self._headline != _CROSS_CHECK and not _IGNORED_LINE.search(line)
+                    _FIGURE_LIKE.search(line)
+                    and self._confirmed_ceiling != _CROSS_CHECK
+                    and not _IGNORED_LINE.search(line)
                 )
-        is_staged, has_headline = any(row.stage for _, row in self._rows), bool({"MAMF", "MSMF"} & set(self._best))
+        is_staged, has_confirmed_ceiling = (
+            any(row.stage for _, row in self._rows),
+            bool({"MAMF", "MSMF"} & set(self._best)),
+        )
         causes = (
             (self._header_and_summary.get("tried") == 0, "interrupted before the first shape was measured"),
             (not self._best, "no summary: the log was cut off, or the run was killed"),
             (
-                is_staged and not has_headline,
+                is_staged and not has_confirmed_ceiling,
                 "not confirmed: the best figures are quick first measurements (scouts), not ceilings",
             ),
         )
@@ -295,7 +302,7 @@ class _RunParser:
             self._remarks.append(
                 f"mamf did not understand {self._unmatched_count} lines with figures when it imported the log"
             )
-        stage = "confirm" if has_headline else "scout" if is_staged else ""
+        stage = "confirm" if has_confirmed_ceiling else "scout" if is_staged else ""
         return FinderRun(
             **{"version": None, **self._header_and_summary},
             rows=tuple(replace(row, shape=self._convert_shape(printed)) for printed, row in self._rows),
@@ -323,9 +330,7 @@ class _RunParser:
     # -- parsing rows and the summary ----------------------------------------------------------------------------------
 
     def _read_result_line(self, line: str) -> bool:
-        """Parse a line that is a row or belongs to the summary, and collect its figures. Return whether it was such a
-        line.
-        """
+        """Collect the figures of a line that is a row or belongs to the summary. Return False for any other line."""
         if row := _ROW_LINE.search(line):
             return self._read_row(row)
         for stage, pattern in _TABLE_LINES:
@@ -341,7 +346,7 @@ class _RunParser:
         Return whether the line is such a row. Return False for a row of version 1, which mamf does not import.
         """
         printed = _NAMED_FIGURE.findall(found["figures"])
-        if len(printed) < 3:  # Version 1 prints fewer figures, and its logs are not imported.
+        if len(printed) < 3:  # Only version 1 prints fewer figures. mamf does not import it.
             return False
         self._is_reduction_second |= printed[0][1] == "max"
         tag = (found["tag"] or "").strip()
@@ -357,7 +362,7 @@ class _RunParser:
 
     def _read_table_row(self, stage: str, found: re.Match[str]) -> None:
         groups, rest = found.groupdict(), found["rest"] or ""
-        if "<-" in rest:  # The line repeats the winner of a phase, which already has a row.
+        if "<-" in rest:  # The line repeats the best figure of a phase, which already has a row.
             return
         if stage != "confirm":
             figures = {
@@ -367,7 +372,7 @@ class _RunParser:
             }
             self._rows.append((found["shape"], ReportedFigures(figures, stage=stage, **_parse_sensor_readings(found))))
             return
-        name = groups.get("name") or self._headline
+        name = groups.get("name") or self._confirmed_ceiling
         if not name:
             self._unmatched_count += 1
             return
@@ -381,19 +386,19 @@ class _RunParser:
         figure = _parse_number(found["headline"])
         row = ReportedFigures(
             {} if figure is None else {name: figure},
-            # A figure with the flag ``rank`` takes only a second to measure and chooses what to confirm, so its stage
-            # is ``screen``.
+            # A figure with the flag ``rank`` was measured for only a second, to choose what to confirm. This is the
+            # stage ``screen``.
             stage="screen" if flag == "rank" else "confirm",
             remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,
         )
-        self._rows.append((self._locked_shape if is_lock_in else found["shape"], row))
+        self._rows.append((self._lock_in_shape if is_lock_in else found["shape"], row))
 
     def _read_summary_line(self, line: str) -> bool:
         if phase := _PHASE_TITLE.match(line):
-            self._headline = phase["name"] or phase["other"]
+            self._confirmed_ceiling = phase["name"] or phase["other"]
         if locked := _LOCK_IN_TITLE.search(line):
-            self._locked_shape = locked["shape"]
+            self._lock_in_shape = locked["shape"]
         if tried := _TRIED_SHAPES.search(line):
             self._header_and_summary["tried"] = int(tried[1])
         if (best := _BEST_LINE.match(line)) and "tried" in self._header_and_summary:
@@ -406,7 +411,7 @@ class _RunParser:
             days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
             self._header_and_summary["elapsed_seconds"] = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
         if remark := _REMARK_LINE.search(line):
-            self._remarks.append(self._scrub(remark[1] or remark[2]))
+            self._remarks.append(self._remove_private_texts(remark[1] or remark[2]))
         return bool(phase or locked or tried or mean or elapsed or remark)
 
     def _read_best_figure(self, found: re.Match[str]) -> None:
@@ -435,14 +440,16 @@ class _RunParser:
     def _read_header_value(self, line: str) -> None:
         value, known = line.removeprefix("- "), self._header_and_summary
         if self._section == "Command line":
-            known.setdefault("command", self._scrub(line))
+            known.setdefault("command", self._remove_private_texts(line))
         elif self._section == "Platform/Device info":
             self._section = "Device"  # The first line describes the platform, the next lines describe the device.
         elif self._section == "Device":
             self._read_device_line(value)
         elif self._section == "Critical software versions":
             known["software"] |= {
-                name: self._scrub(text) for name, text in _NAME_AND_VERSION.findall(value) if text != "None"
+                name: self._remove_private_texts(text)
+                for name, text in _NAME_AND_VERSION.findall(value)
+                if text != "None"
             }
         elif self._section == "Additional notes" and (version := _FINDER_VERSION.search(value)):
             known["version"] = f"v{version[1]}"
@@ -450,17 +457,19 @@ class _RunParser:
     def _read_device_line(self, text: str) -> None:
         values: Mapping[str, str] = {name: value.strip().strip("'") for name, value in _DEVICE_PROPERTY.findall(text)}
         if "(" in text and values:
-            kept = {name: self._scrub(value) for name, value in values.items() if not _IDENTIFYING_PROPERTY.match(name)}
+            kept = {
+                name: self._remove_private_texts(value)
+                for name, value in values.items()
+                if not _IDENTIFYING_PROPERTY.match(name)
+            }
             self._header_and_summary["device"] = kept.pop("name", None)
             self._header_and_summary["device_properties"] |= kept
         else:
-            self._header_and_summary.setdefault("device", self._scrub(text))
+            self._header_and_summary.setdefault("device", self._remove_private_texts(text))
 
 
 def _convert_dtype_name(text: str) -> str:
-    """Convert the name of a dtype to the name that mamf uses. Returns the printed name if mamf does not
-    know the dtype.
-    """
+    """Convert the name of a dtype to its name in mamf. Returns the printed name if mamf does not know the dtype."""
     bare = text.strip().removeprefix("torch.")
     try:
         return canonicalize_dtype_name(bare)

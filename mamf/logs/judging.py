@@ -99,22 +99,22 @@ def list_guarded_rows(log: RunLog, compared_figure: str) -> list[ComparedRow]:
     )
 
 
-def needs_repetition(baseline: ComparedRow, visits: Sequence[Measurement], tolerance: float) -> bool:
+def needs_repetition(baseline: ComparedRow, measurements: Sequence[Measurement], tolerance: float) -> bool:
     """Return whether ``mamf guard`` must measure a row again before it can judge the row.
 
-    ``baseline``: the row in the earlier log. ``visits``: all measurements of the row so far, in order.
+    ``baseline``: the row in the earlier log. ``measurements``: all measurements of the row so far, in order.
     """
-    now = combine_measurements(visits)
+    now = combine_measurements(measurements)
     now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
     before = baseline.scale_to_device_of(now)
-    if before.tflops is None or any(row.status == "wrong_result" for row in visits):
+    if before.rate is None or any(row.status == "wrong_result" for row in measurements):
         return False
-    if not visits[-1].ok:
-        return sum(not row.ok for row in visits) < _MAX_FAILURES
+    if not measurements[-1].ok:
+        return sum(not row.ok for row in measurements) < _MAX_FAILURES
     pair = RowPair(before.fields, before, now)
-    if not any(row.phase == CONFIRM_PHASE for row in visits):
+    if not any(row.phase == CONFIRM_PHASE for row in measurements):
         return pair.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
-    return pair.b.rounds < MIN_CONFIRMING_ROUNDS or pair.interval.low <= 1 - tolerance <= pair.interval.high
+    return pair.b.repetition_count < MIN_CONFIRMING_ROUNDS or pair.interval.low <= 1 - tolerance <= pair.interval.high
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
         return "undecided"
     if pair.interval.high >= 1 or pair.ratio >= 1 - tolerance:
         return "ok"
-    return "regression" if pair.b.rounds >= MIN_CONFIRMING_ROUNDS else "undecided"
+    return "regression" if pair.b.repetition_count >= MIN_CONFIRMING_ROUNDS else "undecided"
 
 
 def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
@@ -199,9 +199,7 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
     Returns half the width of each interval, as a share of the rate, with its row; the widest first.
     """
     known = [
-        (each.interval.half_width / each.tflops, each)
-        for each in list_compared_rows(log)
-        if each.tflops and each.interval
+        (each.interval.half_width / each.rate, each) for each in list_compared_rows(log) if each.rate and each.interval
     ]
     return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
 
@@ -229,9 +227,9 @@ def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceO
         if row.ok and not row.is_reference
     }
     claims = [
-        Claim(row.step, entry.tflops, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
+        Claim(row.step, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
         for entry in (ceilings or list_compared_rows(log) if not log.counter_records else ())
-        if entry.tflops and entry.interval and entry.interval.low > 0
+        if entry.rate and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
     ]
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
@@ -299,17 +297,17 @@ def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list
     ]
 
 
-def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measurement]) -> JudgedClaim:
-    here = combine_measurements(visits) if visits else None
+def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence[Measurement]) -> JudgedClaim:
+    here = combine_measurements(measurements) if measurements else None
     judged = JudgedClaim(claim, options.tolerance, here)
-    if here is None or here.tflops is None:
+    if here is None or here.rate is None:
         return judged
     assert here.error is not None, "a figure has an error"
     scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95)
     there = replace(
         here,
         kernel=claim.step.kernel,
-        tflops=claim.rate,
+        rate=claim.rate,
         interval=claim.interval,
         error=claim.error or replace(here.error, own=scatter),
     )
@@ -318,7 +316,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, visits: Sequence[Measu
     return replace(
         judged,
         pair=RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
-        clock_hz=summarize_conditions([row for row in visits if row.ok]).clock_hz,
+        clock_hz=summarize_conditions([row for row in measurements if row.ok]).clock_hz,
     )
 
 

@@ -39,7 +39,7 @@ FINDER_STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 class ReportedFigures(Struct, frozen=True):
     """A line of a mamf-finder log with one or several figures for one shape.
 
-    - ``tflops``: the figures by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not tell it.
+    - ``tflops``: the figures by name in FINDER_STATISTICS. ``shape``: MxNxK; None if the log does not say it.
     - ``stage``: the stage of mamf-finder that measured the figures: ``scout`` (quick first measurements), ``screen``
       (which chooses what to confirm) or ``confirm``; empty in versions without stages.
     - ``label``: the device of the figures, such as ``GPU 3``, in the summary of a node (all devices of a machine).
@@ -58,13 +58,13 @@ class ReportedFigures(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FinderRun:
-    """A run of mamf-finder as its log tells it. A field is None or empty if the log does not say it.
+    """A run of mamf-finder, as its log describes it. A field is None or empty if the log does not contain its value.
 
     - ``version``: the version as printed, such as ``v4``.
-    - ``started``: the local time of that machine, without a time zone.
+    - ``started``: the start of the run in the local time of its machine, without a time zone.
     - ``dtype``: the dtype by its name in mamf. ``device_properties``: properties as printed, by name.
     - ``best``: the best figures in the summary of the log, by name in FINDER_STATISTICS.
-    - ``tried``: the number of shapes that it tried, according to the log.
+    - ``tried``: the number of shapes that the run tried.
     - ``means``: the means of all figures in TFLOPS, by name: ``arithmetic`` and ``geometric``.
     - ``is_complete``: False if the run was interrupted. Its best figures then come from quick first measurements and
       are not ceilings.
@@ -86,7 +86,7 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: The fields of a run that its summary record has, and those that its header has. Each of ``rows`` has its own record.
+#: The fields of FinderRun that the summary record stores, and those that the header stores. Each row has a record.
 SUMMARY_FIELDS = ("tried", "elapsed_seconds", "means", "best")
 HEADER_FIELDS = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")
@@ -130,7 +130,7 @@ def _make_reported_record(row: ReportedFigures) -> dict[str, Any]:
 
 
 def read_legacy_or_none(path: Path, on_read: ReadProgressCallback | None = None) -> FinderRun | None:
-    """Read a log of the tier ``legacy``. Returns None if the log is one of mamf itself.
+    """Read a log of the tier ``legacy``. Returns None if the log has another tier, because mamf itself wrote it.
 
     Raises RunLogError if the file cannot be read.
     """
@@ -155,7 +155,7 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
         if why := explain_unreadable_schema(path, header.get("schema")):
             raise RunLogError(why)
         if [each["record"] for each in (header, *others)] != ["header", *["reported"] * (len(others) - 1), "summary"]:
-            raise ValueError("the imported log has no summary, or records in the wrong order")
+            raise ValueError("the imported log has no summary, or its records are in the wrong order")
         *rows, summary = others
         run = read_record(
             {

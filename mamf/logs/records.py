@@ -203,13 +203,13 @@ STRUCT_BY_RECORD: Mapping[str, type] = {
 }
 
 
-def read_record(record: object, kind: type[RecordT], prefix: str = "") -> RecordT:
-    """Convert JSON values to an object of the struct or dataclass ``kind``.
+def read_record(record: object, record_type: type[RecordT], prefix: str = "") -> RecordT:
+    """Convert the JSON values of a record to a struct or dataclass of the type ``record_type``.
 
-    Raises ValueError that names the first wrong field, with ``prefix`` in front of its name.
+    Raises ValueError that names the first wrong field. ``prefix``: a text that the message puts before this name.
     """
     try:
-        return msgspec.convert(record, kind)
+        return msgspec.convert(record, record_type)
     except msgspec.ValidationError as error:
         what, _, path = str(error).replace("Object missing required", "missing").partition(" - at `$.")
         where = f"field {prefix}{path.removesuffix('`')}: " if path or prefix else ""
@@ -237,17 +237,17 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
 
     The record also has rates and ``seconds``, which follow from the samples and the work of one launch.
     """
-    of, work = get_operation(row.operation), row.work
+    operation, work = get_operation(row.operation), row.work
     record = MeasurementRecord(
         operation=row.operation,
-        shape=of.make_shape_record(row.shape),
+        shape=operation.make_shape_record(row.shape),
         flop=round(work.flop),
         bytes=work.nbytes,
         unit=work.unit,
         kernel=row.kernel,
         dtype=row.problem.dtype,
         out_dtype=getattr(row.problem, "out_dtype", UNSET),
-        problem=of.make_problem_record(row.problem),
+        problem=operation.make_problem_record(row.problem),
         regime=row.regime,
         best_by=row.best_by,
         status=row.status,
@@ -257,7 +257,7 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
         timer_accuracy_seconds=row.timer_accuracy,
         samples_seconds=list(row.samples),
         implausible_samples_seconds=list(row.implausible_samples),
-        # An output with NaN has no finite error, and JSON has no NaN. The reason of the row describes this output.
+        # JSON cannot store the error of an output with NaN, which is not finite. The row's reason describes the output.
         relative_error=row.error if row.error is not None and math.isfinite(row.error) else None,
         throttle_shares=dict(row.conditions.throttle_shares),
         remarks=list(row.remarks),
@@ -297,10 +297,10 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
     """
     read = read_record(record, MeasurementRecord)
     require_known_names(("regime", read.regime, REGIME_NAMES))
-    of = get_operation(read.operation, record)
-    problem, samples = of.read_problem_record(read.problem), tuple(read.samples_seconds)
+    operation = get_operation(read.operation, record)
+    problem, samples = operation.read_problem_record(read.problem), tuple(read.samples_seconds)
     return Measurement(
-        shape=of.read_shape_record(read.shape),
+        shape=operation.read_shape_record(read.shape),
         kernel=read.kernel,
         problem=problem,
         regime=read.regime,
@@ -328,8 +328,8 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
 
 
 def round_to_six_digits(value: float) -> float:
-    """Round a rate to six significant digits. A fixed number of decimals would lose digits, because a CPU may reach
-    only a few thousandths of a TFLOPS.
+    """Round a rate to six significant digits. A fixed number of decimals would not do, because a CPU may reach only a
+    few thousandths of a TFLOPS.
     """
     return float(f"{value:.6g}")
 
@@ -339,16 +339,21 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 
     A reader can also compute these values from the measurements of the phase ``confirm``, which are earlier in the log.
     """
-    of, rate = get_operation(ceiling.problem.operation), round_to_six_digits(ceiling.rate)
+    operation, rate = get_operation(ceiling.problem.operation), round_to_six_digits(ceiling.rate)
     interval = [round_to_six_digits(ceiling.interval.low), round_to_six_digits(ceiling.interval.high)]
-    rate_fields: dict[str, Any] = {"operation": of.name, "rate": rate, "interval": interval, "unit": ceiling.unit}
-    if of.is_compute_roof:
+    rate_fields: dict[str, Any] = {
+        "operation": operation.name,
+        "rate": rate,
+        "interval": interval,
+        "unit": ceiling.unit,
+    }
+    if operation.is_compute_roof:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
         rate_fields = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
     return make_json_values(
         CeilingRecord(
             regime=ceiling.regime,
-            problem=of.make_problem_record(ceiling.problem),
+            problem=operation.make_problem_record(ceiling.problem),
             shape=str(ceiling.shape),
             kernel=ceiling.kernel,
             interval_coverage=round(ceiling.interval.coverage, 4),
@@ -368,7 +373,7 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     Raises KeyError or ValueError if the values are not a ceiling, and UsageError for an invalid shape.
     """
     read = read_record(record, CeilingRecord)
-    of = get_operation(read.operation or MATMUL, record)
+    operation = get_operation(read.operation or MATMUL, record)
     names = ("rate", "interval") if read.operation else ("tflops", "interval_tflops")
     rate, interval = (getattr(read, name) for name in names)
     if rate is UNSET or interval is UNSET:
@@ -376,14 +381,14 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     return Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
-        problem=of.read_problem_record(read.problem),
+        problem=operation.read_problem_record(read.problem),
         regime=read.regime,
         kernel=read.kernel,
-        shape=of.parse_shape(read.shape),
+        shape=operation.parse_shape(read.shape),
         rate=rate,
         interval=Interval(interval[0], interval[1], read.interval_coverage),
         rounds=read.rounds,
-        tied=tuple((of.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
+        tied=tuple((operation.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
         conditions=_read_conditions(read),
         gain_over_default=read.gain_over_default,
         repeatability=read.repeatability,
@@ -402,8 +407,9 @@ def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Convert the JSON values of a record to a ceiling that the run did not measure. Raises ValueError if they are not
-    a ceiling.
+    """Convert the JSON values of a record to a ceiling that the run did not measure.
+
+    Raises ValueError if the values are not a ceiling.
     """
     read = read_record(record, KnownCeilingRecord)
     origin: dict[str, Any] = {"source": read.source, "description": read.told}
@@ -412,7 +418,7 @@ def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Ra
 
 def _make_conditions_fields(conditions: Conditions) -> dict[str, Any]:
     return {
-        # Round to whole hertz, as readers do, because the median of two clocks may have half a hertz.
+        # The median of two clocks may contain half a hertz, but readers round to whole hertz. Round in the same way.
         "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
         "watts": conditions.watts,
         "celsius": conditions.celsius,

@@ -439,24 +439,24 @@ def _compute_speeds_by_reference(rows: Iterable[Measurement]) -> dict[int, Devic
     return speeds
 
 
-def _compute_speed(own_visits: Sequence[Measurement], visits_of_first: Sequence[Measurement]) -> DeviceSpeed:
-    if own_visits is visits_of_first:
-        return DeviceSpeed(1.0, 0.0, own_visits[0].amount)
-    rate, of_first = (median(row.best_rate for row in visits) for visits in (own_visits, visits_of_first))
+def _compute_speed(own_rows: Sequence[Measurement], rows_of_first: Sequence[Measurement]) -> DeviceSpeed:
+    if own_rows is rows_of_first:
+        return DeviceSpeed(1.0, 0.0, own_rows[0].amount)
+    rate, of_first = (median(row.best_rate for row in measurements) for measurements in (own_rows, rows_of_first))
     return DeviceSpeed(
         rate / of_first,
-        math.hypot(_compute_combined_half_width(own_visits), _compute_combined_half_width(visits_of_first)),
-        own_visits[0].amount,
+        math.hypot(_compute_combined_half_width(own_rows), _compute_combined_half_width(rows_of_first)),
+        own_rows[0].amount,
     )
 
 
-def _compute_combined_half_width(visits: Sequence[Measurement]) -> float:
+def _compute_combined_half_width(measurements: Sequence[Measurement]) -> float:
     """Compute half the width of the combined interval of several measurements of one kernel on one shape, as a share of
     its rate.
     """
-    if len(visits) == 1:
-        return visits[0].relative_half_width
-    rate, interval = combine_rounds(visits)
+    if len(measurements) == 1:
+        return measurements[0].relative_half_width
+    rate, interval = combine_rounds(measurements)
     return interval.half_width / rate
 
 

@@ -51,8 +51,8 @@ def get_package_version(name: str) -> str | None:
 
 
 def describe_mamf_version() -> dict[str, str | None]:
-    """Return the name ``mamf``, its version, and the git commit of the checkout that mamf runs from, or None without a
-    checkout. ``+`` after the commit means uncommitted changes.
+    """Return mamf's name, version and git commit for a log. The commit is None if mamf does not run from a checkout. A
+    ``+`` after the commit means that the checkout has uncommitted changes.
     """
     return {"name": "mamf", "version": get_package_version("mamf"), "commit": _read_checkout_commit()}
 
@@ -126,8 +126,8 @@ def format_advice(advice: Advice) -> str:
 
 
 @contextmanager
-def disable_garbage_collection() -> Iterator[None]:
-    """Turn off Python's garbage collection within a ``with`` block.
+def pause_garbage_collection() -> Iterator[None]:
+    """Turn off Python's garbage collection for the duration of a ``with`` block.
 
     During a measurement, a pause of the host could let the device run out of queued work. While a log with hundreds of
     thousands of rows is read, garbage collection would take a sixth of the time and free nothing.

@@ -214,10 +214,10 @@ def scrub_record(value: Any) -> Any:
     # Skip lists of samples, because they are long and contain only numbers.
     if not isinstance(value, (list, tuple)) or set(map(type, value)) <= {int, float}:
         return value
-    options = [False, *(isinstance(item, str) and bool(_SECRET_OPTION_PATTERN.fullmatch(item)) for item in value)]
+    are_secret = [False, *(isinstance(item, str) and bool(_SECRET_OPTION_PATTERN.fullmatch(item)) for item in value)]
     return [
         "<secret>" if is_secret_value and isinstance(item, str) and not item.startswith("-") else scrub_record(item)
-        for is_secret_value, item in zip(options, value, strict=False)
+        for is_secret_value, item in zip(are_secret, value, strict=False)
     ]
 
 
@@ -237,9 +237,9 @@ def _shorten_path(path: str) -> str:
     """Shorten a path outside the working directory: ``/a/b/c`` to ``<path>/c``, and a home folder such as
     ``/home/name`` to ``<path>/<user>``.
     """
-    *folders, last = _PATH_SEPARATOR.split(path)
+    *folders, last_part = _PATH_SEPARATOR.split(path)
     is_home_folder = bool(folders) and folders[-1].lower() in ("home", "users")
-    return f"<path>/{'<user>' if is_home_folder else last}"
+    return f"<path>/{'<user>' if is_home_folder else last_part}"
 
 
 @functools.cache

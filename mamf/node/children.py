@@ -149,9 +149,8 @@ def watch_children_until_end(
             on_event(event)
         for rank in watch.mark_hanging_as_failed():
             processes[rank].kill()
-            watch.running_ranks.discard(
-                rank
-            )  # do not wait for its end: a process that is blocked in a driver survives the kill
+            # Do not wait for the end of this process, because a process that is blocked in a driver survives the kill.
+            watch.running_ranks.discard(rank)
         if watch.running_ranks and all(watch.phases.get(rank) == WAITING_PHASE for rank in watch.running_ranks):
             for rank in watch.running_ranks:
                 watch.record_event(ChildEvent(rank, {PHASE_KEY: MEASURING_TOGETHER_PHASE}))

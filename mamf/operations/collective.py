@@ -42,7 +42,11 @@ class CollectiveProblem(CheckedProblem):
     collective: str = field(default="all_reduce", metadata=describe("collective to run", choices=COLLECTIVES))
     ranks: int = field(
         default=2,
-        metadata=describe("number of ranks", default="the number that the launcher started, or else 2", minimum=2),
+        metadata=describe(
+            "number of ranks (processes, one per device)",
+            default="the number that the launcher started, or else 2",
+            minimum=2,
+        ),
     )
     dtype: str = "bfloat16"
     data: str = "normal"

@@ -38,7 +38,12 @@ class CopyProblem(CheckedProblem):
 
     operation: ClassVar[str] = "copies"
 
-    direction: str = field(default="to_device", metadata=describe("direction of the copy", choices=COPY_DIRECTIONS))
+    direction: str = field(
+        default="to_device",
+        metadata=describe(
+            "copy from host to device, device to host, or device to next device (to_peer)", choices=COPY_DIRECTIONS
+        ),
+    )
     dtype: str = field(default="int8", metadata=describe("always int8, because copies count bytes", choices=("int8",)))
     data: str = "normal"
     seed: int = 0

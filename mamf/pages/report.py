@@ -382,8 +382,8 @@ def make_run_log_content(log: RunLog) -> LogContent:
         header["command"],
         log,
         [
-            Fact(f"rate of {name} while both run, as a share of its rate alone", kept, "%")
-            for name, kept in compute_kept_ranges(log.measurements).items()
+            Fact(f"rate of {name} while both run, as a share of its rate alone", range_text, "%")
+            for name, range_text in compute_kept_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP
         else [],
@@ -438,8 +438,8 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
         f"at {ceiling.shape} by {ceiling.kernel}",
         compare_with_known_ceilings(ceiling, header["device"]),
     ]
-    of = ceiling.dtype if is_plain else make_ceiling_title(ceiling)
-    return HeadlineFigure(f"{ceiling.regime} ceiling, {of}", ceiling.unit, point, notes)
+    title = ceiling.dtype if is_plain else make_ceiling_title(ceiling)
+    return HeadlineFigure(f"{ceiling.regime} ceiling, {title}", ceiling.unit, point, notes)
 
 
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:

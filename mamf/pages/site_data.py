@@ -105,8 +105,10 @@ class SiteData:
         complete, its ceilings of other tiers are left out.
         """
         groups = group_pairs((ceiling.dtype, ceiling) for ceiling in self.ceilings if ceiling.best_rate)
-        kept = [(dtype, [each for each in group if each.tier == COMPLETE] or group) for dtype, group in groups.items()]
-        return dict(sorted(kept, key=lambda pair: (-sum(len(each.card_rates) for each in pair[1]), pair[0])))
+        by_dtype = [
+            (dtype, [each for each in group if each.tier == COMPLETE] or group) for dtype, group in groups.items()
+        ]
+        return dict(sorted(by_dtype, key=lambda pair: (-sum(len(each.card_rates) for each in pair[1]), pair[0])))
 
     def split_by_device(self) -> dict[str, SiteData]:
         """Return a SiteData for each device that has a log, by the name of the device."""

@@ -31,7 +31,7 @@ from mamf.errors import (
     get_first_message_line,
 )
 
-Plugin = TypeVar("Plugin")
+PluginT = TypeVar("PluginT")
 ErrorTypes = tuple[type[BaseException], ...]
 #: A condition for a value: a description of valid values, and a function that returns whether a value is valid.
 Requirement = tuple[str, Callable[[Any], object]]
@@ -231,7 +231,7 @@ class convert_plugin_errors(AbstractContextManager[object]):
         raise PluginError(f"{self._label} is broken: {self._activity} raised {describe_error(error)}") from error
 
 
-def enforce_contract(plugin: Plugin, contract: type, label: str) -> Plugin:
+def enforce_contract(plugin: PluginT, contract: type, label: str) -> PluginT:
     """Check the attributes of a plugin, wrap its methods so that they check what they return, and return the plugin.
 
     ``label``: the name of the plugin in messages. Raises PluginError for an invalid attribute.

@@ -52,9 +52,9 @@ OPERATION_GROUP = "mamf.operations"
 MATMUL_KERNEL_GROUP = "mamf.kernels"
 ATTENTION_KERNEL_GROUP = "mamf.attention_kernels"
 # Pattern of the name of a kernel with an argument in brackets, such as ``torch[sdpa-flash]``.
-_NAME_WITH_ARGUMENT = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
+_NAME_WITH_ARGUMENT_PATTERN = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
 # Pattern of the name of a kernel with the number of one of its algorithms, such as ``cublaslt[3]``.
-_NAME_WITH_ALGORITHM = re.compile(r"(.+)\[(\d{1,9})\]")
+_NAME_WITH_ALGORITHM_PATTERN = re.compile(r"(.+)\[(\d{1,9})\]")
 # Pattern of the path of a class: ``package.module:Class``.
 _CLASS_PATH_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
@@ -225,7 +225,7 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     """
     group = operation.kernel_group
     plugin_kind = "kernel" if group == MATMUL_KERNEL_GROUP else f"{operation.name} kernel"
-    algorithm, bracketed = _NAME_WITH_ALGORITHM.fullmatch(name), _NAME_WITH_ARGUMENT.fullmatch(name)
+    algorithm, bracketed = _NAME_WITH_ALGORITHM_PATTERN.fullmatch(name), _NAME_WITH_ARGUMENT_PATTERN.fullmatch(name)
     parts = algorithm or bracketed
     base_name, argument = parts.groups() if parts else (name, None)
     plugin_class: Any = _load_registered_class(group, plugin_kind, base_name, operation.kernel_type)

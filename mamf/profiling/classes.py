@@ -109,7 +109,7 @@ def classify_kernel_name(kernel: str, max_depth: int = _MAX_WRAPPER_DEPTH) -> st
         inner_classes = (classify_kernel_name(each, max_depth - 1) for each in template_arguments)
         return next(filter(None, inner_classes), None) or wrapper_class or None
     # Split camelCase into words for the rules of kind ``word``: softMaxForward becomes _soft_max_forward_.
-    names = (f"_{_WORD_BOUNDARY.sub('_', part).lower()}_" for part in reversed(function.split("::")))
+    names = (f"_{_WORD_BOUNDARY_PATTERN.sub('_', part).lower()}_" for part in reversed(function.split("::")))
     classes_by_word = (_find_class_by_rules("word", name) for name in names)
     return _find_class_by_rules("kernel", function) or next(filter(None, classes_by_word), None)
 
@@ -132,7 +132,7 @@ def _find_class_by_rules(rule_kind: str, name: str) -> str | None:
 # -- time of each class ------------------------------------------------------------------------------------------------
 
 
-def compute_class_seconds(
+def compute_visible_and_hidden_seconds(
     intervals_by_class: Mapping[str, Iterable[tuple[float, float]]],
 ) -> dict[str, tuple[float, float]]:
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
@@ -162,10 +162,12 @@ _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Pattern of one token of a mangled C++ name. An identifier starts with its length in digits. Literals, types and
 #: substitutions have digits too, so the pattern matches each of them as a whole token.
-_MANGLED_TOKEN = re.compile(r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL)
+_MANGLED_TOKEN_PATTERN = re.compile(
+    r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL
+)
 #: Pattern of the boundary between two words of a name: a change of case in camelCase, or characters that are neither
 #: letters nor digits.
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
+_WORD_BOUNDARY_PATTERN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|\W+")
 
 
 @functools.cache
@@ -220,7 +222,7 @@ def _list_mangled_identifiers(mangled: str) -> list[str]:
     """
     identifiers: list[str] = []
     position, last_identifier_end = 0, -1
-    while token := _MANGLED_TOKEN.match(mangled, position):
+    while token := _MANGLED_TOKEN_PATTERN.match(mangled, position):
         position = token.end()
         if length := token["length"]:
             start, position = position, position + int(length)

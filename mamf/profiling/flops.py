@@ -30,7 +30,7 @@ DTYPE_BY_TORCH_NAME = {
 
 #: Pattern of the names of kernels in NVIDIA's libraries that multiply float32 operands in TF32. The 1688 in
 #: ``s1688gemm`` is m16n8k8, the shape of the TF32 matrix instruction.
-TF32_KERNEL_NAME = re.compile(r"tf32|tfloat32|s1688gemm")
+TF32_KERNEL_PATTERN = re.compile(r"tf32|tfloat32|s1688gemm")
 
 
 def count_operation_flop(event: Event) -> int | None:

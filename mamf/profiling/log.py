@@ -387,7 +387,9 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
     missing_ranks = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     device_counts = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    unexposed_seconds_by_rank = {rank: _get_unexposed_step_seconds(profile) for rank, (_, profile) in ranks.items()}
+    unexposed_seconds_by_rank = {
+        rank: _get_noncommunication_step_seconds(profile) for rank, (_, profile) in ranks.items()
+    }
     blocks: list[Block] = [
         Lines([f"{script} on {format_count(len(ranks), 'rank')}: {device_counts}"]),
         Lines(
@@ -415,7 +417,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
 
 # Return the seconds of a step without exposed communication, which is the time in which only communication runs. This
 # time includes waiting for other ranks.
-def _get_unexposed_step_seconds(profile: Profile) -> float:
+def _get_noncommunication_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
 
@@ -457,10 +459,12 @@ def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
         make_seconds_column(
             "step",
             "step",
-            lambda profile: _get_exposed_communication_seconds(profile) + _get_unexposed_step_seconds(profile),
+            lambda profile: _get_exposed_communication_seconds(profile) + _get_noncommunication_step_seconds(profile),
         ),
-        make_seconds_column("own", "own", _get_unexposed_step_seconds),
-        make_seconds_column("behind", "behind", lambda profile: _get_unexposed_step_seconds(profile) - fastest_seconds),
+        make_seconds_column("own", "own", _get_noncommunication_step_seconds),
+        make_seconds_column(
+            "behind", "behind", lambda profile: _get_noncommunication_step_seconds(profile) - fastest_seconds
+        ),
         make_seconds_column("exposed", "exposed communication", _get_exposed_communication_seconds),
         make_seconds_column(
             "hidden",

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE_LABEL, TERA, Rate, group_pairs
-from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_class_seconds
-from mamf.profiling.flops import TF32_KERNEL_NAME, count_operation_flop, find_multiplied_dtype
+from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_visible_and_hidden_seconds
+from mamf.profiling.flops import TF32_KERNEL_PATTERN, count_operation_flop, find_multiplied_dtype
 from mamf.profiling.traces import (
     BusyInterval,
     Event,
@@ -32,9 +32,9 @@ PEAK_MEMORY = "peak"
 #: If at most this share of the FLOP is in dtypes without a known ceiling, MAMFU is computed from the other FLOP. For
 #: example, rotary tables are in float32 while all matmuls are in bfloat16.
 _MAX_SHARE_WITHOUT_CEILING = 0.01
-#: Pattern of the parts of a module's path that fold_module_name replaces: the number of a layer, and the attribute in
-#: which a wrapper of torch stores the wrapped module.
-_FOLDED_NAME_PARTS = re.compile(
+#: Pattern of the parts of a module's path that replace_layer_numbers replaces or removes: the number of a layer, and
+#: the attribute in which a wrapper of torch stores the wrapped module.
+_REPLACED_NAME_PARTS = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
 #: A function that returns the matmul ceiling of a dtype from mamf's name of the dtype; None if the ceiling is unknown.
@@ -221,14 +221,14 @@ def make_profile(
     )
 
 
-def _merge_busy_intervals(work_intervals: Iterable[BusyInterval]) -> Intervals:
-    return merge_intervals((each.start, each.end) for each in work_intervals)
+def _merge_busy_intervals(busy_intervals: Iterable[BusyInterval]) -> Intervals:
+    return merge_intervals((each.start, each.end) for each in busy_intervals)
 
 
 def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: CeilingLookup) -> Iterator[ClassRow]:
     intervals_by_class = group_pairs((classify_event(each.event), each) for each in busy_intervals)
-    for name, visible_and_hidden in compute_class_seconds(
-        {name: _merge_busy_intervals(work_intervals) for name, work_intervals in intervals_by_class.items()}
+    for name, visible_and_hidden in compute_visible_and_hidden_seconds(
+        {name: _merge_busy_intervals(class_intervals) for name, class_intervals in intervals_by_class.items()}
     ).items():
         events = {each.event for each in intervals_by_class[name]}
         # Count an operation on the CPU and the operations of the same class that it calls as one call.
@@ -247,10 +247,10 @@ def _make_kernel_rows(busy_intervals: Iterable[BusyInterval]) -> list[KernelRow]
     rows = (
         KernelRow(
             *names,
-            len({each.event for each in work_intervals}),
-            sum_interval_seconds(_merge_busy_intervals(work_intervals)),
+            len({each.event for each in kernel_intervals}),
+            sum_interval_seconds(_merge_busy_intervals(kernel_intervals)),
         )
-        for names, work_intervals in intervals_by_name.items()
+        for names, kernel_intervals in intervals_by_name.items()
     )
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
@@ -259,19 +259,19 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Ceil
     """Make the rows of modules, longest first. The list is empty if the trace has no ranges of modules."""
     intervals_by_module: dict[tuple[str, str], list[BusyInterval]] = defaultdict(list)
     for each in busy_intervals:
-        names = [fold_module_name(name) for name in _list_module_names(each.event)] or [OUTSIDE_MODULES]
+        names = [replace_layer_numbers(name) for name in _list_module_names(each.event)] or [OUTSIDE_MODULES]
         for name in dict.fromkeys(names):
             intervals_by_module[names[0], name].append(each)
     roots, rows = {root for root, name in intervals_by_module if root != name}, []
-    for (root, name), work_intervals in intervals_by_module.items():
+    for (root, name), module_intervals in intervals_by_module.items():
         rows.append(
             _make_class_row(
                 # With several models, put the model's name first, because two models may have modules of the same name.
                 f"{root}.{name}" if len(roots) > 1 and root != name else name,
-                sum_interval_seconds(_merge_busy_intervals(work_intervals)),
+                sum_interval_seconds(_merge_busy_intervals(module_intervals)),
                 0.0,
-                len(work_intervals),
-                work_intervals,
+                len(module_intervals),
+                module_intervals,
                 find_ceiling,
             )
         )
@@ -294,9 +294,9 @@ def _list_module_names(event: Event) -> list[str]:
 
 
 # Give all layers of a model the same name: ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
-def fold_module_name(name: str) -> str:
+def replace_layer_numbers(name: str) -> str:
     path, colon, module_type = name.rpartition(": ")
-    return f"{_FOLDED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{module_type}"
+    return f"{_REPLACED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{module_type}"
 
 
 def _make_class_row(
@@ -304,7 +304,7 @@ def _make_class_row(
     visible: float,
     hidden: float,
     calls: int,
-    work_intervals: Sequence[BusyInterval],
+    busy_intervals: Sequence[BusyInterval],
     find_ceiling: CeilingLookup,
 ) -> ClassRow:
     """Make the row of a class or module from the intervals of its events, and count their FLOP.
@@ -314,7 +314,7 @@ def _make_class_row(
     autocast converts the operands before this operation.
     """
     operations_by_event: dict[Event, list[Event]] = {}
-    for event in dict.fromkeys(each.event for each in work_intervals):
+    for event in dict.fromkeys(each.event for each in busy_intervals):
         operations = [each for each in event.yield_callers() if count_operation_flop(each) is not None]
         # Do not count matmuls of an optimizer, such as those of Muon, because they are not a part of the model.
         if operations and classify_event(operations[-1]) == classify_event(event) != OPTIMIZER:
@@ -324,8 +324,8 @@ def _make_class_row(
     # torch records matmuls in TF32 as float32, so only the names of their kernels show that they ran in TF32.
     tf32_events = {
         caller
-        for each in work_intervals
-        if each.event.is_on_device and TF32_KERNEL_NAME.search(each.event.name)
+        for each in busy_intervals
+        if each.event.is_on_device and TF32_KERNEL_PATTERN.search(each.event.name)
         for caller in each.event.yield_callers()
     }
     for operation, innermost in innermost_by_outermost.items():
@@ -334,7 +334,7 @@ def _make_class_row(
             count_operation_flop(operation) or 0
         )
     seconds = sum_interval_seconds(
-        _merge_busy_intervals(each for each in work_intervals if each.event in operations_by_event)
+        _merge_busy_intervals(each for each in busy_intervals if each.event in operations_by_event)
     )
     return ClassRow(name, visible, hidden, calls, dict(flop), seconds, _compute_mamfu(flop, seconds, find_ceiling))
 

@@ -32,10 +32,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from mamf.errors import UsageError, describe_error, get_first_message_line
 from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
-from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges
+from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRangeWatch
 
 #: By suffix of a run log or a trace, the command that reads the file. Such files cannot be run as scripts.
-_READER_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
+_READ_COMMAND_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
 # Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
 _QUIET_KINETO_LOG_LEVEL = "6"
 _MAIN_MODULE_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
@@ -55,8 +55,10 @@ class Program:
     def check_exists(self) -> None:
         """Raise UsageError if the script or module does not exist, or if the file is a run log or a trace."""
         suffix = Path(self.name).suffix
-        if not self.is_module and suffix in _READER_BY_SUFFIX:
-            raise UsageError(f"{self.name} is not a script: read it with '{_READER_BY_SUFFIX[suffix]} {self.name}'")
+        if not self.is_module and suffix in _READ_COMMAND_BY_SUFFIX:
+            raise UsageError(
+                f"{self.name} is not a script: read it with '{_READ_COMMAND_BY_SUFFIX[suffix]} {self.name}'"
+            )
         with self.prepare_interpreter():
             if not (find_spec(self.name.partition(".")[0]) if self.is_module else Path(self.name).is_file()):
                 raise UsageError(f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}")
@@ -161,7 +163,7 @@ class StepProfiler:
         steps: int,
         warmup: int,
         folder: Path,
-        watches: Sequence[MemoryWatch | DtypeWatch | ModuleRanges] = (),
+        watches: Sequence[MemoryWatch | DtypeWatch | ModuleRangeWatch] = (),
         *,
         stop: bool = False,
     ) -> None:
@@ -398,7 +400,7 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
         for watch in profiler.watches:
             # Register the hooks of watches before the hook that ends the step. torch calls hooks in order of
             # registration, and watches must observe the optimizer before the step ends.
-            if not isinstance(watch, ModuleRanges):
+            if not isinstance(watch, ModuleRangeWatch):
                 stack.callback(register_optimizer_step_post_hook(watch.record_optimizer_step).remove)
         if function is None:
             stack.callback(register_optimizer_step_post_hook(profiler.end_step_if_first_optimizer).remove)

@@ -49,7 +49,7 @@ _SECONDS_PER_MICROSECOND, _SECONDS_PER_NANOSECOND = 1e-6, 1e-9
 _MAX_TRACE_BYTES = 1 << 30
 # Maximum ratio of the size of a trace to the size of its gzip file. Real ratios are 10 to 30; without a limit, a small
 # forged file could fill the memory. A gzip file smaller than the second number of bytes counts as one of this size.
-_MAX_GZIP_RATIO, _MIN_LIMITED_GZIP_BYTES = 64, 1 << 18
+_MAX_GZIP_RATIO, _MIN_ASSUMED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
 #: Names of three columns in the tables of nsys and of rocprofv3: the kernel's name, its start in ns, and its duration
 #: (nsys) or end (rocprofv3) in ns.
@@ -207,7 +207,7 @@ def _read_and_unpack_file(path: Path) -> bytes:
             if not stat.S_ISREG(file_status.st_mode):
                 raise UsageError(f"{path} is not a regular file: save the trace to a file first")
             is_packed = file.peek(2)[:2] == b"\x1f\x8b"
-            max_unpacked_bytes = _MAX_GZIP_RATIO * max(file_status.st_size, _MIN_LIMITED_GZIP_BYTES)
+            max_unpacked_bytes = _MAX_GZIP_RATIO * max(file_status.st_size, _MIN_ASSUMED_GZIP_BYTES)
             max_bytes = min(_MAX_TRACE_BYTES, max_unpacked_bytes) if is_packed else _MAX_TRACE_BYTES
             content = (unpacked if is_packed else file).read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:

@@ -24,7 +24,7 @@ import torch
 
 from mamf.errors import UnavailableError, describe_error, get_first_message_line
 from mamf.profiling.classes import MODULE_PREFIX
-from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, fold_module_name
+from mamf.profiling.profile import PEAK_MEMORY, DtypeRow, MemoryRow, replace_layer_numbers
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
 #: Maximum number of events that torch keeps in its history of allocations.
@@ -36,7 +36,7 @@ _MAX_MODULE_ROWS = 10
 class MemoryWatch:
     """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    Right after an optimizer's step, when all tensors of the optimizer exist, it counts their bytes. If ModuleRanges
+    Right after an optimizer's step, when all tensors of the optimizer exist, it counts their bytes. If ModuleRangeWatch
     calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of the peak memory.
 
     ``snapshot_path``: path of the history of allocations to write, which https://pytorch.org/memory_viz displays.
@@ -154,7 +154,9 @@ def make_memory_rows_by_module(
         while later_spans and later_spans[0][0] <= now:
             open_spans.append(later_spans.popleft())
         open_spans = [each for each in open_spans if each[1] >= now]
-        bytes_by_module[f"in {fold_module_name(open_spans[-1][2])}" if open_spans else "in no module"] += entry["size"]
+        bytes_by_module[f"in {replace_layer_numbers(open_spans[-1][2])}" if open_spans else "in no module"] += entry[
+            "size"
+        ]
     return [MemoryRow(name, size) for name, size in bytes_by_module.most_common(_MAX_MODULE_ROWS)]
 
 
@@ -220,7 +222,7 @@ class DtypeWatch:
                 self._count_dtypes_of_tensors(row_name, each)
 
 
-class ModuleRanges:
+class ModuleRangeWatch:
     """A watch that puts a range, a named interval that profilers show, around the forward pass of each module.
 
     ``open_backend``: returns the backend, or another object with ``open_profiler_window`` and ``open_profiler_range``.
@@ -291,7 +293,7 @@ def make_range_provider(
         f"{MODULE_PREFIX}{name}"
     ),
 ) -> SimpleNamespace:
-    """Make an object that ModuleRanges can use instead of a backend.
+    """Make an object that ModuleRangeWatch can use instead of a backend.
 
     ``make_range``: returns a context manager for a range with the given name. By default, it adds the range to the
     trace of torch.profiler.

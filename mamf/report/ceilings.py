@@ -145,7 +145,7 @@ def _describe_temperature(ceiling: Ceiling) -> str:
 def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     if has_faster_visit(ceiling, rows):
         return (
-            "the interval is unknown, because this shape was faster earlier in the run, so the device was busy later; "
+            "the interval is unknown: this shape was faster earlier in the run, so the device was busy later; "
             "run 'mamf find' again"
         )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
@@ -166,11 +166,11 @@ def describe_unconfirmed_regimes(
     run did not measure the regime. ``regimes``: the regimes of the plan.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
-        seen = [row for row in rows if row.regime == regime and row.ok]
+        measured = [row for row in rows if row.regime == regime and row.ok]
         # If there are ceilings, the title of the table of ceilings names the dtype.
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"
-        if regime not in ceilings and seen:
-            best = max(seen, key=lambda row: row.best_rate)
+        if regime not in ceilings and measured:
+            best = max(measured, key=lambda row: row.best_rate)
             rate = format_rate(best.best_rate, best.work.unit)
             yield f"{regime}{dtype}: not confirmed; best measurement so far: {rate} @ {best.shape} ({best.kernel})"
         elif regime not in ceilings and rows:

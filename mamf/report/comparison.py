@@ -89,8 +89,8 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
             for name in find_varying_fields(pairs)
         ),
         Column("", "shape", format_shapes, is_left_aligned=True),
-        Column("", "A", lambda pair: (pair.a.tflops or 0.0) * factor, format_four_digits, drop_priority=2),
-        Column("", "B", lambda pair: (pair.b.tflops or 0.0) * factor, format_four_digits, drop_priority=2),
+        Column("", "A", lambda pair: (pair.a.rate or 0.0) * factor, format_four_digits, drop_priority=2),
+        Column("", "B", lambda pair: (pair.b.rate or 0.0) * factor, format_four_digits, drop_priority=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column(
             "", "interval", lambda pair: pair.interval, format_ratio_interval, drop_priority=3, is_left_aligned=True
@@ -132,7 +132,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
     """Choose a unit in which the rates of all pairs are easy to read. Return this unit, and the factor that converts
     rates from TFLOPS (or TB/s) to it.
     """
-    return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.tflops, pair.b.tflops) if rate])
+    return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.rate, pair.b.rate) if rate])
 
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
@@ -253,7 +253,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "together": [each.flatten(tolerance) for each in comparison.together],
         **{
             key: [
-                {**row.fields, "tflops": row.tflops, "status_in_other": other.status if other else "missing"}
+                {**row.fields, "tflops": row.rate, "status_in_other": other.status if other else "missing"}
                 for row, other in rows
             ]
             for key, rows in (("only_in_a", comparison.only_a), ("only_in_b", comparison.only_b))
@@ -305,10 +305,10 @@ def describe_row_outcome(row: JudgedRow) -> str:
             "not in the baseline" if row.outcome == "new" else f"{row.compared_row.status}: {row.compared_row.reason}"
         )
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
-    assert a.tflops is not None and b.tflops is not None, "only measured rows are paired"
-    new_measurements = f", from {b.rounds} new measurements" if b.rounds else ""
+    assert a.rate is not None and b.rate is not None, "only measured rows are paired"
+    new_measurements = f", from {b.repetition_count} new measurements" if b.repetition_count else ""
     return (
-        f"{format_four_digits(b.tflops)} {b.unit}, was {format_four_digits(a.tflops)}: "
+        f"{format_four_digits(b.rate)} {b.unit}, was {format_four_digits(a.rate)}: "
         f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){new_measurements}"
     )
 

@@ -53,15 +53,19 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
         _shorten_column(column, block, width) if width and column.min_characters else column
         for column in block.visible_columns
     ]
-    kept = drop_columns_to_fit(columns, rows, width)
-    cells = [[column.format_cell(row) for column in kept] for row in rows]
+    shown_columns = drop_columns_to_fit(columns, rows, width)
+    cells = [[column.format_cell(row) for column in shown_columns] for row in rows]
     table_text = (
-        align_table([each.title for each in kept], cells, {each.title for each in kept if each.is_left_aligned})
-        if kept
+        align_table(
+            [each.title for each in shown_columns],
+            cells,
+            {each.title for each in shown_columns if each.is_left_aligned},
+        )
+        if shown_columns
         else ""
     )
     text = _format_lines([block.title] if block.title else [], width) + table_text + _format_lines(block.notes, width)
-    return text, [column.title for column in columns if column not in kept]
+    return text, [column.title for column in columns if column not in shown_columns]
 
 
 def _format_lines(texts: Iterable[str], width: int | None) -> str:
@@ -97,14 +101,14 @@ def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], wid
     """Return as many columns as fit ``width`` characters. Drop columns with the highest ``drop_priority`` first, and
     never drop columns with ``drop_priority`` 0.
     """
-    kept = list(columns)
-    widths = {id(each): len(COLUMN_GAP) + _measure_column_width(each, rows) for each in kept}
-    while width is not None and sum(widths[id(each)] for each in kept) > width + len(COLUMN_GAP):
-        next_dropped = max(reversed(kept), key=lambda each: each.drop_priority)
+    shown_columns = list(columns)
+    widths = {id(each): len(COLUMN_GAP) + _measure_column_width(each, rows) for each in shown_columns}
+    while width is not None and sum(widths[id(each)] for each in shown_columns) > width + len(COLUMN_GAP):
+        next_dropped = max(reversed(shown_columns), key=lambda each: each.drop_priority)
         if not next_dropped.drop_priority:
             break
-        kept.remove(next_dropped)
-    return kept
+        shown_columns.remove(next_dropped)
+    return shown_columns
 
 
 def format_main_csv(document: Document, width: int | None = None) -> str:

@@ -316,8 +316,16 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
     # A rising ceiling gets no label if its rate is close to one of these.
     earlier_rates: list[float] = []
     for regime in roofs.regimes:
-        compute = {dtype: each.rate for (dtype, of), each in roofs.compute_ceilings.items() if of == regime}
-        bandwidth = {level: each.rate for (level, of), each in roofs.bandwidth_ceilings.items() if of == regime}
+        compute = {
+            dtype: each.rate
+            for (dtype, ceiling_regime), each in roofs.compute_ceilings.items()
+            if ceiling_regime == regime
+        }
+        bandwidth = {
+            level: each.rate
+            for (level, ceiling_regime), each in roofs.bandwidth_ceilings.items()
+            if ceiling_regime == regime
+        }
         for level, rate in bandwidth.items():
             is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
             earlier_rates.append(rate)

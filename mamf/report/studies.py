@@ -191,7 +191,7 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
     if zeros.rate_interval.overlaps(normal.rate_interval):
         return NOISE_CAUSE if not (zeros.interval.is_known and normal.interval.is_known) else NO_LOSS_CAUSE
     if normal.best_rate > zeros.best_rate:
-        return "the kernel was faster than on zeros, so the device was not at rest: measure again"
+        return "the kernel was faster on real data than on zeros, so the device was not at rest: measure again"
     return "real data cost energy, which lowers the clock"
 
 
@@ -199,15 +199,15 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
     """Describe power, energy, clock and throttling of a sustained row, which explain why it is slower than burst."""
     if row is None or not row.ok:
         return ""
-    seen, limit = row.conditions, info.power_limit_watts
-    parts = [*seen.throttle_reasons]
-    if seen.watts is not None:
-        is_at_limit = limit is not None and seen.watts >= _MIN_POWER_LIMIT_SHARE * limit
-        of = f" of {limit:.0f}" if limit else ""
-        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{seen.watts:.0f}{of} W")
-        parts.append(f"{seen.watts / row.best_rate:.3f} J/TFLOP")
-    if seen.clock_hz:
-        parts.append(f"{seen.clock_hz / 1e6:.0f} MHz")
+    conditions, limit = row.conditions, info.power_limit_watts
+    parts = [*conditions.throttle_reasons]
+    if conditions.watts is not None:
+        is_at_limit = limit is not None and conditions.watts >= _MIN_POWER_LIMIT_SHARE * limit
+        of_limit = f" of {limit:.0f}" if limit else ""
+        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{conditions.watts:.0f}{of_limit} W")
+        parts.append(f"{conditions.watts / row.best_rate:.3f} J/TFLOP")
+    if conditions.clock_hz:
+        parts.append(f"{conditions.clock_hz / 1e6:.0f} MHz")
     return ", ".join(parts) or "no sensor of this device reads power or clock"
 
 
@@ -383,15 +383,15 @@ def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
-        kept = [pair.compute_kept_share(timed) for pair in pairs]
-        ranges[name] = " to ".join(dict.fromkeys((format_percent(min(kept)), format_percent(max(kept)))))
+        shares = [pair.compute_kept_share(timed) for pair in pairs]
+        ranges[name] = " to ".join(dict.fromkeys((format_percent(min(shares)), format_percent(max(shares)))))
     return ranges
 
 
 def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
     """Return a line with the share of its rate that each work keeps, or an empty list if no pair is complete."""
-    kept = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
-    return [f"while both run, {' and '.join(kept)}"] if kept else []
+    texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
+    return [f"while both run, {' and '.join(texts)}"] if texts else []
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:

@@ -276,7 +276,9 @@ class OperationContract:
     Define the fixtures ``backend``, ``operation`` and ``kernel``. The kernel must be one of the operation.
     """
 
-    def test_shapes_are_read_as_they_are_written(self, backend: Backend, operation: Operation[Any, Any]) -> None:
+    def test_shapes_stay_equal_when_formatted_and_parsed(
+        self, backend: Backend, operation: Operation[Any, Any]
+    ) -> None:
         shapes = [operation.parse_shape(operation.shape_example), *operation.choose_default_shapes(backend)]
         for shape in shapes:
             assert operation.parse_shape(str(shape)) == shape
@@ -293,7 +295,9 @@ class OperationContract:
         assert problem.operation == operation.name
         assert operation.read_problem_record(json.loads(json.dumps(operation.make_problem_record(problem)))) == problem
 
-    def test_counts_work_and_names_its_convention(self, backend: Backend, operation: Operation[Any, Any]) -> None:
+    def test_work_is_positive_and_has_unit_and_convention(
+        self, backend: Backend, operation: Operation[Any, Any]
+    ) -> None:
         work = operation.make_problem(backend, {}).compute_work(operation.parse_shape(operation.shape_example))
         assert min(work.amount, work.nbytes) > 0
         assert work.convention

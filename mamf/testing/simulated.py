@@ -58,8 +58,8 @@ class Physics:
     - ``compute_units``, ``flop_per_cycle_per_unit``: the number of compute units, and the peak rate of each unit.
     - ``efficiency``: share of the peak rate that the fastest matmul reaches.
     - ``boost_hz``, ``capped_hz``: the clock while power is below the power limit, and while it is at the limit.
-    - ``idle_watts``, ``flush_watts``, ``boost_watts``: power while idle, while memory is read or written, and while a
-      matmul runs at the maximum clock.
+    - ``idle_watts``, ``memory_transfer_watts``, ``boost_watts``: power while idle, while memory is read or written, and
+      while a matmul runs at the maximum clock.
     - ``power_averaging_seconds``: time constant of the mean power. The clock drops when this mean reaches the limit.
     - ``hot_clock_loss_share``: share of its clock that a hot device loses.
     - ``heating_seconds``: time constant of warming up and cooling down.
@@ -72,7 +72,7 @@ class Physics:
 
     Launches and memory:
 
-    - ``launch_seconds``: time that the host needs for one launch.
+    - ``host_launch_seconds``: time that the host needs for one launch.
     - ``nonzero_data_slowdown``: share by which a matmul takes longer if its operands are not zeros.
     - ``memory_bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
     - ``cached_saving_share``: share by which a launch is shorter if its operands are still in the cache.
@@ -91,7 +91,7 @@ class Physics:
       maximum clock and at the power limit; None if they do not vary.
     - ``timer_overhead_seconds``: seconds that two marks (device events) add to the measured time of the launch between
       them.
-    - ``glitch_interval_count``: one of this many time intervals is wrongly measured as one nanosecond; 0 for none.
+    - ``intervals_per_glitch``: one of this many time intervals is wrongly measured as one nanosecond; 0 for none.
     - ``bit_flip_probability``: probability that a launch flips a bit of its output.
     - ``faulty_unit_index``: the index of a compute unit that computes wrong tiles; None if all units are right. The
       units compute the tiles (128x256 elements of a matmul's output) in turn.
@@ -103,7 +103,7 @@ class Physics:
     boost_hz: float = 1980e6
     capped_hz: float = 1690e6
     idle_watts: float = 110.0
-    flush_watts: float = 350.0
+    memory_transfer_watts: float = 350.0
     boost_watts: float = 950.0
     power_limit_watts: float = 700.0
     power_averaging_seconds: float = 0.033
@@ -114,8 +114,8 @@ class Physics:
     cache_bytes: int = 50 * MIB
     cached_saving_share: float = 0.02
     memory_bytes: int = 80 * 10**9
-    launch_seconds: float = 20e-6
-    glitch_interval_count: int = 0
+    host_launch_seconds: float = 20e-6
+    intervals_per_glitch: int = 0
     timer_overhead_seconds: float = 3.7e-6
     rested_saving_share: float = 0.01
     rested_after_seconds: float = 0.15
@@ -312,7 +312,7 @@ class SimulatedBackend(Backend):
         return factor
 
     def record_mark(self) -> float:
-        self.host_time += self.device_physics.launch_seconds / 4
+        self.host_time += self.device_physics.host_launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time)
         self.is_after_mark = True
         return self.device_time
@@ -322,7 +322,7 @@ class SimulatedBackend(Backend):
         return super().clock_stamps if self.device_physics.true_clock_share is None else self
 
     def record_stamp(self) -> ElapsedTime:
-        self.host_time += self.device_physics.launch_seconds / 4
+        self.host_time += self.device_physics.host_launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time) + _STAMP_SECONDS
         self.counted_cycles += _STAMP_SECONDS * self.clock_hz
         return ElapsedTime(self.counted_cycles, self.device_time)
@@ -340,8 +340,8 @@ class SimulatedBackend(Backend):
         self.interval_count += 1
         return (
             1e-9
-            if self.device_physics.glitch_interval_count
-            and self.interval_count % self.device_physics.glitch_interval_count == 0
+            if self.device_physics.intervals_per_glitch
+            and self.interval_count % self.device_physics.intervals_per_glitch == 0
             else end - start
         )
 
@@ -349,7 +349,7 @@ class SimulatedBackend(Backend):
         self.cached_operands_key = None
         self._run_on_device(
             (size or 2 * self.device_physics.cache_bytes) / self.device_physics.memory_bandwidth,
-            self.device_physics.flush_watts,
+            self.device_physics.memory_transfer_watts,
         )
 
     def compute_matmul_cycles(self, shape: MatmulShape) -> float:
@@ -370,7 +370,7 @@ class SimulatedBackend(Backend):
         ``operands_key``: identifies the operand set. If the launch before used the same set, it may be cached.
         """
         self._true_clock_share = self.device_physics.true_clock_share or 1.0
-        self._launch(
+        self._simulate_launch(
             cycles,
             self.clock_hz,
             self.device_physics.power_limit_watts if self.is_capped else self.device_physics.boost_watts,
@@ -384,13 +384,13 @@ class SimulatedBackend(Backend):
         """
         is_cached = self.cached_operands_key == operands_key and nbytes <= self.device_physics.cache_bytes
         rate = (is_cached and self.device_physics.cache_bandwidth) or self.device_physics.memory_bandwidth
-        self._launch(nbytes, rate, self.device_physics.flush_watts, operands_key)
+        self._simulate_launch(nbytes, rate, self.device_physics.memory_transfer_watts, operands_key)
 
     def launch_link_transfer(self, nbytes: float, operands_key: object) -> None:
         """Simulate the launch of a transfer of ``nbytes`` bytes over the link between devices."""
-        self._launch(nbytes, self.device_physics.link_bandwidth, self.device_physics.idle_watts, operands_key)
+        self._simulate_launch(nbytes, self.device_physics.link_bandwidth, self.device_physics.idle_watts, operands_key)
 
-    def _launch(self, work_amount: float, rate: float, watts: float, operands_key: object) -> None:
+    def _simulate_launch(self, work_amount: float, rate: float, watts: float, operands_key: object) -> None:
         self.launch_count += 1
         on_launch = type(self).on_launch
         if on_launch is not None:
@@ -418,7 +418,7 @@ class SimulatedBackend(Backend):
         return target_time
 
     def _run_on_device(self, seconds: float, watts: float) -> None:
-        self.host_time += self.device_physics.launch_seconds
+        self.host_time += self.device_physics.host_launch_seconds
         self.counted_cycles += seconds * self.clock_hz * self._true_clock_share
         if self.is_after_mark:
             seconds += self.device_physics.timer_overhead_seconds

@@ -57,7 +57,7 @@ def rehearsed(kernel, backend, problem, shape, sets=1):
 
 
 class Adversary(TorchMm):
-    """A product by ``multiply(a, b, c)``."""
+    """A matmul that ``multiply(a, b, c)`` runs."""
 
     name = "adversary"
 
@@ -69,7 +69,7 @@ class Adversary(TorchMm):
 
 
 def after(spoil):
-    """An honest product, then ``spoil(c)``."""
+    """An honest matmul, then ``spoil(c)``."""
     return lambda a, b, c: spoil(torch.mm(a, b, out=c))
 
 
@@ -112,7 +112,7 @@ def compute_a_sample(a, b, c):
 
 
 class Lazy(torch.Tensor):
-    """Puts its product off until it is read."""
+    """Delays its matmul until the result is read."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -242,7 +242,7 @@ def test_skipped_work_shows_in_every_checked_launch(checked, others):
 
 
 class TakesAName(TorchMm):
-    """Another product by the name of torch's."""
+    """A different matmul with the name of torch's."""
 
 
 def test_a_class_by_path_cannot_take_a_registered_name():
@@ -251,7 +251,7 @@ def test_a_class_by_path_cannot_take_a_registered_name():
     assert kernel_named("mamf.operations.matmul.torch_products:TorchMm").name == "torch.mm"
 
 
-# -- products of other kinds -------------------------------------------------------------------------------------------
+# -- matmuls of other kinds --------------------------------------------------------------------------------------------
 
 
 def spoiled(kind, spoil):

@@ -525,7 +525,7 @@ BROKEN_MODULES = {
 
 @pytest.fixture(params=BROKEN_MODULES)
 def broken(request, tmp_path, monkeypatch):
-    """A registered kernel, of products and of attention, and a backend, whose module cannot be loaded."""
+    """Registered kernels of matmul and of attention, and a backend, whose modules cannot be loaded."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "mamf_broken.py").write_text(BROKEN_MODULES[request.param])

@@ -30,7 +30,7 @@ SHAPE = MatmulShape(96, 80, 64)
 
 
 class Own(TorchMm):
-    """An honest product."""
+    """An honest matmul."""
 
     name = "own"
 

@@ -97,7 +97,7 @@ def test_checkpointing_changes_no_answer():
 
 
 class ProductDtypes(TorchDispatchMode):
-    """The dtypes of the operands of products."""
+    """The dtypes of the operands of matmuls."""
 
     def __init__(self):
         super().__init__()

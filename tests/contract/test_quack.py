@@ -1,4 +1,4 @@
-"""quack-kernels' products: contract-tested with a simulated quack that takes what release 0.6.5 takes, and no more."""
+"""quack-kernels' matmuls: contract-tested with a simulated quack that takes what release 0.6.5 takes, and no more."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Products of scaled formats: verified against their dequantized operands, with what quantizing cost told apart."""
+"""Matmuls of scaled formats: verified against their dequantized operands, with what quantizing cost told apart."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products in Triton and Gluon: their configurations, what they refuse, and, as Triton interprets them, results.
+"""Matmuls in Triton and Gluon: their configurations, what they refuse, and, as Triton interprets them, results.
 
 The results of Gluon need a card: tests/device/test_hopper_matmuls.py.
 """

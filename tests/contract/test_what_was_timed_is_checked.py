@@ -34,7 +34,7 @@ def backend(monkeypatch):
 
 
 class Cheat(TorchMm):
-    """A product that does ``trick`` in place of, or beside, some of its launches."""
+    """A matmul that does ``trick`` instead of, or in addition to, some of its launches."""
 
     name = "cheat"
 

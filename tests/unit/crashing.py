@@ -58,7 +58,7 @@ class Waiting(Crashing):
 
 
 class Lost(SimulatedBackend):
-    """Is lost with the first launch of some products, for as long as the process lives."""
+    """Is lost with the first launch of some matmuls, for as long as the process lives."""
 
     is_lost = False
 

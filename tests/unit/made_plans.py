@@ -16,7 +16,7 @@ def setup_of(plan, kernels, backend, rows=()):
 
 
 def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
-    """A sweep of products."""
+    """A sweep of matmuls."""
     options = {"order": SHUFFLED_ORDER} | {name: given.pop(name) for name in _OPTIONS & given.keys()}
     return Plan(SWEEP, MATMUL, (problem,), (kernel,), tuple(shapes), regimes, options=SweepOptions(**options), **given)
 
@@ -27,6 +27,6 @@ def kernels_plan(operation, shapes, problems, kernels, regimes=("burst",), **giv
 
 
 def search_plan(problem, kernels, grid, regimes=("burst", "sustained"), **given):
-    """A search for ceilings of products."""
+    """A search for ceilings of matmuls."""
     options = SearchOptions(grid, **{name: given.pop(name) for name in _SEARCH & given.keys()})
     return Plan(FIND, MATMUL, (problem,), tuple(kernels), regimes=regimes, options=options, **given)

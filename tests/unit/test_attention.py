@@ -12,7 +12,7 @@ from refusals import assert_refused
 
 from mamf.backend import Unavailable
 from mamf.ceilings.ceiling import Ceiling, compute_card_drift, compute_mamfu, require_usable_ceiling
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_request
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
@@ -166,7 +166,7 @@ def test_bad_input_is_one_line(attention, arguments, said):
 
 
 def build_shapes(*asked):
-    parser = Parser()
+    parser = CommandParser()
     add_operation_options(parser, Attention())
     return list(make_request(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
 

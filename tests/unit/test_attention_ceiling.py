@@ -24,7 +24,7 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def default_kernel(monkeypatch, registered):
-    """The simulated product."""
+    """The simulated matmul."""
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
 
 

@@ -11,7 +11,7 @@ import pytest
 from test_counters_command import printed
 
 from mamf.cli import main
-from mamf.cli.commands.autoprofile import HEADING_BY_LOG_FILE, SUMMARY_FILE, make_summary_markdown
+from mamf.cli.commands.autoprofile import HEADING_BY_LOG_FILE, SUMMARY_FILE_NAME, make_summary_markdown
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.counters import ncu
@@ -68,12 +68,12 @@ def folder(asked, filled):
 
 
 def text_of(folder):
-    return (folder / SUMMARY_FILE).read_text()
+    return (folder / SUMMARY_FILE_NAME).read_text()
 
 
 def test_one_command_fills_a_folder(filled):
     logs = HEADING_BY_LOG_FILE.keys() - {"counters.jsonl"}
-    assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY_FILE}
+    assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY_FILE_NAME}
     text = text_of(filled)
     assert text.startswith("# Simulated H100: what it can do, and what kernels reach\n")
     assert [title for title in HEADING_BY_LOG_FILE.values() if f"## {title}\n" not in text] == []
@@ -151,7 +151,7 @@ def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
 def test_bad_input_is_one_line_and_exit_2(asked, capsys, given, line):
     Path("file").touch()
     Path("other").mkdir()
-    Path("other", SUMMARY_FILE).touch()
+    Path("other", SUMMARY_FILE_NAME).touch()
     assert main(["autoprofile", *given]) in (1, 2)
     assert line in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ from mamf.profiling.classes import (
     COMMUNICATION,
     classify_event,
     classify_kernel_name,
-    compute_class_seconds,
+    compute_visible_and_hidden_seconds,
     split_kernel_name,
 )
 from mamf.profiling.traces import Event, Trace, find_busy_intervals
@@ -146,7 +146,7 @@ def written(path, *events, **head):
 
 def seconds(trace):
     by_class = group_pairs((classify_event(each.event), (each.start, each.end)) for each in find_busy_intervals(trace))
-    return {name: visible for name, (visible, _) in compute_class_seconds(by_class).items()}
+    return {name: visible for name, (visible, _) in compute_visible_and_hidden_seconds(by_class).items()}
 
 
 def test_waiting_by_gloo_is_communication():

@@ -195,7 +195,7 @@ def test_a_round_is_a_sample_of_a_candidate():
     (entry,) = list_compared_rows(found)
     assert entry.shape == "1024x1024x1024"  # two rounds confirm nothing
     speeds = sorted(each.rate("median") for each in found.measurements if each.shape == SHAPES[0])
-    assert entry.tflops == pytest.approx((speeds[2] + speeds[3]) / 2)
+    assert entry.rate == pytest.approx((speeds[2] + speeds[3]) / 2)
     assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
 
 
@@ -234,7 +234,7 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
     b = log(clocked(used, seconds=1.2), row(shape=SHAPES[1]), device_name="H200", uuid_hash="bb")
     comparison = compare(a, b)
     (pair,) = comparison.pairs
-    assert (pair.a.tflops, pair.b.tflops, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
+    assert (pair.a.rate, pair.b.rate, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
     assert pair.verdict(0.03) == verdict
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03), None)
     assert "cycles in percent" in text and "device H100 against H200" in text
@@ -245,8 +245,8 @@ def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
     """Of two devices that share a run the second is 3 % faster, because its clock is."""
     (first,) = list_compared_rows(log(clocked(0.973)))
     second = replace(first, device="bb", device_speed=1.03)
-    assert second.convert_to_cycles().scale_to_device_of(first.convert_to_cycles()).tflops == pytest.approx(97.3)
-    assert second.scale_to_device_of(first).tflops == pytest.approx(first.tflops / 1.03)
+    assert second.convert_to_cycles().scale_to_device_of(first.convert_to_cycles()).rate == pytest.approx(97.3)
+    assert second.scale_to_device_of(first).rate == pytest.approx(first.rate / 1.03)
 
 
 def test_a_warm_cache_is_another_regime():

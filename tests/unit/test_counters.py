@@ -15,23 +15,25 @@ from mamf.profiling.counters.ncu import (
     NCU_METRICS,
     TENSOR_PIPE_PERCENT,
     DeviceKernel,
-    LaunchCounts,
+    LaunchCounters,
     find_kernel_bound,
     find_launch_bound,
-    make_launch_counts,
+    make_launch_counters,
     shorten_kernel_name,
 )
 
 DATA = Path(__file__).parent / "data"
 RECORDED = (DATA / "ncu.csv").read_text()
 KERNELS = ncu.parse_kernel_counters(RECORDED)
-#: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small product three times.
+#: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small matmul three times.
 MM, FLASH, CUDNN, *BACKWARD, ADD, SMALL, SMALL_AGAIN, SMALL_ONCE_MORE = KERNELS
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
 def counts(*kernels, cycles=None):
-    return LaunchCounts("torch.mm", MatmulProblem(), SHAPE, kernels, cycles or (sum(each.cycles for each in kernels),))
+    return LaunchCounters(
+        "torch.mm", MatmulProblem(), SHAPE, kernels, cycles or (sum(each.cycles for each in kernels),)
+    )
 
 
 def made(**metrics):
@@ -70,23 +72,23 @@ def test_what_the_program_prints_is_no_figure():
 def test_why_nothing_was_counted():
     crash = "==ERROR== The application returned an error code (11).\n"
     assert (
-        ncu.explain_missing_counts(crash, "mamf: it broke\n")
+        ncu.explain_ncu_failure(crash, "mamf: it broke\n")
         == "mamf: it broke / The application returned an error code (11)."
     )
-    assert ncu.explain_missing_counts("", "") == "ncu counted no kernel and printed no reason"
+    assert ncu.explain_ncu_failure("", "") == "ncu counted no kernel and printed no reason"
 
 
 # -- launches and sums -----------------------------------------------------------------------------------------------
 
 
 def launched(kernels, count):
-    return make_launch_counts("torch.mm", MatmulProblem(), SHAPE, kernels, count)
+    return make_launch_counters("torch.mm", MatmulProblem(), SHAPE, kernels, count)
 
 
 def test_launches_of_the_same_kernels_are_told_apart_and_their_median_taken():
     found = launched([SMALL, SMALL_AGAIN, SMALL_ONCE_MORE], 3)
     assert found.cycles_by_launch == (6680, 6460, 6740)
-    assert (found.device_kernel_sum.cycles, found.device_kernel_sum.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
+    assert (found.summed_counters.cycles, found.summed_counters.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
     assert [each.name for each in launched([*BACKWARD, *BACKWARD], 2).device_kernels] == [
         each.name for each in BACKWARD
     ]
@@ -100,15 +102,15 @@ def test_launches_that_ran_other_kernels_have_no_counts(kernels, count):
 
 
 def test_a_launch_of_several_kernels_is_their_sum():
-    total = counts(*BACKWARD).device_kernel_sum
+    total = counts(*BACKWARD).summed_counters
     assert total.name == "5 kernels"
     assert total.cycles == sum(each.cycles for each in BACKWARD) == 1_442_759
     assert total.seconds == pytest.approx(794.784e-6)
     assert total.dram_bytes == 202_002_432 + 61_282_048
     assert TENSOR_PIPE_PERCENT not in total.metrics
-    assert counts(MM).device_kernel_sum is MM
+    assert counts(MM).summed_counters is MM
     lacking = replace(MM, metrics={**MM.metrics, DRAM_BYTES_READ: None})
-    assert counts(MM, lacking).device_kernel_sum.dram_bytes is None
+    assert counts(MM, lacking).summed_counters.dram_bytes is None
 
 
 # -- what bounds it --------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
         (
             row("zeros", 862.0),
             row("normal", 940.0),
-            "the kernel was faster than on zeros, so the device was not at rest: measure again",
+            "the kernel was faster on real data than on zeros, so the device was not at rest: measure again",
         ),
     ],
 )

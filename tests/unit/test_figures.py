@@ -8,7 +8,7 @@ import pytest
 from figure_tables import ROOT, table
 
 H100 = "results/nvidia-h100-80gb-hbm3"
-#: Three processes, three products each, sustained: nothing is taken off their samples.
+#: Three processes, three matmuls each, sustained: no timer overhead is subtracted from their samples.
 REPEATS = [f"{H100}/sweep-torch-mm-bfloat16-sustained-20261121-{time}.jsonl" for time in ("031610", "031643", "031715")]
 REASON = "<!-- not from a log: simulated by a tool -->"
 TABLE = "| shape | TFLOPS |\n|:--|--:|\n| 8192x8192x8192 | 679.2 |\n"

@@ -99,7 +99,7 @@ def test_the_interval_holds_the_figure_and_no_finalist_is_higher(rounds):
 
 
 class Shared(SimulatedMatmul):
-    """A product on a device that something else uses at times: it takes ``times`` as long."""
+    """A matmul on a device that something else uses at times: it takes ``times`` as long."""
 
     times = 1.0
 
@@ -335,7 +335,7 @@ def key_of(row):
 
 
 class Library(SimulatedMatmul):
-    """A library with algorithms: each takes as long as a product of this share of K."""
+    """A library with algorithms: each takes as long as a matmul of this share of K."""
 
     name = "library"
     shares = {"library[0]": 1.1, "library[1]": 0.95, "library[2]": 1.02}  # noqa: RUF012
@@ -766,7 +766,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
 
 
 class ChipKernel(SimulatedMatmul):
-    """A product on a chip of tools/bench_search.py."""
+    """A matmul on a chip of tools/bench_search.py."""
 
     def __init__(self, chip):
         self.chip = chip

@@ -269,7 +269,7 @@ def test_a_row_is_doubted_until_fresh_visits_settle_it(visits, doubted):
 
 def test_what_raised_the_doubt_does_not_confirm_it():
     now = combine_measurements([visit(1.3), *fresh(1.0, 1.0, 1.0)])
-    assert (now.rounds, now.tflops) == (3, pytest.approx(BASELINE.tflops))
+    assert (now.repetition_count, now.rate) == (3, pytest.approx(BASELINE.rate))
     assert judge_pair(RowPair({}, BASELINE, now), 0.02) == "ok"
     assert judge_pair(RowPair({}, BASELINE, combine_measurements([visit(1.3)])), 0.02) == "undecided"
     assert (

@@ -124,7 +124,7 @@ MANY = list(map(str, range(1, 101)))
         ([*RUN_ATTENTION], "takes one shape, not 3: give --shape b1h16q4096k4096d128c"),
         ([*RUN_ATTENTION, "--seq-lens", "64", "128"], "takes one shape, not 2"),
         ([*RUN_ATTENTION, "--seq-lens", "64", "--shape", "b1h1q1k1d64"], "cannot be combined with --seq-lens"),
-        ([*RUN, "--dtype", "fp16", "bf16"], "takes one problem, not 2: give each value once"),
+        ([*RUN, "--dtype", "fp16", "bf16"], "takes one problem, not 2: give one value per option"),
         ([*RUN, "--set", "direction=bwd"], "unknown field of matmul 'direction'"),
         ([*RUN, "--launches", "0"], "at least 1"),
         (["run", "nowhere:Kernel"], "kernel 'nowhere:Kernel' cannot be loaded"),

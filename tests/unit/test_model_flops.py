@@ -117,7 +117,7 @@ PUBLISHED = {
 def test_weights_are_the_published_active_parameters(name):
     fields, published = PUBLISHED[name]
     flops = mamf.model_flops(SimpleNamespace(**fields))
-    if name.startswith("mamba"):  # its recurrence has products and no weights
+    if name.startswith("mamba"):  # its recurrence has multiplications but no weights
         flops = replace(flops, weights=flops.weights - 64 * 2 * 5120 * 128)
     assert flops.weights == pytest.approx(published, rel=0.03)
 
@@ -184,7 +184,7 @@ def test_attention_is_counted_on_a_cpu_too_and_with_fewer_heads_of_keys(heads, b
         if backward:
             out.sum().backward()
 
-    # Two products forward; the scores anew and four gradients backward.
+    # Two matmuls forward; backward, the recomputed scores and four gradients.
     assert mamf.count_flops(step) == 2 * (2 * 8 * 64 * 64 * 32) * (7 if backward else 2)
 
 
@@ -202,7 +202,7 @@ def test_attention_is_counted_whole_by_every_way_that_torch_takes(backend, mask)
         with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, backend)):
             torch.nn.functional.scaled_dot_product_attention(query, key, key, **options).sum().backward()
 
-    # Two products forward and four backward; a fused kernel has the scores anew.
+    # Two matmuls forward and four backward; a fused kernel recomputes the scores.
     assert mamf.count_flops(step) == 2 * (2 * 4 * 64 * 96 * 32) * (6 if backend == "MATH" else 7)
 
 

@@ -55,7 +55,7 @@ def test_without_a_ceiling_there_is_no_mamfu_and_it_is_said_why(steps, run, monk
     known(monkeypatch, "datasheet")
     code, out, err = steps()
     assert code == 0
-    told = "rows in sustained show no MAMFU, their share of the matmul ceiling: only "
+    told = "rows in sustained show no MAMFU, their share of the matmul ceiling: mamf knows only "
     assert err.count(told) == 1
     assert "MAMFU: of" not in out
     assert [row["mamfu"] for row in flat(run)] == [None] * 4

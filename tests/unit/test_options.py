@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from mamf.cli import COMMAND_DESCRIPTIONS, get_module_name
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.terminal import SHARED_OPTIONS
 from mamf.errors import REPORT_FORMATS
 from mamf.report import formats
@@ -39,7 +39,9 @@ OTHER_MEANING = {
     ("--baseline", "guard"): "a log in place of the file's",
     ("--ceiling", "explain"): "the matmul to explain",
     ("--ceiling", "profile"): "one log per option, which may be repeated",
+    ("--devices", "node"): "not the devices of ranks",
     ("--from", "profile"): "a trace, which no other command reads",
+    ("--operation", "attention"): "only attention or decode",
     ("--output", "plot"): "a picture",
     ("--output-folder", "roofline"): "a folder whose searches may be unfinished",
     ("--output", "profile"): "a folder if several ranks share the run",
@@ -56,7 +58,7 @@ OTHER_MEANING = {
 OTHER_DEFAULT = {
     "--budget": "a search needs a minute, a sweep has no end of its own",
     "--ceiling": "commands get ceilings from a search, from 'mamf peak', or not at all",
-    "--devices": "a node measures all of its devices",
+    "--devices": "a machine is verified on all of its devices",
     "--dtype": "bandwidth is measured in float32, which every device has",
     "--kernel": "one kernel or all, by what a command measures",
     "--launches": "one for a profiler to look at, five for counters to agree",
@@ -78,7 +80,7 @@ class Use(NamedTuple):
 
 
 def parser_of(module, words):
-    parser = Parser(prog=module)
+    parser = CommandParser(prog=module)
     parser.command_words = words
     importlib.import_module(f"mamf.cli.commands.{module}").add_options(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Products beside other work: what each loses while both run, against a device that slows them by planted shares."""
+"""Matmuls at the same time as other work: how much each loses, on a device that slows both by known shares."""
 
 import functools
 import itertools
@@ -76,7 +76,7 @@ def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
 
 
 class Starving(TwoQueues):
-    """Blocks of the other work wait for those of the products."""
+    """Blocks of the other work wait for those of the matmuls."""
 
     kept: ClassVar = {OWN: 0.9, ASIDE: 0.02}
 
@@ -88,7 +88,7 @@ def test_work_that_the_products_starve_is_measured_by_fewer_launches(other):
 
 
 class Exclusive(TwoQueues):
-    """Runs the other work once the products are done."""
+    """Runs the other work after the matmuls are done."""
 
     kept: ClassVar = {OWN: 1.0, ASIDE: 1e-9}
 

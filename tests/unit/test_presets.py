@@ -1,4 +1,4 @@
-"""Layers of known models: their products, and runs that name them."""
+"""Layers of known models: their matmuls, and runs that name them."""
 
 import csv
 import io
@@ -72,7 +72,7 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
 
 
 class _AtFullSpeed:
-    """Products at four fifths of the speed that a simulated device has at the clock that it requests."""
+    """Matmuls at four fifths of the speed that a simulated device has at the clock that it requests."""
 
     name = "simulated-products"
 

@@ -13,7 +13,7 @@ BFLOAT16 = ["c10::BFloat16"] * 2
 
 
 def product(begun, *callers, a=(64, 32), b=(32, 50), name="aten::mm", forward=None):
-    """A kernel of 1 s, launched by a product within ranges of modules, the outermost first; and all of these."""
+    """A kernel of 1 s, launched by a matmul within ranges of modules, the outermost first; and all of these."""
     events, parent = [], None
     for caller in callers:
         parent = Event(f"{MODULE_PREFIX}{caller}", "annotation", begun, begun + 1, caller=parent)

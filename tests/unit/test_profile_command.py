@@ -70,7 +70,7 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     # Per step and layer: three projections of each kind in forward, twice that in backward, and the logits.
     tokens, width, hidden, words = 4 * 32, 64, 128, 50
     assert rows["matmul"]["flop"] == 2 * 3 * 2 * tokens * (4 * width * width + 2 * width * hidden + width * words)
-    # Two products in forward, four in backward: with dropout torch has no fused kernel here.
+    # Two matmuls in forward, four in backward: with dropout torch has no fused kernel here.
     assert rows["attention"]["flop"] == 2 * 6 * 2 * 4 * 32 * 32 * width
     products = seconds_of_products(trace) / found["whole_seconds"]
     assert rows["matmul"]["share"] == pytest.approx(products, abs=0.005)
@@ -92,7 +92,7 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
 
 
 def seconds_of_products(trace):
-    """Straight from the raw trace: products, whole, without what in them is of another class."""
+    """Compute the seconds of matmuls from the raw trace, without the events of other classes in them."""
     events = json.loads(trace.read_text())["traceEvents"]
     marks = sorted(each["ts"] for each in events if each.get("name") == "mamf: step")
 

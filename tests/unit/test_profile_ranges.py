@@ -9,7 +9,7 @@ from torch import nn
 
 from mamf.cli import main
 from mamf.errors import UnavailableError
-from mamf.profiling.watches import ModuleRanges
+from mamf.profiling.watches import ModuleRangeWatch
 from mamf.testing import SimulatedBackend
 
 __all__ = ["script"]
@@ -77,10 +77,10 @@ def broken(self, name):
 
 
 def test_what_goes_wrong_is_a_remark_and_ends_no_script(device, model, monkeypatch):
-    watch = ModuleRanges(unavailable)
+    watch = ModuleRangeWatch(unavailable)
     watch.start()
     assert watch.remark == "mamf could not mark the modules in the trace: no device"
-    watch = ModuleRanges(lambda: device)
+    watch = ModuleRangeWatch(lambda: device)
     watch.start()
     monkeypatch.setattr(RangesBackend, "open_profiler_range", broken)
     model(torch.ones(2, 2))
@@ -95,7 +95,7 @@ class Failing(nn.Module):
 
 
 def test_ranges_end_with_what_breaks_and_with_the_steps(device, model):
-    watch, failing = ModuleRanges(lambda: device), nn.Sequential(Failing())
+    watch, failing = ModuleRangeWatch(lambda: device), nn.Sequential(Failing())
     watch.start()
     with pytest.raises(ZeroDivisionError):
         failing(1)
@@ -108,7 +108,7 @@ def test_ranges_end_with_what_breaks_and_with_the_steps(device, model):
 
 
 def test_what_is_compiled_meanwhile_stays_as_it_would_be(device, model, monkeypatch):
-    watch = ModuleRanges(lambda: device)
+    watch = ModuleRangeWatch(lambda: device)
     watch.start()
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)

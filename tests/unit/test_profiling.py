@@ -12,7 +12,7 @@ from rendering import render_profile
 from mamf.errors import RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.measurement import IDLE_LABEL, Rate
-from mamf.profiling.classes import COMMUNICATION, WORK_CLASSES, compute_class_seconds
+from mamf.profiling.classes import COMMUNICATION, WORK_CLASSES, compute_visible_and_hidden_seconds
 from mamf.profiling.flops import count_operation_flop
 from mamf.profiling.log import read_profile_or_none, write_profile
 from mamf.profiling.profile import make_profile
@@ -36,7 +36,7 @@ def grouped(events):
 
 @given(EVENTS.map(grouped))
 def test_each_instant_counts_for_one_class_and_for_communication_last(by_class):
-    found = compute_class_seconds(by_class)
+    found = compute_visible_and_hidden_seconds(by_class)
     covered = merge_intervals(interval for intervals in by_class.values() for interval in intervals)
     assert sum(visible for visible, _ in found.values()) + sum_interval_seconds(find_gaps(covered, 0, STEP)) == STEP
     ticks = {name: {tick for low, high in each for tick in range(low, high)} for name, each in by_class.items()}

@@ -123,7 +123,7 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
 
 
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3, launch_seconds=25e-6))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3, host_launch_seconds=25e-6))
     tiny = MatmulShape(256, 512, 512)
     row = take(started(BurstRegime, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.

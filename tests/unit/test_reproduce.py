@@ -65,7 +65,7 @@ def world(monkeypatch):
 
 @pytest.fixture
 def sweep(run):
-    """Measures products into a log."""
+    """Measures matmuls into a log."""
 
     def measured(*options, name="sweep.jsonl", shapes=(SHAPE,)):
         assert (

@@ -66,5 +66,5 @@ def test_what_is_compared_of_a_find_is_what_its_log_says(collected):
     assert len(compared) == sum(path.name.startswith("find-") for path in LOGS) > 100
     for path, (ceilings, figures) in compared.items():
         for regime, ceiling in ceilings.items():
-            assert figures[regime].tflops == pytest.approx(ceiling.tflops, rel=1e-5, abs=1e-3), path
+            assert figures[regime].rate == pytest.approx(ceiling.tflops, rel=1e-5, abs=1e-3), path
             assert figures[regime].shape == str(ceiling.shape), path

@@ -93,7 +93,7 @@ def logs(tmp_path_factory):
     """A log of each command, as bytes."""
     folder = tmp_path_factory.mktemp("logs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimulatedBackend, "physics", Physics(launch_seconds=1e-3))  # a soak of few launches
+        patch.setattr(SimulatedBackend, "physics", Physics(host_launch_seconds=1e-3))  # a soak of few launches
         for command, options in MADE.items():
             assert main([command, *BACKEND, *options, "--output", str(folder / command)]) == 0
     return {command: (folder / command).read_bytes() for command in MADE}

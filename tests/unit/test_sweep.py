@@ -63,7 +63,7 @@ def test_operands_are_reserved_for_the_largest_shape_that_fits():
 
 
 def test_impossible_samples_are_left_out_and_counted():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), glitch_interval_count=12))
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), intervals_per_glitch=12))
     rows = run(backend, plan_of())
     assert sum(len(row.implausible_samples) for row in rows) >= len(rows)
     for row in rows:

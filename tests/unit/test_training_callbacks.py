@@ -111,7 +111,7 @@ def test_a_formula_without_tokens_gives_way_to_a_count():
 
 
 def test_batches_of_other_sizes_are_counted_until_their_lengths_are_known():
-    """Products with weights and, as in attention, of all pairs of positions."""
+    """Matmuls with weights and, as in attention, of all pairs of positions."""
 
     def work(sound):
         x = torch.zeros(*sound.shape, 64, requires_grad=True)

@@ -66,7 +66,7 @@ class TwoQueues(SimulatedBackend):
         return job
 
     def _run_on_device(self, seconds, watts):
-        self.host_time += self.device_physics.launch_seconds
+        self.host_time += self.device_physics.host_launch_seconds
         self.add(self.current, seconds)
 
     def record_mark(self):

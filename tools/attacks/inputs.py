@@ -20,7 +20,7 @@ from typing import Any
 from attacks.calls import FORBIDDEN, Counts, call
 from attacks.honest import ATTENTION, BACKEND, BANDWIDTH, LEGACY, MATMUL, RUNS
 from mamf.cli import get_module_name
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ def _files(folder: Path) -> list[str]:
 
 def _parsers(begin: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """Yield a command's parser with what is typed for it, or those of its actions."""
-    parser = Parser(prog=begin)
+    parser = CommandParser(prog=begin)
     parser.command_words = begin.split()
     importlib.import_module(f"mamf.cli.commands.{get_module_name(parser.command_words[0])}").add_options(parser)
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser, find_option_value
+from mamf.cli.parser import CommandParser, find_option_value
 from mamf.cli.planning import AnyOperation, add_operation_options
 from mamf.cli.session import Session, print_plan, run_kernel_session
 from mamf.cli.terminal import (
@@ -42,7 +42,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     add_operation_options(
         parser,
         _choose_operation(
@@ -50,7 +50,11 @@ def add_options(parser: Parser) -> None:
         ),
     )
     group = parser.add_argument_group("what to measure")
-    add_shared_options(group, "--operation", default_text="attention, or decode for a --preset of decode")
+    add_shared_options(
+        group,
+        "--operation",
+        help="operation to use: attention or decode (default: attention, or decode if --preset is a preset of decode)",
+    )
     add_shared_options(group, "--kernel")
     group = add_measuring_options(parser)
     exclusive_group = group.add_mutually_exclusive_group()
@@ -124,7 +128,9 @@ class _AttentionSession(Session):
         given_ceilings = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
         if self.resumed_log and self.resumed_plan:
             require_same_ceilings(options, self.resumed_log, self.resumed_plan, given_ceilings)
-        self.new_given_ceilings = {key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings}
+        self.given_ceilings_to_log = {
+            key: ceiling for key, ceiling in given_ceilings.items() if key not in self.ceilings
+        }
         self.ceilings |= given_ceilings
         self.measured_run.known_ceilings = self.ceilings
         self._open_ceiling_kernels(self.ceilings, warn)  # Report a missing kernel before mamf measures anything.
@@ -174,7 +180,7 @@ class _AttentionSession(Session):
         return SharesStrategy(
             setup,
             self.ceilings,
-            [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.new_given_ceilings.values()],
+            [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.given_ceilings_to_log.values()],
             searches,
             choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
             on_failure=self.record_failure,

@@ -43,7 +43,7 @@ _CPU_ATTENTION_OPTIONS = [
 #: The maximum number of attention kernels whose hardware counters are read. mamf chooses the fastest kernels on the
 #: measured shape with the most FLOP.
 _MAX_COUNTED_KERNELS = 2
-SUMMARY_FILE = "SUMMARY.md"
+SUMMARY_FILE_NAME = "SUMMARY.md"
 #: The heading in SUMMARY.md of each log, by the log's file name, in the order in which mamf measures the logs.
 HEADING_BY_LOG_FILE = {
     "ceilings.jsonl": "What the device can do",
@@ -53,7 +53,7 @@ HEADING_BY_LOG_FILE = {
     "step.jsonl": "Where a model step spends its time",
 }
 #: The maximum number of rows, and the maximum width in characters, of each table in SUMMARY.md.
-_MAX_SUMMARY_ROWS, _MAX_SUMMARY_WIDTH = 10, 75
+_MAX_SUMMARY_TABLE_ROWS, _MAX_SUMMARY_TABLE_WIDTH = 10, 75
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +67,10 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import open_backend
 
     folder: Path = options.output_folder
-    if (folder / SUMMARY_FILE).exists() and not any((folder / name).exists() for name in HEADING_BY_LOG_FILE):
+    if (folder / SUMMARY_FILE_NAME).exists() and not any((folder / name).exists() for name in HEADING_BY_LOG_FILE):
         raise UsageError(
-            f"{folder / SUMMARY_FILE} was not written by 'mamf autoprofile': choose another folder for --output-folder"
+            f"{folder / SUMMARY_FILE_NAME} was not written by 'mamf autoprofile': choose another folder for "
+            "--output-folder"
         )
     make_folder(folder, "; choose another folder for --output-folder")
     commands = AutoprofileCommands(options, folder, open_backend(options.backend or "auto", options.device or 0))
@@ -90,8 +91,10 @@ def run_with_options(options: argparse.Namespace) -> int:
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
         exit_code = INTERRUPTED_EXIT_CODE
-    write_file_atomically(folder / SUMMARY_FILE, make_summary_markdown(folder, commands.skip_reasons | skip_reasons))
-    print_line(f"summary: {folder / SUMMARY_FILE}")
+    write_file_atomically(
+        folder / SUMMARY_FILE_NAME, make_summary_markdown(folder, commands.skip_reasons | skip_reasons)
+    )
+    print_line(f"summary: {folder / SUMMARY_FILE_NAME}")
     return exit_code
 
 
@@ -265,7 +268,7 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
             picture_blocks = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
             blocks: list[Block] = [
                 *_choose_essential_blocks(
-                    make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_ROWS, ceiling=None))
+                    make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_TABLE_ROWS, ceiling=None))
                 ),
                 *picture_blocks,
                 Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
@@ -284,5 +287,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
     from mamf.report.formats import drop_columns_to_fit
 
     for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:
-        yield replace(table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_WIDTH))
+        yield replace(
+            table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_TABLE_WIDTH)
+        )
     yield from (each for each in report.visible_blocks if isinstance(each, Answer))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     kernel = parser.add_argument(
         "kernel",
         nargs="*",
@@ -80,13 +80,13 @@ class CountersSession(Session):
     """
 
     def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
-        from mamf.profiling.counters.ncu import Ncu, read_counts
+        from mamf.profiling.counters.ncu import Ncu, read_logged_counters
 
         super().__init__(request, options, *session_arguments)
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
-        logged_counts = read_counts(self.resumed_log) if self.resumed_log else {}
-        self.combinations_with_counters = {key for key, counts in logged_counts.items() if counts.has_counters}
+        logged_counters = read_logged_counters(self.resumed_log) if self.resumed_log else {}
+        self.combinations_with_counters = {key for key, counters in logged_counters.items() if counters.has_counters}
         self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
 
     def make_strategy(self, setup: RunSetup) -> HardwareCounterStrategy:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
 from mamf.cli.resuming import make_contradiction_error, measure_with_signal_handler, require_same_kernels
 from mamf.cli.session import Session, run_kernel_session
@@ -49,7 +49,7 @@ EXAMPLES = """examples:
 _DEFAULT_BUDGET_TEXT = f"{DEFAULT_BUDGET_SECONDS:.0f}s, plus half of that for each problem after the first"
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     operation = make_requested_operation(parser.command_words)
     parser.set_defaults(requested_operation=operation)
     add_operation_options(

@@ -47,7 +47,7 @@ EXAMPLES = """examples:
   mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
   mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
-docs/guard.md describes the file and has a workflow.
+docs/guard.md describes the file and shows a CI workflow.
 """
 
 
@@ -191,7 +191,7 @@ class _GuardSession(Session):
         from mamf.logs.judging import list_guarded_rows
 
         log, figure = self.baseline_log, self.options.compared_figure
-        baseline = None if log is None else {entry.key: entry for entry in list_guarded_rows(log, figure)}
+        baseline = None if log is None else {entry.pairing_key: entry for entry in list_guarded_rows(log, figure)}
         return GuardStrategy(setup, baseline, self.options.tolerance)
 
     def _require_comparable_baseline(self, baseline: RunLog) -> None:
@@ -216,7 +216,7 @@ class _GuardSession(Session):
         if not any(
             entry.fields in planned_fields
             for entry in list_guarded_rows(baseline, self.options.compared_figure)
-            if entry.tflops is not None
+            if entry.rate is not None
         ):
             raise IncomparableError(
                 f"{baseline.path} has none of the rows that {self.options.file} lists: measure a new baseline with "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mamf.cli import run_command
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
@@ -29,10 +29,10 @@ EXAMPLES = """examples:
 _DEFAULT_PATIENCE_SECONDS = 120.0
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--backend")
-    add_shared_options(group, "--devices", default_text="all")
+    add_shared_options(group, "--devices", help="devices to measure: their indices, or 'all' (default: all)")
     add_shared_options(group, "--dtype", nargs=None)
     add_shared_options(
         group,

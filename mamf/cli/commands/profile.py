@@ -197,15 +197,19 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
     from mamf.profiling import running
     from mamf.profiling.log import get_rank
     from mamf.profiling.profile import make_profile
-    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRanges, make_range_provider
+    from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRangeWatch, make_range_provider
 
     memory_watch = None if options.memory is None else MemoryWatch(options.memory)
     dtype_watch = DtypeWatch() if options.dtypes else None
-    nvtx_ranges = ModuleRanges(lambda: open_backend_or_default(_make_device_name(options))) if options.nvtx else None
-    module_spans = ModuleRanges(lambda: make_range_provider(memory_watch.record_module_span)) if memory_watch else None
+    nvtx_ranges = (
+        ModuleRangeWatch(lambda: open_backend_or_default(_make_device_name(options))) if options.nvtx else None
+    )
+    module_spans = (
+        ModuleRangeWatch(lambda: make_range_provider(memory_watch.record_module_span)) if memory_watch else None
+    )
     watches = [
         watch
-        for watch in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRanges(make_range_provider))
+        for watch in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRangeWatch(make_range_provider))
         if watch is not None
     ]
     profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, stop=options.stop)

@@ -35,14 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import yield_local_file
-    from mamf.machine.environment import disable_garbage_collection
+    from mamf.machine.environment import pause_garbage_collection
     from mamf.pages.report import make_report_page
     from mamf.report.charts.picture import make_file_exists_error
     from mamf.report.page import render_page
 
     if options.output.exists() and not options.overwrite:
         raise make_file_exists_error(options.output)
-    with ExitStack() as open_files, disable_garbage_collection():
+    with ExitStack() as open_files, pause_garbage_collection():
         paths = [path if path.is_dir() else open_files.enter_context(yield_local_file(path)) for path in options.logs]
         page = render_page(make_report_page(paths))
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)

@@ -48,7 +48,7 @@ EXAMPLES = """examples:
   mamf reproduce --claim "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
   mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web, five rows of each
   mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel outside of mamf must be named here
-docs/reproducing.md says how it decides.
+docs/reproducing.md says how mamf decides whether a figure holds.
 """
 _MAX_CLAIM_CHARACTERS = 500
 #: The pattern of a claim (a figure to check) as the user types it for --claim: rate, unit, kernel, shape, and values of
@@ -69,8 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--claim",
         nargs="+",
         metavar="TEXT",
-        help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS', such as '800 TFLOPS torch.mm 4096x4096x4096 "
-        "bf16'",
+        help="figures to check, each as 'RATE UNIT KERNEL SHAPE FIELDS' (dtype, direction, regime), such as "
+        "'800 TFLOPS torch.mm 4096x4096x4096 bf16'",
     )
     add_shared_options(
         parser,

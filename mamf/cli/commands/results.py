@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.reading import show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE
@@ -32,7 +32,7 @@ EXAMPLES = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=Parser
+        title="actions", metavar="ACTION", dest="action", required=True, parser_class=CommandParser
     )
     check = actions.add_parser("check", help="check logs against the rules of results/")
     check.add_argument(
@@ -193,11 +193,11 @@ def write_tables(options: argparse.Namespace) -> int:
 
 
 def write_site(options: argparse.Namespace) -> int:
-    from mamf.machine.environment import disable_garbage_collection
+    from mamf.machine.environment import pause_garbage_collection
     from mamf.pages.site import INDEX_PAGE_NAME, build_site
     from mamf.report.document import format_count
 
-    with disable_garbage_collection():
+    with pause_garbage_collection():
         site = build_site(_require_results_folder(options.results), options.output, options.logs)
     print_line(
         f"written: {options.output / INDEX_PAGE_NAME} ({format_count(len(site.logs), 'log')} "

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_launch_options, make_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.errors import UsageError
@@ -37,7 +37,7 @@ _DETERMINISM_RESULT_TEXTS = {
 }
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     parser.add_argument("kernel", metavar="KERNEL", help="kernel name from 'mamf kernels', or package.module:Class")
     add_launch_options(parser, "--shape")
     add_shared_options(parser, "--launches", default=1, default_text="1")
@@ -69,7 +69,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
     shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}")
-    problem = _require_single("problem", request.make_problems(backend), "each value once")
+    problem = _require_single("problem", request.make_problems(backend), "one value per option")
     if options.parts:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mamf.cli.parser import Parser
+from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_plan, make_requested_operation
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
@@ -40,7 +40,7 @@ EXAMPLES = """examples:
 """
 
 
-def add_options(parser: Parser) -> None:
+def add_options(parser: CommandParser) -> None:
     operation = make_requested_operation(parser.command_words)
     parser.set_defaults(requested_operation=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
@@ -124,8 +124,8 @@ class _OneKernelSession(Session):
         (problem,) = logged_plan.problems if logged_plan else self.request.make_problems(backend)
         name = self.options.kernel or (logged_plan.kernels[0] if logged_plan else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
-        # For a kernel that was given as package.module:Class, a log has this path. Older logs have the attribute
-        # ``name`` of the kernel instead.
+        # If a kernel was given as package.module:Class, the log contains this path. Older logs contain the kernel's
+        # attribute ``name`` instead.
         planned_name = name if is_class_path(logged_plan.kernels[0] if logged_plan else name) else kernel.name
         if logged_plan:
             require_same_kernels(self.options, logged_plan.kernels, [planned_name])

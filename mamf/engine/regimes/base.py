@@ -21,7 +21,7 @@ from mamf.errors import MamfError, PluginError, get_catchable_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
 from mamf.measurement import WRONG_TILES_KEY, Conditions
 from mamf.plans import Plan
-from mamf.statistics import Repeatability, compute_figure, compute_interval
+from mamf.statistics import Repeatability, compute_interval, compute_mean_or_median
 
 Launch = Callable[[], object]
 
@@ -88,7 +88,7 @@ class StoppingRule:
         if is_late or len(samples) >= self.max_samples:
             return True
         interval = compute_interval(samples, statistic)
-        is_precise = interval.half_width <= self.precision * compute_figure(samples, statistic)
+        is_precise = interval.half_width <= self.precision * compute_mean_or_median(samples, statistic)
         return is_representative and is_precise and interval.coverage >= 0.95
 
 

@@ -23,7 +23,7 @@ from mamf.engine.regimes.base import (
     require_no_skipped_work,
 )
 from mamf.kernel import Problem
-from mamf.machine.environment import disable_garbage_collection
+from mamf.machine.environment import pause_garbage_collection
 from mamf.measurement import TimerOverhead, choose_timer_overhead, subtract_overhead
 from mamf.plans import Plan
 from mamf.statistics import Repeatability
@@ -180,7 +180,7 @@ class BurstRegime(Regime):
         stamps that follow the train in succession measure the idle clock, so that its cycles can be subtracted.
         """
         backend = self.backend
-        with disable_garbage_collection():
+        with pause_garbage_collection():
             self._queue_lead_and_warm_cache(launch, self.max_lead_seconds)
             stamps_and_marks = []
             for _ in range(train_size):
@@ -295,7 +295,7 @@ class BurstRegime(Regime):
         ``lag_seconds``: the seconds by which the host falls behind the device with each launch, as far as mamf knows.
         """
         backend, launch = self.backend, checked.launches[0]
-        with disable_garbage_collection():
+        with pause_garbage_collection():
             self._queue_lead_and_warm_cache(launch, self.min_lead_seconds + train_size * lag_seconds)
             start_time = backend.now()
             marks = [self._flush_and_queue_launch(launch) for _ in range(train_size - 1)]

@@ -17,7 +17,7 @@ from mamf.backend import Backend, Reading, Unavailable
 from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
 from mamf.engine.regimes.base import CheckedKernel, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
-from mamf.machine.environment import disable_garbage_collection
+from mamf.machine.environment import pause_garbage_collection
 from mamf.measurement import Conditions
 from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_relative_slope
@@ -191,7 +191,7 @@ class SustainedRegime(Regime):
         if start_time - self._loaded_until > self.backend.sustained_traits.cold_after_seconds:
             self._loaded_seconds = 0.0
         samples = Samples()
-        with disable_garbage_collection():
+        with pause_garbage_collection():
             blocks = _BlockQueue(self, checked)
             if not self._run_until_settled(blocks, rule):
                 samples.remarks.append("clock and power had not settled when the measurement began")

@@ -90,7 +90,7 @@ class GuardStrategy(RowsStrategy):
             return False
         if self.baseline is None:
             return visits[-1].ok
-        before = self.baseline.get(combine_measurements(visits).key)
+        before = self.baseline.get(combine_measurements(visits).pairing_key)
         return before is not None and needs_repetition(before, visits, self.tolerance)
 
 

@@ -38,7 +38,7 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
-from mamf.torch_backend import TorchBackend, require_memory, to_torch_dtype
+from mamf.torch_backend import TorchBackend, require_free_memory, to_torch_dtype
 
 #: Launches use this many batches in turn, at most. All launches share the parameters, so more batches would not evict
 #: more data from the cache.
@@ -113,7 +113,7 @@ class TorchModel(ModelKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         gc.collect()  # Free the memory of the previous model, which may be in a reference cycle.
-        require_memory(backend, problem.count_bytes(shape))
+        require_free_memory(backend, problem.count_bytes(shape))
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run_forward = self.make_forward_function(network)
         if problem.autocast:

@@ -70,7 +70,7 @@ NCU_METRICS = (
     *OCCUPANCY_LIMIT_METRICS.values(),
 )
 #: The kernel's name, the problem and the shape, which together identify the counters in a log.
-CountsKey = tuple[str, Any, Any]
+CountersKey = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class DeviceKernel:
 
 
 @dataclass(frozen=True)
-class LaunchCounts:
+class LaunchCounters:
     """The hardware counters of the launches of a kernel with one shape.
 
     - ``device_kernels``: the device kernels that a launch runs. Each metric is the median over the profiled launches.
@@ -136,7 +136,7 @@ class LaunchCounts:
         return statistics.median(self.cycles_by_launch) if self.cycles_by_launch else None
 
     @property
-    def device_kernel_sum(self) -> DeviceKernel:
+    def summed_counters(self) -> DeviceKernel:
         """The sums of the metrics over all device kernels of a launch, without metrics that cannot be added, such as
         percentages. If a launch runs a single device kernel, this is that kernel with all its metrics.
         """
@@ -154,10 +154,10 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
     return sum(known_values) if len(known_values) == len(values) else None
 
 
-def make_launch_counts(
+def make_launch_counters(
     kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launch_count: int
-) -> LaunchCounts:
-    """Make the counts of a kernel from the device kernels that several equal launches ran.
+) -> LaunchCounters:
+    """Make the counters of a kernel from the device kernels that several equal launches ran.
 
     ``kernels``: all device kernels in the order in which they ran. If the launches did not run the same device kernels,
     the result has a ``missing_reason`` and no counters.
@@ -168,7 +168,7 @@ def make_launch_counts(
         for start in range(0, len(kernels) - remainder, kernels_per_launch or 1)
     ]
     if remainder or len({tuple(kernel.name for kernel in launch) for launch in kernels_by_launch}) != 1:
-        return LaunchCounts(
+        return LaunchCounters(
             kernel,
             problem,
             shape,
@@ -177,7 +177,7 @@ def make_launch_counts(
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
     known_values = tuple(filter(None, cycles))
     medians = tuple(map(_compute_median_metrics, zip(*kernels_by_launch, strict=True)))
-    return LaunchCounts(kernel, problem, shape, medians, known_values if len(known_values) == launch_count else ())
+    return LaunchCounters(kernel, problem, shape, medians, known_values if len(known_values) == launch_count else ())
 
 
 def _compute_median_metrics(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
@@ -188,40 +188,40 @@ def _compute_median_metrics(same_kernels: Sequence[DeviceKernel]) -> DeviceKerne
     return replace(same_kernels[0], metrics=medians)
 
 
-def make_counts_key(row: LaunchCounts | Measurement) -> CountsKey:
+def make_counters_key(row: LaunchCounters | Measurement) -> CountersKey:
     return row.kernel, row.problem, row.shape
 
 
-def encode_counts(counts: LaunchCounts) -> dict[str, Any]:
-    operation = get_operation(counts.problem.operation)
+def encode_counters(counters: LaunchCounters) -> dict[str, Any]:
+    operation = get_operation(counters.problem.operation)
     return {
         "operation": operation.name,
-        "shape": operation.make_shape_record(counts.shape),
-        "problem": operation.make_problem_record(counts.problem),
-        "kernel": counts.kernel,
-        "kernels": [asdict(each) for each in counts.device_kernels],
-        "cycles": list(counts.cycles_by_launch),
-        "reason": counts.missing_reason,
+        "shape": operation.make_shape_record(counters.shape),
+        "problem": operation.make_problem_record(counters.problem),
+        "kernel": counters.kernel,
+        "kernels": [asdict(each) for each in counters.device_kernels],
+        "cycles": list(counters.cycles_by_launch),
+        "reason": counters.missing_reason,
         "time": get_utc_time(),
     }
 
 
-def read_counts(log: RunLog) -> dict[CountsKey, LaunchCounts]:
-    """Return the latest counts of each kernel, problem and shape in a log.
+def read_logged_counters(log: RunLog) -> dict[CountersKey, LaunchCounters]:
+    """Return the latest counters of each kernel, problem and shape in a log.
 
     Raises RunLogError for an invalid record of counters.
     """
     try:
-        return {make_counts_key(counts): counts for counts in map(_decode_counts, log.counter_records)}
+        return {make_counters_key(counters): counters for counters in map(_decode_counters, log.counter_records)}
     except MALFORMED_ERRORS as error:
         raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
 
 
-def _decode_counts(record: Mapping[str, Any]) -> LaunchCounts:
+def _decode_counters(record: Mapping[str, Any]) -> LaunchCounters:
     operation = get_operation(record["operation"], record)
     if any(cycles <= 0 for cycles in record["cycles"]):
         raise ValueError("the cycles of a launch must be above 0")
-    return LaunchCounts(
+    return LaunchCounters(
         record["kernel"],
         operation.read_problem_record(record["problem"]),
         operation.read_shape_record(record["shape"]),
@@ -262,16 +262,16 @@ class Bound:
     evidence: str
 
 
-def find_launch_bound(counts: LaunchCounts, burst_seconds: float | None = None) -> Bound:
+def find_launch_bound(counters: LaunchCounters, burst_seconds: float | None = None) -> Bound:
     """Return what bounds a launch: the gaps between its device kernels if they are long, or else the bound of the
     longest device kernel.
 
     ``burst_seconds``: the seconds from one launch to the next when kernels are launched back to back without ncu; None
     if unknown.
     """
-    kernel_sum, longest = counts.device_kernel_sum, max(counts.device_kernels, key=lambda each: each.cycles or 0.0)
+    kernel_sum, longest = counters.summed_counters, max(counters.device_kernels, key=lambda each: each.cycles or 0.0)
     if burst_seconds and kernel_sum.seconds and kernel_sum.seconds < _MIN_KERNEL_TIME_SHARE * burst_seconds:
-        busy_share, kernel_count = kernel_sum.seconds / burst_seconds, len(counts.device_kernels)
+        busy_share, kernel_count = kernel_sum.seconds / burst_seconds, len(counters.device_kernels)
         subject = "its kernel runs" if kernel_count == 1 else f"its {kernel_count} kernels run"
         return Bound(
             "launch",
@@ -360,13 +360,13 @@ class Ncu:
     """NVIDIA's profiler ncu, and the settings that mamf uses for all kernels of a run.
 
     - ``path``: the path of the program ncu.
-    - ``backend``, ``device``: the backend's name and the device's number, as the user gave them.
+    - ``backend_name``, ``device_index``: the name of the backend and the index of the device to profile.
     - ``launch_count``: the number of launches to profile per kernel.
     """
 
     path: str
-    backend: str
-    device: int
+    backend_name: str
+    device_index: int
     launch_count: int
 
     def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
@@ -374,18 +374,18 @@ class Ncu:
 
         ``kernel``: the kernel's name as the user gave it.
         """
-        device = ("--backend", self.backend, "--device", str(self.device), "--launches", str(self.launch_count))
-        program = (sys.executable, "-m", "mamf", "run", kernel, *make_run_options(problem, shape), *device)
+        device_options = ("--backend", self.backend_name, "--device", str(self.device_index))
+        run_options = (*make_run_options(problem, shape), *device_options, "--launches", str(self.launch_count))
         # Without --clock-control none, ncu would lock the device's clock. But mamf never changes settings of the
         # machine, and kernels should run at the clock at which they run without ncu.
         return [
             *(self.path, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base"),
             *("--metrics", ",".join(NCU_METRICS)),
-            *program,
+            *(sys.executable, "-m", "mamf", "run", kernel, *run_options),
         ]
 
-    def read_kernel_counters(self, kernel: str, row: Measurement) -> LaunchCounts:
-        """Run ncu and return the counts of the kernel, problem and shape of a row.
+    def read_kernel_counters(self, kernel: str, row: Measurement) -> LaunchCounters:
+        """Run ncu and return the counters of the kernel, problem and shape of a row.
 
         ``kernel``: the kernel's name as the user gave it. If ncu fails, the result has a ``missing_reason`` and no
         counters. Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
@@ -400,10 +400,10 @@ class Ncu:
             )
         kernels = parse_kernel_counters(output)
         if not kernels or any(line.startswith(_NCU_ERROR_PREFIX) for line in f"{output}\n{error_output}".splitlines()):
-            return LaunchCounts(
-                row.kernel, row.problem, row.shape, missing_reason=explain_missing_counts(output, error_output)
+            return LaunchCounters(
+                row.kernel, row.problem, row.shape, missing_reason=explain_ncu_failure(output, error_output)
             )
-        return make_launch_counts(row.kernel, row.problem, row.shape, kernels, self.launch_count)
+        return make_launch_counters(row.kernel, row.problem, row.shape, kernels, self.launch_count)
 
 
 def make_run_options(problem: Any, shape: Any) -> list[str]:
@@ -432,7 +432,7 @@ def find_ncu(name: str | None) -> str:
     return path
 
 
-def explain_missing_counts(output: str, error_output: str) -> str:
+def explain_ncu_failure(output: str, error_output: str) -> str:
     """Return one line that says why ncu read no counters: the program's last error and ncu's first error.
 
     ``output``, ``error_output``: what ncu and the program wrote to stdout and stderr.

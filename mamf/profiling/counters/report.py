@@ -23,12 +23,12 @@ from mamf.profiling.counters.ncu import (
     SHARED_BYTES_PER_BLOCK,
     TENSOR_PIPE_PERCENT,
     Bound,
-    CountsKey,
+    CountersKey,
     DeviceKernel,
-    LaunchCounts,
+    LaunchCounters,
     find_launch_bound,
-    make_counts_key,
-    read_counts,
+    make_counters_key,
+    read_logged_counters,
     shorten_kernel_name,
 )
 from mamf.report.document import (
@@ -52,7 +52,7 @@ class CounterLine(NamedTuple):
     - ``row``: the measurement of the launch.
     - ``counters``: the counters of the device kernel; for a launch, their sums over its device kernels.
     - ``is_launch``: whether the line is for a whole launch.
-    - ``launch_counts``: all counts of the launch; None for a device kernel, or if no counters were read.
+    - ``launch_counters``: the counters of the launch; None in the line of a device kernel, or if no counters were read.
     - ``first_launch_cycles``: the cycles of the first launch in the table, with which the table compares all launches.
     - ``missing_reason``: why no counters were read; empty if they were read.
     - ``bound``: what bounds the launch; None for a device kernel, or if no counters were read.
@@ -61,14 +61,14 @@ class CounterLine(NamedTuple):
     row: Measurement
     counters: DeviceKernel
     is_launch: bool = True
-    launch_counts: LaunchCounts | None = None
+    launch_counters: LaunchCounters | None = None
     first_launch_cycles: float | None = None
     missing_reason: str = ""
     bound: Bound | None = None
 
     @property
     def cycles(self) -> float | None:
-        return self.launch_counts.median_cycles if self.launch_counts else self.counters.cycles
+        return self.launch_counters.median_cycles if self.launch_counters else self.counters.cycles
 
     @property
     def bound_or_missing_reason(self) -> str:
@@ -77,11 +77,11 @@ class CounterLine(NamedTuple):
 
 def make_counters_document(log: RunLog) -> Document:
     """Make the report of the hardware counters in a log. Raises RunLogError for an invalid record of counters."""
-    counts = read_counts(log)
+    counters_by_key = read_logged_counters(log)
     rows_by_problem_and_shape: dict[tuple[Any, Any], list[Measurement]] = {}
-    for row in {make_counts_key(row): row for row in log.measurements if not row.is_reference}.values():
+    for row in {make_counters_key(row): row for row in log.measurements if not row.is_reference}.values():
         rows_by_problem_and_shape.setdefault((row.problem, row.shape), []).append(row)
-    tables = [_make_counter_table(rows, counts) for rows in rows_by_problem_and_shape.values()]
+    tables = [_make_counter_table(rows, counters_by_key) for rows in rows_by_problem_and_shape.values()]
     blocks: list[Block] = [
         Lines([f"hardware counters from ncu on {describe_machine(log.header)}"]),
         *tables,
@@ -92,7 +92,7 @@ def make_counters_document(log: RunLog) -> Document:
 
 
 def _make_counter_table(
-    rows: Sequence[Measurement], counts_by_key: Mapping[CountsKey, LaunchCounts]
+    rows: Sequence[Measurement], counters_by_key: Mapping[CountersKey, LaunchCounters]
 ) -> Table[CounterLine]:
     """Make the table of the kernels that ran one problem with one shape.
 
@@ -101,16 +101,16 @@ def _make_counter_table(
     """
     first_launch_cycles = next(
         (
-            counts.median_cycles
+            counters.median_cycles
             for row in rows
-            if (counts := counts_by_key.get(make_counts_key(row))) and counts.median_cycles
+            if (counters := counters_by_key.get(make_counters_key(row))) and counters.median_cycles
         ),
         None,
     )
     lines = [
         line
         for row in rows
-        for line in _yield_counter_lines(row, counts_by_key.get(make_counts_key(row)), first_launch_cycles)
+        for line in _yield_counter_lines(row, counters_by_key.get(make_counters_key(row)), first_launch_cycles)
     ]
     return Table(
         _make_counter_columns(lines),
@@ -118,7 +118,9 @@ def _make_counter_table(
         title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
         shown_rows=[
-            line for line in lines if line.is_launch or len(counts_by_key[make_counts_key(line.row)].device_kernels) > 1
+            line
+            for line in lines
+            if line.is_launch or len(counters_by_key[make_counters_key(line.row)].device_kernels) > 1
         ],
         get_remarks=lambda line: [line.bound_or_missing_reason] if line.is_launch else [],
         get_label=attrgetter("row.kernel"),
@@ -126,23 +128,23 @@ def _make_counter_table(
 
 
 def _yield_counter_lines(
-    row: Measurement, counts: LaunchCounts | None, first_launch_cycles: float | None
+    row: Measurement, counters: LaunchCounters | None, first_launch_cycles: float | None
 ) -> Iterator[CounterLine]:
-    if counts is None or not counts.has_counters:
-        reason = row.reason or (counts.missing_reason if counts else "the run ended before this kernel was counted")
+    if counters is None or not counters.has_counters:
+        reason = row.reason or (counters.missing_reason if counters else "the run ended before this kernel was counted")
         yield CounterLine(
             row, DeviceKernel("", "", "", {}), missing_reason=f"{'not counted' if row.ok else row.status}: {reason}"
         )
         return
     yield CounterLine(
         row,
-        counts.device_kernel_sum,
+        counters.summed_counters,
         True,
-        counts,
+        counters,
         first_launch_cycles,
-        bound=find_launch_bound(counts, row.seconds if row.ok else None),
+        bound=find_launch_bound(counters, row.seconds if row.ok else None),
     )
-    for kernel in counts.device_kernels:
+    for kernel in counters.device_kernels:
         yield CounterLine(row, kernel, False)
 
 
@@ -183,7 +185,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         Column("reason", "", attrgetter("missing_reason")),
         Column("unit", "", lambda line: line.row.work.unit if line.is_launch else None),
         Column("rate", "", get_rate),
-        Column("launches", "", lambda line: line.launch_counts and len(line.launch_counts.cycles_by_launch)),
+        Column("launches", "", lambda line: line.launch_counters and len(line.launch_counters.cycles_by_launch)),
         Column("bound_by", "", lambda line: line.bound and line.bound.limiter),
         Column("bound_why", "", lambda line: line.bound and line.bound.evidence),
         Column("grid", "", attrgetter("counters.grid")),
@@ -234,10 +236,10 @@ def _compute_dram_rate(line: CounterLine) -> float | None:
 
 def _describe_device_kernels(line: CounterLine) -> str | None:
     """Return the names of the device kernels that a launch ran, or None in the line of a device kernel."""
-    runs_single_kernel = line.launch_counts is not None and len(line.launch_counts.device_kernels) == 1
+    runs_single_kernel = line.launch_counters is not None and len(line.launch_counters.device_kernels) == 1
     return (
         (shorten_kernel_name(line.counters.name) if runs_single_kernel else line.counters.name)
-        if line.launch_counts
+        if line.launch_counters
         else None
     )
 
@@ -249,7 +251,7 @@ def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
     Otherwise say what bounds each kernel.
     """
     launches = [line for line in table.rows if line.is_launch]
-    launches_with_cycles = [line for line in launches if line.row.ok and line.launch_counts and line.cycles]
+    launches_with_cycles = [line for line in launches if line.row.ok and line.launch_counters and line.cycles]
     if len(launches_with_cycles) > 1:
         kernel_with_fewest_cycles = min(launches_with_cycles, key=lambda line: line.cycles or 0.0).row.kernel
         fastest_kernel_in_burst = min(launches_with_cycles, key=lambda line: line.row.seconds).row.kernel

@@ -87,7 +87,8 @@ def make_attention_chart(
     if not measured:
         known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
         raise UsageError(
-            f"the log has no rate in {regime} for {' or '.join(directions or ())} to draw, only for {known}"
+            f"the log has no rate in {regime} for {' or '.join(directions or ())} to draw, only for {known}: "
+            "choose one of these"
         )
     is_by_queries = (
         count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1
@@ -221,14 +222,14 @@ def make_decode_chart(
 
     def make_panel_title(row: Measurement) -> str:
         """Return the title of the panel that shows a row: the sizes and fields that all rows of this panel share."""
-        shape, of = row.shape, get_operation(row.operation)
+        shape, operation = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
         parts = [
             f"{shape.heads} query heads, {shape.kv_heads} KV heads, batch {shape.batch}",
             "" if is_by_queries else queries,
             "contiguous" if shape.page_size is None else f"pages of {shape.page_size}",
             "" if shape.lengths == "equal" else f"{shape.lengths} lengths",
-            *of.describe_problem(row.problem),
+            *operation.describe_problem(row.problem),
         ]
         return ", ".join(filter(None, parts))
 

@@ -166,9 +166,11 @@ def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float
     return low - margin, high + margin
 
 
-def make_labeled_ticks(sizes: Iterable[float], format_label: Callable[[float], str]) -> tuple[tuple[float, str], ...]:
-    """Return a tick for each distinct size, in increasing order. ``format_label``: returns the label of a size."""
-    return tuple((size, format_label(size)) for size in sorted(set(sizes)))
+def make_labeled_ticks(
+    positions: Iterable[float], format_label: Callable[[float], str]
+) -> tuple[tuple[float, str], ...]:
+    """Return a tick at each distinct position, in increasing order. ``format_label``: formats a position as a label."""
+    return tuple((position, format_label(position)) for position in sorted(set(positions)))
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:

@@ -50,7 +50,7 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
     """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
-        raise UsageError("there is nothing to draw, because the log has no measured row")
+        raise UsageError("the log has no measured row, so there is nothing to draw: give another log")
     if requested is not None and requested not in measured:
         raise UsageError(
             f"the log has no rate in regime {requested} to draw, only in {', '.join(measured)}: choose one of these"

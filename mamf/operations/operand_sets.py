@@ -397,7 +397,7 @@ class SignFlipper:
     A flip is exact in every dtype, and a second flip undoes the first. No kernel can predict the signs. The device
     draws the signs, so nothing waits for the host. Patterns are drawn once, so a change is one pass over the operand.
     Operands are 8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a
-    pattern. With the same signs in all rows, a kernel could update its last result from only the half of K that flipped.
+    pattern. With the same signs in all rows, a kernel could update its last result from the half of K that flipped.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:

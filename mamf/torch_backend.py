@@ -74,9 +74,8 @@ class TorchOperandPool(OperandPool):
     def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
-        if (
-            buffer.dtype == torch.int32
-        ):  # an int32 buffer only overwrites outputs of int8 matmuls, so any values will do
+        if buffer.dtype == torch.int32:
+            # The buffer only overwrites outputs of int8 matmuls, so any values will do.
             buffer.random_(-128, 128, generator=generator)
         elif buffer.dtype.itemsize > 1:
             fill_with_random_values(buffer, self._data, generator)

@@ -80,33 +80,33 @@ _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
 _get_field_types = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
-def _get_logged_type(kind: Any) -> Any:
-    """Return the type with which a log stores a value that has the type ``kind`` in a plan."""
-    if kind in _LOGGED_TYPES:
-        return _LOGGED_TYPES[kind]
-    if get_origin(kind) is tuple:
-        return list[_get_logged_type(get_args(kind)[0])]  # type: ignore[misc]
-    if get_origin(kind) in (Union, types.UnionType):
-        return Union[tuple(map(_get_logged_type, get_args(kind)))]  # noqa: UP007  (of types that are not known here)
-    if not is_dataclass(kind) and not hasattr(kind, "_fields"):
-        return kind
+def _get_logged_type(plan_type: Any) -> Any:
+    """Return the type with which a log stores a value that has the type ``plan_type`` in a plan."""
+    if plan_type in _LOGGED_TYPES:
+        return _LOGGED_TYPES[plan_type]
+    if get_origin(plan_type) is tuple:
+        return list[_get_logged_type(get_args(plan_type)[0])]  # type: ignore[misc]
+    if get_origin(plan_type) in (Union, types.UnionType):
+        return Union[tuple(map(_get_logged_type, get_args(plan_type)))]  # noqa: UP007  (of types that are not known here)
+    if not is_dataclass(plan_type) and not hasattr(plan_type, "_fields"):
+        return plan_type
     declared = {
-        name: _get_logged_type(each) for name, each in _get_field_types(kind).items()
-    } | _LOGGED_FIELD_TYPES.get(kind, {})
+        name: _get_logged_type(each) for name, each in _get_field_types(plan_type).items()
+    } | _LOGGED_FIELD_TYPES.get(plan_type, {})
     return (
-        kind
-        if declared == _get_field_types(kind)
-        else _declare_struct(kind.__name__, _allow_missing_fields(kind, declared))
+        plan_type
+        if declared == _get_field_types(plan_type)
+        else _declare_struct(plan_type.__name__, _allow_missing_fields(plan_type, declared))
     )
 
 
-def _allow_missing_fields(kind: type, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Add Missing to the types of the fields that have a default value in the class ``kind``, because logs of older
+def _allow_missing_fields(plan_class: type, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Add Missing to the types of the fields that have a default value in ``plan_class``, because logs of older
     versions of mamf may lack these fields. Returns all field types by name.
 
     ``declared``: the field types by name, without Missing.
     """
-    defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    defaults = {name: each.default for name, each in inspect.signature(plan_class).parameters.items()}
     return {
         name: each if defaults[name] is inspect.Parameter.empty else each | Missing for name, each in declared.items()
     }
@@ -116,8 +116,11 @@ def _declare_struct(name: str, declared: Mapping[str, Any]) -> type[Struct]:
     """Declare a msgspec struct. ``declared``: the types of its fields by name. A field whose type includes Missing may
     be missing from a log.
     """
-    given = [(each, kind, UNSET) if Missing in get_args(kind) else (each, kind) for each, kind in declared.items()]
-    return defstruct(name, given, kw_only=True, module=__name__)
+    struct_fields = [
+        (field_name, field_type, UNSET) if Missing in get_args(field_type) else (field_name, field_type)
+        for field_name, field_type in declared.items()
+    ]
+    return defstruct(name, struct_fields, kw_only=True, module=__name__)
 
 
 #: The struct of a plan's options. It has the options of all kinds of runs; OPTIONS_CLASS_BY_KIND says which kind has
@@ -138,8 +141,8 @@ _PLAN_FIELDS = {
     **_allow_missing_fields(
         Plan,
         {
-            name: _get_logged_type(kind)
-            for name, kind in _get_field_types(Plan).items()
+            name: _get_logged_type(plan_type)
+            for name, plan_type in _get_field_types(Plan).items()
             if name not in ("kind", "searches", "options")
         },
     ),
@@ -291,11 +294,15 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
 
 def make_plan_record(plan: Plan) -> dict[str, Any]:
     """Convert a plan to the JSON values of the header. Shapes become the text that their operation prints."""
-    of = get_operation(plan.operation)
-    options = _convert_to_json(plan.options, of) or {}
+    operation = get_operation(plan.operation)
+    options = _convert_to_json(plan.options, operation) or {}
     return {
         _KIND_FIELD: plan.kind,
-        **{name: _convert_to_json(each, of) for name, each in vars(plan).items() if name not in ("kind", "options")},
+        **{
+            name: _convert_to_json(each, operation)
+            for name, each in vars(plan).items()
+            if name not in ("kind", "options")
+        },
         "options": {name: each for name, each in options.items() if plan.is_shared or name not in ("rank", "ranks")},
     }
 
@@ -320,37 +327,37 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
     """Convert the JSON values of a header to a plan. Raises KeyError, TypeError or ValueError if the values are not a
     plan.
     """
-    of = get_operation(record["operation"])
-    given = {
-        name: _convert_from_json(record[name], kind, of)
-        for name, kind in _get_field_types(Plan).items()
+    operation = get_operation(record["operation"])
+    converted_fields = {
+        name: _convert_from_json(record[name], plan_type, operation)
+        for name, plan_type in _get_field_types(Plan).items()
         if name in record
     }
     options = record.get("options") and _convert_from_json(
-        record["options"], OPTIONS_CLASS_BY_KIND.get(record[_KIND_FIELD], type(None)), of
+        record["options"], OPTIONS_CLASS_BY_KIND.get(record[_KIND_FIELD], type(None)), operation
     )
-    return Plan(**{**given, "kind": record[_KIND_FIELD], "options": options or None})
+    return Plan(**{**converted_fields, "kind": record[_KIND_FIELD], "options": options or None})
 
 
-def _convert_from_json(value: Any, kind: Any, operation: AnyOperation) -> Any:
-    """Convert a JSON value to a value of the type ``kind``. ``operation`` reads the shapes and problems in it."""
-    if kind == Shape:
+def _convert_from_json(value: Any, plan_type: Any, operation: AnyOperation) -> Any:
+    """Convert a JSON value to a value of the type ``plan_type``. ``operation`` reads the shapes and problems in it."""
+    if plan_type == Shape:
         return value if isinstance(operation, UnknownOperation) else operation.parse_shape(value)
-    if kind == Problem:
+    if plan_type == Problem:
         return operation.read_problem_record(value)
-    if kind is Plan:
+    if plan_type is Plan:
         return read_plan_record(value)
-    if kind is float:  # JSON has no infinity, so a log has None for it.
+    if plan_type is float:  # JSON has no infinity, so a log has None for it.
         return math.inf if value is None else value
-    if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _convert_from_json(value, get_args(kind)[0], operation)
-    if get_origin(kind) is tuple:
-        return tuple(_convert_from_json(each, get_args(kind)[0], operation) for each in value)
-    if is_dataclass(kind) or hasattr(kind, "_fields"):
-        return kind(
+    if get_origin(plan_type) in (Union, types.UnionType):
+        return None if value is None else _convert_from_json(value, get_args(plan_type)[0], operation)
+    if get_origin(plan_type) is tuple:
+        return tuple(_convert_from_json(each, get_args(plan_type)[0], operation) for each in value)
+    if is_dataclass(plan_type) or hasattr(plan_type, "_fields"):
+        return plan_type(
             **{
                 name: _convert_from_json(value[name], each, operation)
-                for name, each in _get_field_types(kind).items()
+                for name, each in _get_field_types(plan_type).items()
                 if name in value
             }
         )

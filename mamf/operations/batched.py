@@ -49,7 +49,7 @@ class BatchedProblem(BaseMatmulProblem):
 
 
 class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
-    """A kernel that implements batched matmul. Derived classes launch it with a library."""
+    """The base class of kernels for batched matmul."""
 
     operation = "batched"
 
@@ -65,7 +65,7 @@ class Batched(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     random_matmul_counts = (1, 2, 3, 8, 32)
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """Return batches of matmuls as for attention scores of short and long sequences, and of square matmuls."""
+        """Return the batches of attention scores of short and of long sequences, and a batch of square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

@@ -60,7 +60,7 @@ class CollectiveProblem(CheckedProblem):
     )
 
     def count_buffer_elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """Return how many elements a rank sends and how many it receives, rounded down to equal parts for all ranks."""
+        """Return the numbers of elements that a rank sends and receives, rounded down to equal parts for all ranks."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         total = part * self.ranks
         return {"all_gather": (part, total), "reduce_scatter": (total, part)}.get(self.collective, (total, total))
@@ -115,8 +115,8 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
-# The share of the free memory that the larger buffer of a rank may take by default, so that both buffers and the other
-# data of the process fit.
+# The share of the free memory that the larger buffer of a rank may take by default. The rest is for the smaller buffer
+# and for the other data of the process.
 _MAX_MEMORY_SHARE = 0.25
 
 

@@ -22,7 +22,8 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailability, poison_tensor, view_as_words
 
-_SAMPLE_COUNT = 256
+# The number of elements to verify in each part of a buffer.
+_SAMPLED_ELEMENT_COUNT = 256
 # An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. Expected sums are
 # computed for at most this many doublings, because they are infinite in float32 by then.
 _MAX_DOUBLINGS = 500
@@ -60,10 +61,10 @@ class TorchDistributed(CollectiveKernel):
         buffers, error = None, None
         try:
             buffers_by_name = problem.list_buffers(shape)
-            # The pool fills a buffer with values that depend on its name, so each rank sends different values.
+            # The pool fills a buffer with values that depend on the buffer's name, so each rank sends different values.
             send_buffer = pool.take_buffer(f"sent by {torch.distributed.get_rank()}", *buffers_by_name["sent"])
             buffers = send_buffer, pool.take_buffer("received", *buffers_by_name["received"])
-        except Exception as exception:  # Tell the other ranks, because they would wait for this rank forever.
+        except Exception as exception:  # Tell the other ranks. Otherwise they would wait for this rank forever.
             error = exception
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
@@ -87,8 +88,8 @@ class TorchDistributed(CollectiveKernel):
 def make_process_group(blocks: int, device_type: str) -> Any:
     """Make a process group of all ranks that uses ``blocks`` thread blocks per rank to communicate.
 
-    If ``blocks`` is 0, return None, which stands for the default group. All ranks must call this function, with the
-    same number of blocks. Raises UnsupportedError if the library has no setting for the number of blocks.
+    If ``blocks`` is 0, return None, which means the default group. All ranks must call this function with the same
+    number of blocks. Raises UnsupportedError if the library has no setting for the number of blocks.
     """
     if not blocks:
         return None
@@ -103,7 +104,7 @@ def make_process_group(blocks: int, device_type: str) -> Any:
 
 
 def gather_objects(local_object: object) -> list[Any]:
-    """Return the objects that all ranks pass to this function, in the order of ranks. All ranks must call it."""
+    """Return the objects of all ranks, in the order of ranks. All ranks must call this function."""
     objects: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(objects, local_object)
     return objects
@@ -126,15 +127,19 @@ class CheckedCollective:
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._send_buffer, self._receive_buffer, self._part_elements = send_buffer, receive_buffer, part_elements
-        # A ring reduction of n ranks rounds partial sums of 1 to n terms. Their combined error is about sqrt(n / 2)
-        # times the error of one rounding; the tolerance allows sqrt(n) times.
+        # A ring reduction of n ranks rounds partial sums of 1 to n terms. The error of all roundings together is about
+        # sqrt(n / 2) times the error of one rounding, and the tolerance is sqrt(n) times the error of one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
-        indices = sorted({0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLE_COUNT))})
+        indices = sorted(
+            {0, part_elements - 1, *(chooser.randrange(part_elements) for _ in range(_SAMPLED_ELEMENT_COUNT))}
+        )
         self._sampled_indices = torch.tensor(indices, device=send_buffer.device)
         self._launch_count = 0
-        run_collective: Callable[..., object] = make_collective_calls(send_buffer, receive_buffer)[problem.collective]
+        run_collective: Callable[..., object] = make_collective_launchers(send_buffer, receive_buffer)[
+            problem.collective
+        ]
         self._run_collective = run_collective if group is None else partial(run_collective, group=group)
         self._expected_samples = self._compute_expected_data(
             torch.stack(gather_objects(self._copy_samples_to_host(send_buffer)))
@@ -151,9 +156,9 @@ class CheckedCollective:
         self._run_collective()
 
     def poison_outputs(self) -> None:
-        """Overwrite the receive buffer, so that a result is right only if a later launch wrote it.
+        """Overwrite the receive buffer, so that the result is right only if a later launch writes it.
 
-        An all_reduce works in place, so its receive buffer gets the data to send instead.
+        An all_reduce works in place, so fill its receive buffer with the data to send.
         """
         self._launch_count = 0
         if self._collective == "all_reduce":
@@ -171,9 +176,9 @@ class CheckedCollective:
         return sorted({name for names in gather_objects(self._find_changed_operands()) for name in names})
 
     def _compute_expected_data(self, data_by_rank: torch.Tensor) -> torch.Tensor:
-        """Return the data that this rank should receive, [parts, ...].
+        """Return the data that this rank should receive, as a tensor (parts, ...).
 
-        ``data_by_rank``: the data that each rank sends, [ranks, parts, ...].
+        ``data_by_rank``: the data that each rank sends, as a tensor (ranks, parts, ...).
         """
         rank = torch.distributed.get_rank()
         if self._collective == "all_gather":
@@ -183,11 +188,11 @@ class CheckedCollective:
         return data_by_rank.sum(0)[rank : rank + 1] if self._collective == "reduce_scatter" else data_by_rank.sum(0)
 
     def _copy_samples_to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sampled elements of each part of a buffer, [parts, samples], in float64 on the host."""
+        """Return the sampled elements of each part of a buffer, as a float64 tensor (parts, samples) on the host."""
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
     def _sum_bits_of_parts(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each part of a buffer, with the bits read as integers, [parts].
+        """Return the sum of the bits, read as integers, of each part of a buffer.
 
         If a collective only moves data, equal sums show that all elements are right, not only the sampled elements.
         """
@@ -213,9 +218,11 @@ class CheckedCollective:
         return difference / norm if norm else (math.inf if difference else 0.0)
 
 
-def make_collective_calls(send_buffer: torch.Tensor, receive_buffer: torch.Tensor) -> dict[str, Callable[[], object]]:
+def make_collective_launchers(
+    send_buffer: torch.Tensor, receive_buffer: torch.Tensor
+) -> dict[str, Callable[[], object]]:
     distributed: Any = torch.distributed
-    # torch 2.13 renamed these functions, and warns if a program uses the older names.
+    # torch 2.13 renamed the functions for all_gather and reduce_scatter, and warns if a program uses the older names.
     all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
     return {

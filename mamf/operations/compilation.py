@@ -1,4 +1,4 @@
-"""Help kernels that are compiled: compile for one shape, read the architecture, and check whether Triton works."""
+"""Compile functions for one shape, read the architecture of a device, and check whether Triton works."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) 
 it. It is exact for int8 (modulo 2^32, like int32). It sums in float32 for operands of 8 and 16 bits and for tf32: the
 error of these sums is 1e-6, while the results may have errors of 1e-3. It sums in float64 for all other dtypes.
 
-If C is rounded to int8, rounding would hide small errors from this test. For such a C, a library computes the exact
-int32 result, the test verifies that result, and every entry of C is compared with it.
+If C is rounded to int8, rounding would hide small errors from this test. So a library computes the exact int32 result,
+the test verifies the exact result, and mamf compares every entry of C with the rounded exact result.
 
 ``verify_matmul_with_special_values`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
@@ -32,7 +32,7 @@ import torch
 from mamf.dtypes import compute_slope_tolerance
 from mamf.kernel import CELL_SIZE, Verdict, WrongCells
 from mamf.operations.matmul.shapes import BaseMatmulProblem
-from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_values
+from mamf.operations.operand_sets import draw_signs, use_one_torch_thread, verify_special_value_output
 from mamf.operations.quantization import QuantizedOperand
 
 #: The number of random vectors x that a test multiplies by.
@@ -58,7 +58,7 @@ MatmulOperand = torch.Tensor | QuantizedOperand
 
 
 def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
-    """Return the rows of an operand from ``start`` up to, but not including, ``stop``. The result shares its memory."""
+    """Return the rows of an operand from ``start`` up to, but not including, ``stop``. The result is a view."""
     return operand.slice_rows(start, stop) if isinstance(operand, QuantizedOperand) else operand[:, start:stop]
 
 
@@ -126,14 +126,16 @@ def _verify_entries_in_chunks(
             f"{max_ratio:.2g}"
         )
     elif abs(slope) > max_slope:
-        reason = f"the output is {1 + slope:.6g} times the expected one; rounding changes it by at most {max_slope:.1g}"
+        reason = (
+            f"the output is {1 + slope:.6g} times the expected output; rounding changes it by at most {max_slope:.1g}"
+        )
     # By chance, the root of a mean of squares of normal random numbers may exceed its expected value by this factor
     # (Laurent and Massart, 2000).
     chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
     return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
 
-#: The text that verdicts give for the arithmetic of the reference.
+#: How verdicts describe the reference, that is, the computation with which mamf compares C.
 _REFERENCE_DESCRIPTION = "A (B x) for random x"
 
 
@@ -154,7 +156,7 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             )[0].item():
                 return Verdict(math.inf, 0.0, reason="the exact matmul that mamf compares C with is itself wrong")
             output = block.c.float()
-            expected = round_exact_to_int8(output, exact.float() * scale)
+            expected = round_exact_values_to_int8(output, exact.float() * scale)
             squared_error += (output - expected).square().sum().item()
             squared_norm += expected.square().sum().item()
     return Verdict(
@@ -171,13 +173,13 @@ def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
     return sums
 
 
-def round_exact_to_int8(output: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Round exact values to int8, and return the expected outputs.
+def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor) -> torch.Tensor:
+    """Round exact values to int8, and return the rounded values, with which mamf compares ``output``.
 
     A kernel may round a value halfway between two integers up or down. So if ``output`` has one of the two integers,
-    this integer is the expected output.
+    return this integer.
     """
-    clamped = exact.clamp(-128, 127)
+    clamped = exact_values.clamp(-128, 127)
     return torch.where((output - clamped).abs() <= _MAX_ROUNDING_DISTANCE, output, clamped.round())
 
 
@@ -209,7 +211,7 @@ def _find_wrong_rows(problem: BaseMatmulProblem, part: MatmulPart, scale: float)
     """Return booleans (batch, M): True for each row of C whose error is larger than rounding explains."""
     if problem.has_int8_output:
         output = part.c.float()
-        return (output != round_exact_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
+        return (output != round_exact_values_to_int8(output, _compute_exact_int32_matmul(part).float() * scale)).any(2)
     sum_dtype, c, chunk_elements = _choose_sum_dtype(problem.dtype, part.c.device), part.c, _RETRY_CHUNK_ELEMENTS
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)
     expected_products = _multiply_by_vectors(
@@ -280,7 +282,7 @@ def _multiply_by_vectors(
     ``sum_dtype``: the dtype of the sums. ``chunk_elements``: the number of elements to multiply at once.
     """
     if isinstance(operand, QuantizedOperand):
-        values = (part.dequantize()[None] for part in operand.split_rows(chunk_elements))
+        values = (part.dequantize()[None] for part in operand.split_into_row_chunks(chunk_elements))
         return torch.cat([_multiply_by_vectors(each, vectors, sum_dtype, chunk_elements) for each in values], dim=1)
     batch = len(operand)
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS_PER_TEST > chunk_elements:
@@ -317,7 +319,7 @@ def _multiply_transpose_by_vectors(
     if not isinstance(operand, QuantizedOperand):
         return _multiply_by_vectors(operand.mT, vectors, sum_dtype, chunk_elements)
     sums, start = torch.zeros(1, operand.shape[1], vectors.shape[-1], dtype=sum_dtype, device=vectors.device), 0
-    for part in operand.split_rows(chunk_elements):
+    for part in operand.split_into_row_chunks(chunk_elements):
         values = part.dequantize()
         sums += _multiply_by_vectors(
             values.mT[None], vectors[:, start : start + len(values)], sum_dtype, chunk_elements
@@ -381,4 +383,4 @@ def verify_matmul_with_special_values(
         c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, math.nan)
         details["subnormal operands"] = "kept" if (c_row[c_row == c_row] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
-    return verify_special_values(output, expected, "an infinity, a NaN and a subnormal number", details)
+    return verify_special_value_output(output, expected, "an infinity, a NaN and a subnormal number", details)

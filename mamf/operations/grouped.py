@@ -96,8 +96,8 @@ def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
-#: The mixture-of-experts layer of each model, as far as the layer is on one device: the number of experts, the experts
-#: per token, the hidden size (elements per token), and the intermediate size (elements per token inside an expert).
+#: The part of each model's mixture-of-experts layer that is on one device: the number of experts, the experts per
+#: token, the hidden size (elements per token), and the intermediate size (elements per token inside an expert).
 EXPERT_LAYERS = {
     "mixtral-8x7b": (8, 2, 4096, 14336),
     "deepseek-v2-lite": (64, 6, 2048, 1408),
@@ -127,7 +127,7 @@ EXPERT_PRESETS: Mapping[str, Preset[GroupedShape]] = {
 
 
 class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
-    """A kernel that implements grouped matmul. Derived classes launch it with a library."""
+    """The base class of kernels for grouped matmul."""
 
     operation = "grouped"
 

@@ -24,12 +24,12 @@ from mamf.operations.matmul_operands import (
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.quantization import QuantizedOperand
 
-#: Texts in the error messages with which grouped_mm refuses a shape, a layout or a device that it does not support.
-_REFUSAL_MESSAGES = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
+#: Texts in the error messages of grouped_mm for a shape, a layout or a device that it does not support.
+_REFUSAL_TEXTS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
-    """A kernel that runs grouped matmul in torch. Derived classes define their dtypes and the launch."""
+    """The base class of torch kernels for grouped matmul. Derived classes define ``dtypes`` and ``bind_operands``."""
 
     @abstractmethod
     def bind_operands(
@@ -69,7 +69,7 @@ class GroupedMm(TorchGrouped):
     dtypes = ("bfloat16", "float16", "float32")
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        if find_grouped_mm() is None:
+        if get_grouped_mm_function() is None:
             return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
         return super().explain_unavailability(backend)
 
@@ -79,15 +79,13 @@ class GroupedMm(TorchGrouped):
         return super().unsupported_problem(backend, problem)
 
     def is_refusal(self, error: Exception) -> bool:
-        is_known = isinstance(error, (RuntimeError, ValueError)) and any(
-            text in str(error) for text in _REFUSAL_MESSAGES
-        )
+        is_known = isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSAL_TEXTS)
         return super().is_refusal(error) or is_known
 
     def bind_operands(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, tokens_by_expert: Sequence[int]
     ) -> Callable[[], object]:
-        return partial(find_grouped_mm(), a, b, offs=compute_row_ends(tokens_by_expert, a.device))
+        return partial(get_grouped_mm_function(), a, b, offs=compute_row_ends(tokens_by_expert, a.device))
 
 
 def compute_row_ends(tokens_by_expert: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -95,7 +93,7 @@ def compute_row_ends(tokens_by_expert: Sequence[int], device: torch.device) -> t
     return torch.tensor(tokens_by_expert, device=device).cumsum(0, dtype=torch.int32)
 
 
-def find_grouped_mm() -> Any:
+def get_grouped_mm_function() -> Any:
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 

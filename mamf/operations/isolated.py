@@ -69,7 +69,7 @@ class Channel:
 def serve_launches(
     channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
 ) -> dict[str, str]:
-    """Launch a kernel on the operands that the checking process sends, as often as that process asks.
+    """Launch a kernel on the operands that the checking process sends, as often as the checking process requests.
 
     Return the last message of the checking process: ``{"wrong": reason}`` if the result is wrong, ``{"unknown":
     reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any
@@ -108,7 +108,7 @@ def _send_results(channel: Channel, written_buffers: Mapping[str, torch.Tensor],
 def run_checking_process() -> None:
     """Check kernels for the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
-    # Send what libraries print to stderr, because the other process would read it as a message.
+    # Redirect stdout to stderr, because the other process would read the output of libraries as messages.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     answer_requests(channel)
 
@@ -151,7 +151,7 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
 
 
 def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
-    """Return the first kernel of mamf that supports a problem and shape on the CPU, to verify results with.
+    """Return the first of mamf's own kernels that supports a problem and shape on the CPU, to compute expected results.
 
     Raises UnsupportedError if no kernel does.
     """

@@ -23,7 +23,7 @@ from mamf.operations.freivalds import (
     MatmulPart,
     divide_or_return_inf,
     find_wrong_cells,
-    round_exact_to_int8,
+    round_exact_values_to_int8,
     verify_all_entries,
     verify_matmul_with_special_values,
 )
@@ -44,8 +44,8 @@ from mamf.operations.operand_sets import (
 from mamf.operations.quantization import QuantizedOperand, quantize_to_format
 from mamf.torch_backend import to_torch_dtype
 
-#: Texts in the errors of cuBLAS and hipBLAS if they have no algorithm for a shape or layout, and of oneDNN if it does
-#: not support a dtype.
+#: Texts in the errors that cuBLAS and hipBLAS raise without an algorithm for a shape or layout, and oneDNN for a dtype
+#: that it does not support.
 _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # A quick check compares entries in this number of rows and columns of C, for this number of matmuls of a launch. The
 # check must be short, because it runs in the idle time between two series of launches.
@@ -53,7 +53,7 @@ _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 # If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
 #: A function that splits the output of a launch into batches of matmuls of one shape, with their operands.
-SplitIntoParts = Callable[[torch.Tensor], Sequence[MatmulPart]]
+PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
 #: rows and columns of its C. Every entry in one of these rows and one of these columns is compared.
 _SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
@@ -63,11 +63,11 @@ def make_matmul_operand_set(
     problem: BaseMatmulProblem,
     launch: Callable[[], object],
     c: torch.Tensor,
-    split_into_parts: SplitIntoParts,
+    split_into_parts: PartSplitter,
     operand_to_change: torch.Tensor,
     scale: float = 1.0,
     details: Mapping[str, float | str] | None = None,
-    split_unquantized: SplitIntoParts | None = None,
+    split_unquantized: PartSplitter | None = None,
     find_changed_operands: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
     """Make the operand set of one launch of matmuls, which verifies the output with sampled entries or as a whole.
@@ -107,7 +107,7 @@ def make_matmul_operand_set(
             ]
         )
         expected = scale * compute_sampled_blocks(output_parts, blocks)
-        expected = round_exact_to_int8(actual, expected) if problem.has_int8_output else expected
+        expected = round_exact_values_to_int8(actual, expected) if problem.has_int8_output else expected
         return Verdict(compute_relative_error(actual, expected), problem.tolerance, verdict_details)
 
     def verify_whole(result: object) -> Verdict:
@@ -132,7 +132,7 @@ def make_matmul_operand_set(
 
 
 class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
-    """A kernel that computes one or several matmuls with a torch function. Derived classes define dtypes and launch."""
+    """The base class of kernels that compute one or several matmuls of torch tensors without scales."""
 
     #: Whether the function accepts operands with unused elements after each stored row.
     has_padding: ClassVar[bool] = False
@@ -154,7 +154,10 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         """Return why the kernel does not support the problem's output dtype, layout or accumulation, or None."""
         outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
         if problem.out_dtype not in outputs:
-            return f"kernel {self.name} writes {', '.join(outputs)} for {problem.dtype}, not {problem.out_dtype}"
+            return (
+                f"kernel {self.name} writes C in {' or '.join(outputs)} for {problem.dtype} operands, not in "
+                f"{problem.out_dtype}: use --out-dtype {outputs[0]}"
+            )
         if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
             return f"kernel {self.name} does not support fast accumulation for {problem.dtype}, only for 8-bit floats"
         return None
@@ -188,7 +191,7 @@ def draw_sampled_blocks(parts: Sequence[MatmulPart]) -> list[_SampledBlock]:
     """Choose random matmuls, and random rows and columns of each, including the first and the last.
 
     The choice uses a random seed and happens after the launch, so a kernel cannot predict the chosen entries and
-    compute only those.
+    compute only these entries.
     """
     chooser = random.Random(secrets.randbits(64))
     matmul_indices = [(p, i) for p, part in enumerate(parts) for i in range(len(part.c))]
@@ -247,7 +250,7 @@ def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor
     with use_one_torch_thread():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize > 1:
             return selection.to(torch.float64)
-        # Look up the values in a table, because it is 20 times as fast as torch's conversion of 8-bit floats.
+        # Look up the values in a table, because a lookup is 20 times as fast as torch's conversion of 8-bit floats.
         codes = selection.view(torch.uint8).flatten().to(torch.int32)
         return _list_float8_values(tensor.dtype).index_select(0, codes).view(selection.shape)
 
@@ -262,7 +265,7 @@ def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
 
 
 class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
-    """A kernel that computes one or several matmuls of operands in scaled formats. Derived classes launch it."""
+    """The base class of kernels that compute one or several matmuls of operands in scaled formats."""
 
     dtypes: ClassVar[tuple[str, ...]] = SCALED_DTYPES
     out_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32")
@@ -276,7 +279,10 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
                 "the last dimension of both operands"
             )
         if problem.out_dtype not in self.out_dtypes:
-            return f"kernel {self.name} writes {', '.join(self.out_dtypes)}, not {problem.out_dtype}"
+            return (
+                f"kernel {self.name} writes C in {' or '.join(self.out_dtypes)}, not in {problem.out_dtype}: use "
+                f"--out-dtype {self.out_dtypes[0]}"
+            )
         return self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:

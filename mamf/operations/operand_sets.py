@@ -27,7 +27,7 @@ from mamf.torch_backend import TorchBackend
 ResultT = TypeVar("ResultT")
 #: The name of the buffer that the classic regime copies over the output of the first operand set. If a problem has no
 #: such buffer, the regime fills the output with zeros.
-_REWRITE_BUFFER = "c_rewrite"
+_REWRITE_BUFFER_NAME = "c_rewrite"
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,8 @@ class OperandSet:
     """The operands of one launch, and the functions that run and check it.
 
     - ``launch``: runs the kernel once. It returns its output, or None if it writes to ``outputs``.
-    - ``verify``, ``verify_whole``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but they take only
-      the result of the launch, because they are for this set only. ``is_deterministic`` and ``verify_special_values``
-      are as in ``Prepared``.
+    - ``verify``, ``verify_whole``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but without the
+      index of the operand set. ``is_deterministic`` and ``verify_special_values`` are as in ``Prepared``.
     - ``outputs``: the tensors that the launch writes.
     - ``change_operands``: queues a random change of the operands, and ``verify`` then expects the new result. None: the
       operands never change. ``restore_operands``: undoes all changes.
@@ -94,7 +93,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     ) -> Prepared:
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         tensors = take_pool_buffers(pool, buffers)
-        source = tensors.pop(_REWRITE_BUFFER, None)
+        source = tensors.pop(_REWRITE_BUFFER_NAME, None)
         # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
@@ -134,8 +133,8 @@ def combine_operand_sets(
 ) -> Prepared:
     """Combine operand sets into a ``Prepared``, which is what the engine measures.
 
-    ``find_changed_operands``: returns the names of operands that launches have modified, after all sets have been
-    restored. ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
+    ``find_changed_operands``: returns the names of operands that launches have modified, given that the random changes
+    of all sets have been undone. ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
     """
 
     def poison_outputs(returned: Sequence[object]) -> None:
@@ -175,9 +174,9 @@ def combine_operand_sets(
 
 
 def _combine_by_index(checks: Sequence[Callable[[object], ResultT] | None]) -> Callable[[int, object], ResultT] | None:
-    """Combine one function per operand set into a function that takes the index of the set and a launch's result.
+    """Combine one function per operand set into one function of the set's index and a launch's result.
 
-    Return None if the sets have no such function.
+    ``checks``: the function of each set; all None if the sets have no such function. Return None in this case.
     """
     present_checks = [check for check in checks if check is not None]
     return (lambda index, result: present_checks[index](result)) if present_checks else None
@@ -199,7 +198,7 @@ def explain_torch_unavailability(backend: Backend) -> Unavailable | None:
 
 def poison_tensor(tensor: torch.Tensor) -> None:
     """Overwrite a tensor with values that no launch produces, so that verification finds entries that the next launch
-    does not write: with NaN, or integers with a number that is almost the smallest int32.
+    does not write. These values are NaN, or the smallest int32 plus 1 in tensors of int32 and int64.
     """
     with torch.no_grad():
         if tensor.dtype in (torch.int32, torch.int64):
@@ -219,9 +218,9 @@ def select_along_dim(tensor: torch.Tensor, dim: int, indices: torch.Tensor) -> t
 
 
 def draw_sample_indices(size: int, count: int, chooser: random.Random) -> torch.Tensor:
-    """Draw up to ``count`` indices below ``size`` and return them sorted.
+    """Draw up to ``count`` indices below ``size`` and return the indices sorted.
 
-    They include the first and the last index, because bugs often affect edges.
+    Include the first and the last index, because bugs often affect edges.
     """
     return torch.tensor(sorted({0, size - 1, *chooser.sample(range(size), min(count - 2, size))}))
 
@@ -272,13 +271,13 @@ def list_result_tensors(returned: object) -> list[torch.Tensor]:
     return [each.detach() for each in results if isinstance(each, torch.Tensor)]
 
 
-def verify_special_values(
+def verify_special_value_output(
     output: torch.Tensor, expected: torch.Tensor, special_values: str, details: Mapping[str, str | float]
 ) -> Verdict:
     """Verify the output of a launch with special values, such as NaN, among the operands.
 
     ``output``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
-    everywhere. ``special_values``: what the reason calls the special values. ``details``: details of the verdict.
+    everywhere. ``special_values``: a description of the special values, for the verdict. ``details``: for the verdict.
     """
     wrong_count = int((~((output == expected) | (output.isnan() & expected.isnan()))).sum().item())
     reason = f"{wrong_count} output values are wrong if the operands contain {special_values}"
@@ -316,8 +315,8 @@ class ChangeDetector:
 def compute_checksums(tensor: torch.Tensor) -> torch.Tensor:
     """Return sums of the bits of a contiguous tensor, as a one-dimensional tensor of integers.
 
-    The words of the tensor form a table with _CHECKSUM_COLUMNS columns. The result has the sum of each column and of
-    each row, and the words that do not fill a row.
+    Arrange the words of the tensor in a table with _CHECKSUM_COLUMNS columns. The result contains the sum of each
+    column and of each row, and the last words, which do not fill a row.
     """
     words = view_as_words(tensor.detach().reshape(-1))
     table_word_count = words.numel() // _CHECKSUM_COLUMNS * _CHECKSUM_COLUMNS
@@ -348,11 +347,11 @@ def view_as_words(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.view(torch.int8)
 
 
-# -- operands that change between launches -----------------------------------------------------------------------------
+# -- changes of operands between launches ------------------------------------------------------------------------------
 
 
-# The sign bit of an 8-bit float, which is also that of the upper one of two 4-bit floats (e2m1) in a byte; and the sign
-# bit of the lower one.
+# The sign bit of an 8-bit float. If a byte contains two 4-bit floats (e2m1), this is the sign bit of the upper float.
+# The second constant is the sign bit of the lower float.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER_E2M1 = 0x80, 0x08
 # The number of sign patterns that SignFlipper uses per operand, and the maximum number of rows that join_rows joins.
 _SIGN_PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
@@ -395,10 +394,10 @@ def draw_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
 class SignFlipper:
     """An object that flips random signs of an operand (..., rows, K), so that results of earlier launches become wrong.
 
-    A flip is exact in every dtype, and a second flip undoes it. No kernel can predict the signs. The device draws them,
-    so nothing waits for the host. Patterns are drawn once, so a change is one pass over the operand. Operands are 8-bit
-    floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a pattern. With the
-    same signs in all rows, a kernel could update its last result from only the half of K that flipped.
+    A flip is exact in every dtype, and a second flip undoes the first. No kernel can predict the signs. The device
+    draws the signs, so nothing waits for the host. Patterns are drawn once, so a change is one pass over the operand.
+    Operands are 8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a
+    pattern. With the same signs in all rows, a kernel could update its last result from the half of K that flipped.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
@@ -450,7 +449,7 @@ class SignFlipper:
         bits.bitwise_xor_(pattern * (bits != 0) if "fnuz" in str(operand.dtype) else pattern)
 
 
-# -- outputs that repeat -----------------------------------------------------------------------------------------------
+# -- comparison with earlier outputs -----------------------------------------------------------------------------------
 
 
 #: The integer dtype for each number of bytes per element.

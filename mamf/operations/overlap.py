@@ -24,9 +24,9 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
-OTHER_WORKS = (*COLLECTIVES, *COPY_DIRECTIONS, *PATTERNS)
+OTHER_WORK_NAMES = (*COLLECTIVES, *COPY_DIRECTIONS, *PATTERNS)
 #: The two values of ``OverlapProblem.timed``, which says whether a row's rate counts the matmul or the other work.
-COUNTED_WORKS = MATMUL_WORK, OTHER_WORK = ("products", "other")
+COUNTED_WORK_NAMES = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
 @dataclass(frozen=True, order=True)
@@ -60,6 +60,7 @@ class OverlapShape(BaseShape):
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)
 
 
+#: The smallest shape, for checks whose result does not depend on the shape.
 MIN_OVERLAP_SHAPE = OverlapShape(1, 1, 1, 1)
 
 
@@ -67,21 +68,21 @@ MIN_OVERLAP_SHAPE = OverlapShape(1, 1, 1, 1)
 class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
-    - ``other``: the work that runs at the same time as matmul, one of OTHER_WORKS.
-    - ``timed``: the work whose rate a row reports, one of COUNTED_WORKS.
-    - ``alone``: whether the timed work runs alone, for comparison.
+    - ``other``: the work that runs at the same time as matmul, one of OTHER_WORK_NAMES.
+    - ``timed``: the work whose rate a row reports, one of COUNTED_WORK_NAMES.
+    - ``alone``: whether the timed work runs while the other work does not, for comparison.
     - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
     """
 
     operation: ClassVar[str] = "overlap"
 
     other: str = field(
-        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHER_WORKS)
+        default="to_host", metadata=describe("work that runs at the same time as matmul", choices=OTHER_WORK_NAMES)
     )
     timed: str = field(
         default=MATMUL_WORK,
         metadata=describe(
-            "work whose rate is reported: the matmul (products) or the other work (other)", choices=COUNTED_WORKS
+            "work whose rate is reported: the matmul (products) or the other work (other)", choices=COUNTED_WORK_NAMES
         ),
     )
     alone: bool = field(default=True, metadata=describe("measure the timed work while the other work does not run"))
@@ -113,7 +114,7 @@ class OverlapProblem(CheckedProblem):
     def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work whose rate a row reports.
 
-        Their classes are those of the work's own operation, such as MatmulProblem and MatmulShape.
+        The problem and the shape belong to the operation of this work, such as MatmulProblem and MatmulShape.
         """
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:
@@ -150,7 +151,8 @@ class OverlapProblem(CheckedProblem):
 class Pair(Kernel[OverlapProblem, OverlapShape]):
     """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
-    A launch of this kernel runs only the work whose rate a row reports; 'mamf overlap' launches both works at once.
+    A launch of this kernel runs only the work whose rate a row reports. 'mamf overlap' runs the matmul and the other
+    work at the same time.
     """
 
     operation = "overlap"
@@ -165,7 +167,7 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel that runs the work whose rate a row reports. Raises UnavailableError if none runs here."""
+        """Return the kernel for the work whose rate a row reports. Raises UnavailableError if no kernel runs here."""
         counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)

@@ -25,10 +25,9 @@ E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_SIGN_BIT = 8
 # An e8m0 scale of 2^e is stored as the number e plus this bias.
 _E8M0_BIAS = 127
-# The number of values that are quantized at once, which takes a few times 256 MiB of temporary memory.
+# The number of values that are quantized at once: 256 MiB in float32, for each of a few temporary tensors.
 _CHUNK_ELEMENTS = 2**26
-# The number of rows that are quantized at once is a multiple of this number, so that the rows form whole blocks of any
-# format.
+# mamf quantizes a multiple of this number of rows at once, so that the rows form whole blocks in every format.
 _CHUNK_ROW_MULTIPLE = 128
 
 
@@ -57,17 +56,17 @@ class QuantizedOperand:
         return rows, k * (2 if self.elements.dtype == torch.uint8 else 1)
 
     def slice_rows(self, start: int, stop: int) -> QuantizedOperand:
-        """Return an operand of the rows from ``start`` up to, but not including, ``stop``.
+        """Return the rows from ``start`` up to, but not including, ``stop``, as an operand.
 
         ``start`` must be the first row of a block. The result shares memory with this operand.
         """
         blocks = slice(start // self.scaling.block_rows, -(-stop // self.scaling.block_rows))
         return QuantizedOperand(self.elements[start:stop], self.scales[blocks], self.scaling)
 
-    def split_rows(self, elements: int) -> Iterator[QuantizedOperand]:
-        """Split the operand into operands of consecutive rows, with whole blocks and about ``elements`` values each."""
+    def split_into_row_chunks(self, chunk_elements: int) -> Iterator[QuantizedOperand]:
+        """Split the rows into consecutive operands, each with whole blocks and about ``chunk_elements`` values."""
         rows, k = self.shape
-        chunk_rows = max(_CHUNK_ROW_MULTIPLE, elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
+        chunk_rows = max(_CHUNK_ROW_MULTIPLE, chunk_elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
         return (self.slice_rows(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -77,7 +76,7 @@ class QuantizedOperand:
         )
 
     def dequantize_on_host(self, rows: torch.Tensor) -> torch.Tensor:
-        """Copy these rows to the host, and return the values that they represent in float64."""
+        """Copy these rows to the host, and return their dequantized values in float64."""
         return QuantizedOperand(
             select_along_dim(self.elements, 0, rows).cpu(),
             select_along_dim(self.scales, 0, rows // self.scaling.block_rows).cpu(),
@@ -88,10 +87,10 @@ class QuantizedOperand:
 def quantize_to_format(
     values: torch.Tensor, dtype: str, operand: str, element_memory: torch.Tensor, float8_dtype: torch.dtype
 ) -> QuantizedOperand:
-    """Quantize an operand to a scaled format, and return it.
+    """Quantize an operand to a scaled format, and return the quantized operand.
 
     - ``values``: the operand (rows, K). ``dtype``: the name of the format. ``operand``: ``a`` or ``b``.
-    - ``element_memory``: bytes, in which the elements of the result are stored.
+    - ``element_memory``: a tensor of bytes in which to store the elements of the result.
     - ``float8_dtype``: the 8-bit float dtype that the device supports.
     """
     scaled_format = DTYPES[dtype].scaled_format
@@ -162,16 +161,16 @@ def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
 
     Values are rounded to nearest, ties to the even code.
     """
-    codes = torch.bucketize(values.abs(), _list_rounding_boundaries().to(values.device)).to(torch.uint8)
+    codes = torch.bucketize(values.abs(), _compute_rounding_boundaries().to(values.device)).to(torch.uint8)
     codes += _E2M1_SIGN_BIT * torch.signbit(values).to(torch.uint8)
     return codes[:, ::2] + 16 * codes[:, 1::2]
 
 
-def _list_rounding_boundaries() -> torch.Tensor:
+def _compute_rounding_boundaries() -> torch.Tensor:
     """Return the seven boundaries at which ``torch.bucketize`` must separate magnitudes to round them to e2m1.
 
-    A boundary is halfway between two numbers of e2m1. ``bucketize`` rounds a value at a boundary down. Where such a
-    value must be rounded up to the even code, the boundary is slightly lower.
+    A boundary is halfway between two numbers of e2m1. ``bucketize`` rounds a value at a boundary down. If the even code
+    is above the boundary, lower the boundary slightly, so that ``bucketize`` rounds this value up.
     """
     magnitudes = torch.tensor(E2M1_MAGNITUDES)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2

@@ -266,13 +266,13 @@ def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
     ("name", "problem", "reason"),
     [
         ("torch.mm", MatmulProblem("int8", "int32"), "does not support int8"),
-        ("torch.mm", MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
+        ("torch.mm", MatmulProblem("bfloat16", "float32"), "in bfloat16 for bfloat16 operands, not in float32"),
         ("torch.mm", MatmulProblem("tf32", "float32"), "CPUs have no tf32"),
         ("torch.mm", MatmulProblem("bfloat16", "bfloat16", fast_accumulation=True), "not support fast accumulation"),
         *(("scaled_mm", MatmulProblem("float8_e4m3fn", "bfloat16", layout), f"nt, not {layout}")
           for layout in ("nn", "tn", "tt")),
-        ("scaled_mm", MatmulProblem("float8_e5m2", "float8_e5m2"), "not float8_e5m2"),
-        ("int_mm", MatmulProblem("int8", "bfloat16"), "writes int32 for int8, not bfloat16"),
+        ("scaled_mm", MatmulProblem("float8_e5m2", "float8_e5m2"), "not in float8_e5m2"),
+        ("int_mm", MatmulProblem("int8", "bfloat16"), "writes C in int32 for int8 operands, not in bfloat16"),
     ],
 )  # fmt: skip
 def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend, name, problem, reason):

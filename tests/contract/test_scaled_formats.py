@@ -168,7 +168,7 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     ("problem", "told"),
     [
         (MatmulProblem("mxfp8", layout="nn"), "--layout nt"),
-        (MatmulProblem("mxfp8", "int32"), "writes bfloat16"),
+        (MatmulProblem("mxfp8", "int32"), "writes C in bfloat16"),
         (MatmulProblem("mxfp8", fast_accumulation=True), "not support fast accumulation"),
     ],
 )

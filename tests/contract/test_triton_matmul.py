@@ -97,9 +97,9 @@ def test_descriptors_need_aligned_rows(device):
     ("name", "problem", "reason"),
     [
         ("triton", MatmulProblem("float64", "float64"), "does not support float64"),
-        ("triton", MatmulProblem("bfloat16", "float32"), "writes bfloat16 for bfloat16, not float32"),
-        ("triton", MatmulProblem("int8", "bfloat16"), "writes int32"),
-        ("triton", MatmulProblem("float8_e4m3fn", "float8_e4m3fn"), "not float8_e4m3fn"),
+        ("triton", MatmulProblem("bfloat16", "float32"), "writes C in bfloat16 for bfloat16 operands, not in float32"),
+        ("triton", MatmulProblem("int8", "bfloat16"), "writes C in int32"),
+        ("triton", MatmulProblem("float8_e4m3fn", "float8_e4m3fn"), "not in float8_e4m3fn"),
         ("triton", MatmulProblem(fast_accumulation=True), "not support fast accumulation for bfloat16"),
         *(("gluon", MatmulProblem(layout=layout), f"not {layout}") for layout in MATMUL_LAYOUTS if layout != "nt"),
         ("gluon", MatmulProblem("float32", "float32"), "does not support float32"),

@@ -14,7 +14,7 @@ from mamf.plugins.discovery import open_backend
 from mamf.testing.simulated_kernels import SimulatedCollective
 
 MIB = 2**20
-CALLS = collective_kernels.make_collective_calls
+CALLS = collective_kernels.make_collective_launchers
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def of_rank(rank, store):
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     kernel = TorchDistributed()
     found = {collective: status(kernel, collective) for collective in COLLECTIVES}
-    collective_kernels.make_collective_calls = all_but_the_last
+    collective_kernels.make_collective_launchers = all_but_the_last
     found["all but the last"] = status(kernel, "all_to_all")
-    collective_kernels.make_collective_calls = spoilt_by_one
+    collective_kernels.make_collective_launchers = spoilt_by_one
     found["one rank spoils"] = status(kernel, "all_gather")
     found["does nothing"] = status(kernel, "all_reduce")
     return found

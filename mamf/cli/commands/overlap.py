@@ -102,7 +102,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES
-    from mamf.operations.overlap import COUNTED_WORKS, Pair
+    from mamf.operations.overlap import COUNTED_WORK_NAMES, Pair
     from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
@@ -135,7 +135,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [
-        *(f"other={','.join(other_work)}", f"timed={','.join(COUNTED_WORKS)}", "alone=yes,no"),
+        *(f"other={','.join(other_work)}", f"timed={','.join(COUNTED_WORK_NAMES)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
     return run_kernel_session(options, OverlapSession)

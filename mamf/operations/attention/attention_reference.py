@@ -30,7 +30,7 @@ from mamf.operations.operand_sets import (
     draw_integers,
     use_float32_precision,
     use_one_torch_thread,
-    verify_special_values,
+    verify_special_value_output,
 )
 
 # The number of query rows that the reference computes at once.
@@ -427,6 +427,6 @@ def verify_nan_and_infinity(
     expected[infinite_column] = torch.where(output[infinite_column].isfinite(), math.nan, output[infinite_column])
     lost_nan_count = int(output[batch, head, row].isfinite().sum().item())
     expected[batch, head, row] = output[batch, head, row]
-    return verify_special_values(
+    return verify_special_value_output(
         output, expected, "an infinity and a NaN", {LOST_NAN_KEY: lost_nan_count} if lost_nan_count else {}
     )

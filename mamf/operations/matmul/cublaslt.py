@@ -27,7 +27,7 @@ from mamf.operations.matmul.cublaslt_library import (
     COMPUTE_32F_FAST_TF32,
     COMPUTE_32I,
     COMPUTE_64F,
-    CUDA_DATA_TYPES,
+    CUDA_DATA_TYPE_BY_DTYPE,
     SCALE_MODE_BY_BLOCK_SIZE,
     CublasLtError,
     CublasLtLibrary,
@@ -46,7 +46,7 @@ _REQUESTED_PROPOSAL_COUNT = 8
 _MAX_WORKSPACE_BYTES = 512 * MIB
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 #: The output dtypes that cuBLASLt supports, by operand dtype.
-_OUTPUT_DTYPES = {
+_OUTPUT_DTYPES_BY_DTYPE = {
     "bfloat16": ("bfloat16", "float32"),
     "float16": ("float16", "float32"),
     "tf32": ("float32",),
@@ -55,14 +55,14 @@ _OUTPUT_DTYPES = {
     "int8": ("int32", "int8"),
     **dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32")),
 }
-_COMPUTE_TYPES = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
+_COMPUTE_TYPE_BY_DTYPE = {"tf32": COMPUTE_32F_FAST_TF32, "float64": COMPUTE_64F, "int8": COMPUTE_32I}
 
 
 class _CublasLtMatmul(MatmulKernel):
     """A matmul by cuBLASLt, with one variant per algorithm that its heuristic proposes.
 
     ``proposal_index``: the index of the proposed algorithm to run, where 0 is the most promising. None: run the most
-    promising one, but let ``list_variants`` return all of them.
+    promising algorithm, and let ``list_variants`` return one kernel per algorithm.
     """
 
     base_name: str
@@ -102,19 +102,21 @@ class _CublasLtMatmul(MatmulKernel):
         if isinstance(library, Unavailable):
             raise UnsupportedError(str(library))
         device_index = c.device.index or 0
-        output = MatrixDescription(CUDA_DATA_TYPES[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr())
-        compute_type = _COMPUTE_TYPES.get(problem.dtype, COMPUTE_32F)
+        output = MatrixDescription(
+            CUDA_DATA_TYPE_BY_DTYPE[problem.out_dtype], c.shape[1], c.shape[0], c.shape[1], c.data_ptr()
+        )
+        compute_type = _COMPUTE_TYPE_BY_DTYPE.get(problem.dtype, COMPUTE_32F)
         scale_type = problem.out_dtype if problem.out_dtype in ("int32", "float64") else "float32"
         descriptors = MatmulDescriptors(
             *(library, _get_cublaslt_handle(library, device_index), (b, a, output)),
-            *(compute_type, CUDA_DATA_TYPES[scale_type], problem.fast_accumulation),
+            *(compute_type, CUDA_DATA_TYPE_BY_DTYPE[scale_type], problem.fast_accumulation),
         )
         try:
             proposals = descriptors.request_proposals(_REQUESTED_PROPOSAL_COUNT, _MAX_WORKSPACE_BYTES)
             if self.proposal_index >= len(proposals):
                 raise UnsupportedError(
-                    f"cuBLASLt proposes {len(proposals)} algorithms for this shape, numbered from 0, so number "
-                    f"{self.proposal_index} does not exist: use a smaller number or another kernel"
+                    f"{self.name} does not exist for this shape, because cuBLASLt proposes only {len(proposals)} "
+                    "algorithms, numbered from 0: use a smaller number or another kernel"
                 )
             workspace = _get_workspace(c.device, proposals[self.proposal_index].workspace_bytes)
         except BaseException:
@@ -131,17 +133,17 @@ class _CublasLtMatmul(MatmulKernel):
 
 
 class CublasLt(_CublasLtMatmul, TorchMatmul):
-    """The kernel that multiplies operands without scales with cuBLASLt."""
+    """The cuBLASLt kernel for operands without scales."""
 
     base_name = "cublaslt"
     has_padding = True
-    dtypes = tuple(_OUTPUT_DTYPES)
-    outputs = _OUTPUT_DTYPES
+    dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
+    outputs = _OUTPUT_DTYPES_BY_DTYPE
     fast_dtypes = _FLOAT8_DTYPES
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
-            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
+            return f"kernel {self.name} needs --layout nt for {problem.dtype}, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def bind_operands(
@@ -153,7 +155,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
 
 
 class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
-    """The kernel that multiplies operands in scaled formats with cuBLASLt."""
+    """The cuBLASLt kernel for operands in scaled formats."""
 
     base_name = "cublaslt-scaled"
     dtypes = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
@@ -161,7 +163,7 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
     def bind_operands(
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
-        scales = [lay_out_scales(each, has_swizzle=True) for each in (a, b)]
+        scales = [lay_out_scales(each, needs_swizzle=True) for each in (a, b)]
         left, right = (
             _describe_transposed_quantized_operand(each, scale) for each, scale in zip((a, b), scales, strict=True)
         )
@@ -175,15 +177,20 @@ def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDes
     """
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:
-        return MatrixDescription(CUDA_DATA_TYPES[dtype], columns, rows, max(by_row, columns), operand.data_ptr())
+        return MatrixDescription(
+            CUDA_DATA_TYPE_BY_DTYPE[dtype], columns, rows, max(by_row, columns), operand.data_ptr()
+        )
     return MatrixDescription(
-        CUDA_DATA_TYPES[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
+        CUDA_DATA_TYPE_BY_DTYPE[dtype], rows, columns, max(by_column, rows), operand.data_ptr(), is_transposed=True
     )
 
 
 def _describe_transposed_quantized_operand(operand: QuantizedOperand, scales: torch.Tensor) -> MatrixDescription:
     """Describe the transpose of a quantized operand to cuBLASLt. ``scales``: the result of ``lay_out_scales``."""
-    (rows, k), data_type = operand.shape, CUDA_DATA_TYPES[str(operand.packed_elements.dtype).removeprefix("torch.")]
+    (rows, k), data_type = (
+        operand.shape,
+        CUDA_DATA_TYPE_BY_DTYPE[str(operand.packed_elements.dtype).removeprefix("torch.")],
+    )
     mode = SCALE_MODE_BY_BLOCK_SIZE[operand.scaling.block_rows, operand.scaling.block_columns]
     return MatrixDescription(
         data_type, k, rows, k, operand.elements.data_ptr(), scales_address_and_mode=(scales.data_ptr(), mode)

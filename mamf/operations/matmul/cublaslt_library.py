@@ -27,7 +27,7 @@ _LIBRARY_FOLDERS = (
 )
 
 #: The number of each dtype in CUDA's enumeration cudaDataType.
-CUDA_DATA_TYPES: Mapping[str, int] = {
+CUDA_DATA_TYPE_BY_DTYPE: Mapping[str, int] = {
     "float32": 0,
     "tf32": 0,
     "float64": 1,
@@ -41,13 +41,14 @@ CUDA_DATA_TYPES: Mapping[str, int] = {
 }
 #: The C type of the factors alpha and beta, by their cudaDataType. Other data types use a C float.
 _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
-    CUDA_DATA_TYPES["float64"]: c_double,
-    CUDA_DATA_TYPES["int32"]: lambda value: c_int(int(value)),
+    CUDA_DATA_TYPE_BY_DTYPE["float64"]: c_double,
+    CUDA_DATA_TYPE_BY_DTYPE["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE for A and for B; and FAST_ACCUM.
-_OPERAND_ATTRIBUTES, _FAST_ACCUMULATION_ATTRIBUTE = ((3, 17, 31), (4, 18, 32)), 25
-_MAX_WORKSPACE_ATTRIBUTE = 1
+# The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE of A and of B, and FAST_ACCUM.
+_OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
+# The number of attribute MAX_WORKSPACE_BYTES of a matmul preference.
+_MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1
 #: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of a block that shares a scale.
 #: None for the columns means that a block spans all of K.
 SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
@@ -59,7 +60,7 @@ SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
 }
 
 _STATUS_INVALID_VALUE, _STATUS_ARCH_MISMATCH, _STATUS_NOT_SUPPORTED = 7, 8, 15
-_STATUS_NAMES = {
+_STATUS_NAME_BY_NUMBER = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
     _STATUS_INVALID_VALUE: "INVALID_VALUE",
@@ -73,7 +74,7 @@ _STATUS_NAMES = {
 
 
 class AlgorithmStructure(ctypes.Structure):
-    """The C structure cublasLtMatmulAlgo_t: an algorithm, whose contents only the library reads."""
+    """The C structure cublasLtMatmulAlgo_t: an algorithm. Only the library reads its contents."""
 
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -112,18 +113,18 @@ PARAMETER_TYPES_BY_FUNCTION: Mapping[str, tuple[Any, ...]] = {
 class CublasLtError(RuntimeError):
     """The error that a function of libcublasLt raises if its status is not success."""
 
-    def __init__(self, function: str, status: int) -> None:
-        super().__init__(f"{function} returned CUBLAS_STATUS_{_STATUS_NAMES.get(status, status)}")
-        self.function, self.status = function, status
+    def __init__(self, function_name: str, status: int) -> None:
+        super().__init__(f"{function_name} returned CUBLAS_STATUS_{_STATUS_NAME_BY_NUMBER.get(status, status)}")
+        self.function_name, self.status = function_name, status
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the library or the device does not support what the function was asked to do.
+        """Whether the error means that the library or the device does not support the matmul.
 
-        The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return it
-        for attributes and layouts that they do not know.
+        The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return
+        INVALID_VALUE for attributes and layouts that they do not know.
         """
-        is_invalid = self.status == _STATUS_INVALID_VALUE and self.function != _MATMUL_FUNCTION_NAME
+        is_invalid = self.status == _STATUS_INVALID_VALUE and self.function_name != _MATMUL_FUNCTION_NAME
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
 
 
@@ -143,14 +144,14 @@ class CublasLtLibrary:
         """Create an object of the library, and return a pointer to it.
 
         ``object_type``: ``MatmulDesc``, ``MatrixLayout`` or ``MatmulPreference``; empty for a handle of the library.
-        ``arguments``: further arguments of the C function that creates it.
+        ``arguments``: further arguments of the C function that creates the object.
         """
         pointer = c_void_p()
         self.functions[f"cublasLt{object_type}Create"](byref(pointer), *arguments)
         return pointer
 
     def set_attribute(self, object_type: str, descriptor: c_void_p, attribute_number: int, value: Any) -> None:
-        """Set an attribute of a descriptor to a ctypes value. ``object_type``: such as ``MatmulDesc``."""
+        """Set an attribute of a descriptor of type ``object_type``, such as ``MatmulDesc``, to a ctypes value."""
         self.functions[f"cublasLt{object_type}SetAttribute"](descriptor, attribute_number, byref(value), sizeof(value))
 
 
@@ -201,11 +202,11 @@ def _load_candidate_libraries() -> Iterator[Any]:
 class MatrixDescription:
     """A description of a matrix in device memory that is stored by columns.
 
-    - ``data_type``: its dtype, as a cudaDataType. ``address``: the address of its first element.
+    - ``data_type``: the dtype, as a number of cudaDataType. ``address``: the address of the first element.
     - ``column_stride``: the number of elements from the start of a column to the start of the next one.
-    - ``is_transposed``: whether the matmul uses its transpose.
-    - ``scales_address_and_mode``: the address of its scales, and a number of SCALE_MODE_BY_BLOCK_SIZE; None if the
-      matrix has no scales.
+    - ``is_transposed``: whether the matmul uses the transpose of the matrix.
+    - ``scales_address_and_mode``: the address of the scales, and their scaling mode (a value of
+      SCALE_MODE_BY_BLOCK_SIZE); None if the matrix has no scales.
     """
 
     data_type: int
@@ -223,7 +224,8 @@ class MatmulDescriptors:
     The descriptors exist until ``destroy_descriptors`` is called.
 
     - ``handle``: the library's handle for the device. ``matrices``: A, B and D.
-    - ``compute_type``: the arithmetic, as a cublasComputeType_t. ``scale_type``: the cudaDataType of alpha.
+    - ``compute_type``: the precision of the arithmetic, as a number of cublasComputeType_t.
+    - ``scale_type``: the data type of alpha, as a number of cudaDataType.
     - ``fast_accumulation``: whether partial sums of 8-bit floats may have fewer bits.
     """
 
@@ -241,13 +243,13 @@ class MatmulDescriptors:
         self._scalar_type = _SCALAR_TYPE_BY_DATA_TYPE.get(scale_type, c_float)
         try:
             self._matmul_descriptor = self._create_object("MatmulDesc", compute_type, scale_type)
-            for matrix, (transpose, pointer, mode) in zip(matrices[:2], _OPERAND_ATTRIBUTES, strict=True):
+            for matrix, (transpose, pointer, mode) in zip(matrices[:2], _OPERAND_ATTRIBUTE_NUMBERS, strict=True):
                 self._set_matmul_attribute(transpose, c_int(matrix.is_transposed))
                 if matrix.scales_address_and_mode is not None:
                     self._set_matmul_attribute(mode, c_int(matrix.scales_address_and_mode[1]))
                     self._set_matmul_attribute(pointer, c_void_p(matrix.scales_address_and_mode[0]))
             if fast_accumulation:
-                self._set_matmul_attribute(_FAST_ACCUMULATION_ATTRIBUTE, ctypes.c_int8(1))
+                self._set_matmul_attribute(_FAST_ACCUMULATION_ATTRIBUTE_NUMBER, ctypes.c_int8(1))
             self._layouts = [
                 self._create_object("MatrixLayout", each.data_type, each.rows, each.columns, each.column_stride)
                 for each in matrices
@@ -274,7 +276,9 @@ class MatmulDescriptors:
             (AlgorithmProposal * count)(),
             c_int(),
         )
-        self._library.set_attribute("MatmulPreference", preference, _MAX_WORKSPACE_ATTRIBUTE, c_size_t(workspace_bytes))
+        self._library.set_attribute(
+            "MatmulPreference", preference, _MAX_WORKSPACE_ATTRIBUTE_NUMBER, c_size_t(workspace_bytes)
+        )
         a, b, d = self._layouts
         self._library.functions["cublasLtMatmulAlgoGetHeuristic"](
             self._handle, self._matmul_descriptor, a, b, d, d, preference, count, proposals, byref(proposal_count)
@@ -287,7 +291,7 @@ class MatmulDescriptors:
         """Return the arguments of the C function cublasLtMatmul, except the last one, the stream.
 
         ``proposal``: the algorithm. ``workspace_address``: the address of the algorithm's workspace on the device. The
-        returned arguments keep the host memory alive to which they point.
+        returned arguments keep alive the host memory to which they point.
         """
         (a, b, d), (layout_a, layout_b, layout_d) = self._matrices, self._layouts
         factor, zero, output = self._scalar_type(alpha), self._scalar_type(0), c_void_p(d.address)

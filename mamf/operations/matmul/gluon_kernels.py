@@ -71,7 +71,7 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
     """Compute the part of each tile that one group of four warps computes, and write it to C.
 
     The part is a block of 64 rows and, if a tile has a third block, half of the columns of that block. Sums stay in
-    registers. The tensor cores compute one step while the group waits for the operands of the next step.
+    registers. While the tensor cores multiply one block of K, the group waits for the operands of the next block.
     """
     left, right, store_buffer, ready_barriers, free_barriers = ring
     tiles_m, tiles_n, steps = tiles
@@ -141,8 +141,8 @@ def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
         mbarrier.init(free_barriers.index(stage), count=2)
     ring = (left, right, store_buffer, ready_barriers, free_barriers)
     tiles = (gl.cdiv(m, BLOCKS_PER_TILE * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
-    # The last two arguments are the number of warps and the registers per thread of the second group and of the loading
-    # warp. The first group has the four warps of the kernel itself, and gets the remaining registers.
+    # The last two arguments are the number of warps and the registers per thread, for the second group and the loading
+    # warp. The first group consists of the four warps of the kernel itself, and gets the remaining registers.
     gl.warp_specialize(
         [
             (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS_PER_TILE, GROUP_M)),

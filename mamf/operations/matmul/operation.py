@@ -46,7 +46,7 @@ from mamf.plugins.discovery import (
 # among compute units. Two thirds of these matmuls have a K at which cuBLAS 13.1.0 omits the last 8 terms on Hopper.
 # Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
-_LONG_K_ROWS_AND_COLUMNS = (16, 32, 64, 128, 512)
+_LONG_K_M_AND_N_SIZES = (16, 32, 64, 128, 512)
 
 
 class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
@@ -69,8 +69,8 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         return super().make_problem(backend, {**requested_fields, "out_dtype": out_dtype})
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: FLOP per byte of a launch, counting each operand once, and for scaled
-        formats the relative error that quantization causes.
+        """Return additional columns of a report: the FLOP of a launch per byte, counting each operand once, and for
+        scaled formats the relative error that quantization causes.
         """
         error = row.details.get("quantization_error")
         return {"FLOP/byte": row.flop / row.work.nbytes, **({} if error is None else {"quantization error": error})}
@@ -83,7 +83,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         }
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != default_values[name]]
 
-    #: Random shapes get one of these numbers of matmuls as their first size. Empty if a shape is a single matmul.
+    #: The numbers of matmuls from which a random shape gets its first size. Empty if a shape is a single matmul.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         )
         counts = [chooser.choice(self.random_matmul_counts)] if self.random_matmul_counts else []
         sizes = [
-            *chooser.choices(_LONG_K_ROWS_AND_COLUMNS, k=2),
+            *chooser.choices(_LONG_K_M_AND_N_SIZES, k=2),
             chooser.choice(chooser.choice((_KNOWN_FAULTY_K_SIZES, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES))),
         ]
         if chooser.random() > _LONG_K_SHARE or math.prod(counts + sizes) not in terms:
@@ -232,14 +232,16 @@ def _find_usable_kernels(
                 kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
-    # Report the reason of a kernel that supports the dtype, if there is one, because that reason is more specific.
+    # Prefer a reason of a kernel that supports the dtype, because this reason is more specific.
     reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
-    raise UnavailableError([*reasons, f"no default matmul kernel runs on backend {backend.name}: choose a kernel"][0])
+    raise UnavailableError(
+        [*reasons, f"no default matmul kernel runs on backend {backend.name}: choose a kernel with --kernel"][0]
+    )
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:
-    """Return the installed kernel with a name from a log. Raises UsageError if it is not installed.
+    """Return the installed kernel with a name from a log. Raises UsageError if the kernel is not installed.
 
     Do not import a module that the name gives (``package.module:Class``), because anyone may have written the log.
     """
@@ -248,7 +250,7 @@ def get_installed_kernel(name: str) -> MatmulKernel:
             return make_matmul_kernel(name)
     raise UsageError(
         f"the log names kernel {name}, which is not installed: install the package that provides this kernel, or name "
-        "the kernel's class (package.module:Class)"
+        "the kernel's class with --kernel package.module:Class"
     )
 
 
@@ -270,8 +272,8 @@ def get_ceiling_kernels(
     names, kernels = set(ceiling_kernel_names), {each.name: each for each in map(make_matmul_kernel, user_kernel_names)}
     if kernels_without_ceiling := kernels.keys() - names:
         raise UsageError(
-            f"no ceiling was measured with kernel {min(kernels_without_ceiling)}; the ceilings were measured with: "
-            f"{', '.join(sorted(names)) or 'no kernel'}"
+            f"no ceiling was measured with kernel {min(kernels_without_ceiling)}: name a kernel of the ceilings "
+            f"({', '.join(sorted(names)) or 'there are none'})"
         )
     for name in sorted(names - kernels.keys()):
         try:

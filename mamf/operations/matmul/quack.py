@@ -26,7 +26,7 @@ _ROW_ALIGNMENT_ELEMENTS = 8
 #: The configurations to try, by the major version of NVIDIA's architecture; the first configuration is the default. A
 #: configuration names the rows and columns of a tile of C, and after ``c`` the rows and columns of a cluster of tiles.
 #: With ``pingpong``, two groups of warps compute tiles in turn.
-_CONFIGURATIONS = {
+_CONFIGURATIONS_BY_ARCHITECTURE = {
     9: (
         "256x128/c2x1",
         "256x192/c2x1",
@@ -42,7 +42,7 @@ _CONFIGURATIONS = {
 class Quack(TorchMatmul):
     """A matmul by quack in one configuration.
 
-    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising one.
+    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising configuration.
     - ``architecture_major``: the major version of the device's architecture: 9 for Hopper, 10 for Blackwell.
 
     Each configuration takes seconds to compile, so a search tries this kernel only if the user names it.
@@ -61,7 +61,7 @@ class Quack(TorchMatmul):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "cuda":
             return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
-        if get_architecture_major_version(backend) not in _CONFIGURATIONS:
+        if get_architecture_major_version(backend) not in _CONFIGURATIONS_BY_ARCHITECTURE:
             return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
             return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
@@ -75,8 +75,8 @@ class Quack(TorchMatmul):
         }
         if any(length % _ROW_ALIGNMENT_ELEMENTS for length in row_lengths):
             return (
-                f"{self.name} needs rows whose length is a multiple of {_ROW_ALIGNMENT_ELEMENTS} elements in memory, "
-                f"which {shape} in layout {problem.layout} does not have"
+                f"{self.name} needs rows of A, B and C whose length in memory is a multiple of "
+                f"{_ROW_ALIGNMENT_ELEMENTS} elements: choose another shape than {shape}, or another kernel"
             )
         return None
 
@@ -84,7 +84,10 @@ class Quack(TorchMatmul):
         if self.configuration is not None:
             return (self,)
         architecture_major = get_architecture_major_version(backend)
-        return [Quack(configuration, architecture_major) for configuration in _CONFIGURATIONS[architecture_major]]
+        return [
+            Quack(configuration, architecture_major)
+            for configuration in _CONFIGURATIONS_BY_ARCHITECTURE[architecture_major]
+        ]
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
         return Quack(self.configuration, get_architecture_major_version(backend))
@@ -103,7 +106,7 @@ class Quack(TorchMatmul):
             from quack.gemm_config import GemmConfig
             from quack.gemm_interface import gemm_tuned
 
-            run_gemm: Any = gemm_tuned.fn  # This is the function without its tuner.
+            run_gemm: Any = gemm_tuned.fn  # gemm_tuned would start the tuner; .fn only runs the matmul.
             config = GemmConfig(
                 tile_m=tile_m,
                 tile_n=tile_n,
@@ -124,4 +127,4 @@ class Quack(TorchMatmul):
 
     @property
     def _chosen_configuration(self) -> str:
-        return self.configuration or _CONFIGURATIONS[self._architecture_major][0]
+        return self.configuration or _CONFIGURATIONS_BY_ARCHITECTURE[self._architecture_major][0]

@@ -1,4 +1,4 @@
-"""Multiply operands that have scales, with functions of torch for such operands, or after dequantizing the operands."""
+"""Multiply operands with scales, by torch's functions for scaled operands or by dequantizing the operands first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from mamf.operations.operand_sets import OperandSet, use_float32_precision, view
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
 from mamf.torch_backend import to_torch_dtype
 
-#: torch's name of each way to scale an operand (torch.nn.functional.ScalingType), by the rows and columns of a block.
-_TORCH_SCALING_NAMES = {
+#: The names in torch.nn.functional.ScalingType, by the rows and columns of a block that shares a scale. None for the
+#: columns means that a block spans all of K.
+_TORCH_SCALING_NAME_BY_BLOCK_SIZE = {
     (1, None): "RowWise",
     (1, 128): "BlockWise1x128",
     (128, 128): "BlockWise128x128",
@@ -28,7 +29,7 @@ _TORCH_SCALING_NAMES = {
     (1, 16): "BlockWise1x16",
 }
 #: The output dtypes that torch._scaled_mm supports, by the dtype of A.
-_OUTPUT_DTYPES = {
+_OUTPUT_DTYPES_BY_DTYPE = {
     dtype: ("bfloat16", "float16", "float32", MatmulProblem(dtype).b_dtype)
     for dtype in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 }
@@ -55,7 +56,7 @@ class ScaledFormatMatmul(BaseScaledMatmul[MatmulProblem, MatmulShape], MatmulKer
 
 
 class FunctionalScaledMm(ScaledFormatMatmul):
-    """The kernel torch.nn.functional.scaled_mm, for those formats that the vendor's library supports."""
+    """The kernel torch.nn.functional.scaled_mm, for the scaled formats that the vendor's library supports."""
 
     name = "F.scaled_mm"
     function = "scaled_mm"
@@ -65,32 +66,35 @@ class FunctionalScaledMm(ScaledFormatMatmul):
         self, backend: Backend, problem: MatmulProblem, a: QuantizedOperand, b: QuantizedOperand, c: torch.Tensor
     ) -> Callable[[], object]:
         functional: Any = torch.nn.functional
-        has_swizzle = backend.runtime != "hip"
-        scale_a, scale_b = lay_out_scales(a, has_swizzle), lay_out_scales(b, has_swizzle)
+        needs_swizzle = backend.runtime != "hip"
+        scale_a, scale_b = lay_out_scales(a, needs_swizzle), lay_out_scales(b, needs_swizzle)
         if b.scaling.block_rows > 1 or b.scaling.block_columns is None:
             scale_b = scale_b.t()
         options: dict[str, Any] = {"output_dtype": c.dtype, "use_fast_accum": problem.fast_accumulation}
         if a.scaling.scale_dtype != "float32":
             swizzle_types = functional.SwizzleType
-            swizzle_type = swizzle_types.SWIZZLE_32_4_4 if has_swizzle else swizzle_types.NO_SWIZZLE
+            swizzle_type = swizzle_types.SWIZZLE_32_4_4 if needs_swizzle else swizzle_types.NO_SWIZZLE
             options |= {"swizzle_a": swizzle_type, "swizzle_b": swizzle_type}
         recipe_a, recipe_b = (
-            getattr(functional.ScalingType, _TORCH_SCALING_NAMES[each.scaling.block_rows, each.scaling.block_columns])
+            getattr(
+                functional.ScalingType,
+                _TORCH_SCALING_NAME_BY_BLOCK_SIZE[each.scaling.block_rows, each.scaling.block_columns],
+            )
             for each in (a, b)
         )
         left, right = a.packed_elements, b.packed_elements.t()
         return lambda: functional.scaled_mm(left, right, scale_a, recipe_a, scale_b, recipe_b, **options)
 
 
-def lay_out_scales(operand: QuantizedOperand, has_swizzle: bool) -> torch.Tensor:
+def lay_out_scales(operand: QuantizedOperand, needs_swizzle: bool) -> torch.Tensor:
     """Return the scales of an operand in the memory layout that torch's scaled_mm and cuBLASLt require.
 
     Store scales of 1x128 blocks by columns, and pad scales of 128x128 blocks along K. Flatten scales of MX and NVFP4
-    formats. ``has_swizzle``: whether to arrange the flattened scales as ``swizzle_scales`` does, for NVIDIA.
+    formats. ``needs_swizzle``: whether the library needs these scales in the order of ``swizzle_scales``, as on NVIDIA.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":
-        flat_scales = swizzle_scales(scales) if has_swizzle else scales.reshape(-1)
+        flat_scales = swizzle_scales(scales) if needs_swizzle else scales.reshape(-1)
         return flat_scales.view(getattr(torch, scaling.scale_dtype))
     if scaling.block_rows > 1:
         # cuBLAS expects a multiple of 4 scales along K.
@@ -123,8 +127,8 @@ class ScaledMm(TorchMatmul):
     name = "scaled_mm"
     is_default = True
     function = "_scaled_mm"
-    dtypes = tuple(_OUTPUT_DTYPES)
-    outputs = _OUTPUT_DTYPES
+    dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
+    outputs = _OUTPUT_DTYPES_BY_DTYPE
     fast_dtypes = dtypes
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:

@@ -79,7 +79,7 @@ class MatmulShape(BaseMatmulShape):
         return {"a": self.m, "b": self.n}
 
 
-#: The shape that every device of a machine measures if several devices share a run, so that they can be compared.
+#: The shape that every device of a machine measures if devices share a run, so that reports can compare the devices.
 COMMON_MATMUL_SHAPE = MatmulShape(8192, 8192, 8192)
 
 
@@ -115,7 +115,7 @@ class SearchOptions:
 
     - ``scouts``: the maximum number of measurements on the grid.
     - ``refinements``: the maximum number of measurements around the fastest shapes, for all kernels together.
-    - ``priors``: shapes to measure before the grid, because they were fast elsewhere.
+    - ``priors``: shapes to measure before the grid, because they were fast in earlier searches.
     - ``is_quick``: whether to repeat measurements less often.
     """
 
@@ -133,7 +133,7 @@ class SearchOptions:
 def matmul_grid(m: Sequence[int], n: Sequence[int], k: Sequence[int]) -> list[MatmulShape]:
     """Return a matmul shape for every combination of the sizes, without duplicates, in the given order.
 
-    Raises UsageError if there are more than a run may measure (``mamf.errors.MAX_RUN_ROWS``).
+    Raises UsageError if there are more shapes than a run may measure (``mamf.errors.MAX_RUN_ROWS``).
 
     >>> [str(shape) for shape in mamf.matmul_grid([1024, 2048], [4096], [4096])]
     ['1024x4096x4096', '2048x4096x4096']
@@ -215,8 +215,8 @@ def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
 
 
 MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
-#: The suffixes that a layout may have. The number in a suffix counts the unused elements after each stored row of A and
-#: B.
+#: The suffixes that a layout may have. The number in a suffix is the number of unused elements after each stored row of
+#: A and B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
 # The standard deviation of int8 operands, by the kind of data. The scale of an int8 C is chosen so that _INT8_MAX, the
 # largest int8 value, is at least _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations of C.
@@ -287,7 +287,7 @@ class BaseMatmulProblem(CheckedProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
-        """Return s in C = s * A @ B: 1, or for an int8 C a power of two that is so small that few values saturate."""
+        """Return s in C = s * A @ B: 1, or for an int8 C a power of two so small that few values of C saturate."""
         if not self.has_int8_output:
             return 1.0
         deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)

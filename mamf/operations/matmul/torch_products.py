@@ -98,7 +98,7 @@ class Compiled(TorchMm):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Return the result instead of writing it to C, because Inductor would compute it elsewhere and copy it to C.
+        # Return the result, because Inductor would not write it directly to C, but to another buffer, and then copy it.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 

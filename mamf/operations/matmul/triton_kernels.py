@@ -24,7 +24,7 @@ def locate_tile(tile_index, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def make_clamped_indices(block_index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def make_readable_indices(block_index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the BLOCK indices of rows or columns that the block with number ``block_index`` contains.
 
     Replace indices of ``size`` and above by 0, because index 0 can always be read. The caller does not store results
@@ -66,10 +66,10 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         a_pointers = (
-            a + make_clamped_indices(row, m, BLOCK_M)[:, None] * a_row_stride + k_offsets[None, :] * a_column_stride
+            a + make_readable_indices(row, m, BLOCK_M)[:, None] * a_row_stride + k_offsets[None, :] * a_column_stride
         )
         b_pointers = (
-            b + make_clamped_indices(column, n, BLOCK_N)[None, :] * b_column_stride + k_offsets[:, None] * b_row_stride
+            b + make_readable_indices(column, n, BLOCK_N)[None, :] * b_column_stride + k_offsets[:, None] * b_row_stride
         )
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM_DTYPE)
         for step in range(tl.cdiv(k, BLOCK_K)):
@@ -103,8 +103,8 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     m,
     n,
     k,
-    A_BY_COLUMNS: tl.constexpr,
-    B_BY_COLUMNS: tl.constexpr,
+    IS_A_BY_COLUMNS: tl.constexpr,
+    IS_B_BY_COLUMNS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -126,11 +126,11 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM_DTYPE)
         for step in range(tl.cdiv(k, BLOCK_K)):
-            if A_BY_COLUMNS:
+            if IS_A_BY_COLUMNS:
                 left = a.load([step * BLOCK_K, row * BLOCK_M]).T
             else:
                 left = a.load([row * BLOCK_M, step * BLOCK_K])
-            if B_BY_COLUMNS:
+            if IS_B_BY_COLUMNS:
                 right = b.load([column * BLOCK_N, step * BLOCK_K]).T
             else:
                 right = b.load([step * BLOCK_K, column * BLOCK_N])

@@ -24,8 +24,8 @@ from mamf.operations.compilation import explain_triton_unavailability, get_archi
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
 
-#: The way in which programs share the tiles of C. ``tile``: one program per tile. ``persistent``: as many programs as
-#: the device runs at once, and each computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
+#: How the tiles of C are assigned to programs. ``tile``: one program per tile. ``persistent``: only as many programs as
+#: the device runs at once, each with many tiles. ``tma``: like ``persistent``, but tensor descriptors load
 #: operands.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
@@ -92,7 +92,7 @@ _FLOAT8_CONFIGURATIONS = (
 )
 _FLOAT32_CONFIGURATIONS = ("128x128x16/8w3s", "64x128x16/4w3s", "64x64x16/4w3s")
 #: The configurations for NVIDIA, mainly for Hopper, by dtype. The first configuration is the kernel's default.
-_CUDA_CONFIGURATIONS = {
+_CUDA_CONFIGURATIONS_BY_DTYPE = {
     "bfloat16": _16_BIT_CONFIGURATIONS,
     "float16": _16_BIT_CONFIGURATIONS,
     "tf32": ("128x256x32/8w3s/tma", "128x256x32/8w4s", "128x128x32/4w3s"),
@@ -107,8 +107,9 @@ _CUDA_CONFIGURATIONS = {
         "128x256x128/8w3s/tma",
     ),
 }
-#: The configurations for other devices, by dtype. They need less shared memory, because AMD's CDNA 3 has only 64 KiB.
-_NON_CUDA_CONFIGURATIONS = {
+#: The configurations for other devices, by dtype. They need less shared memory than those for NVIDIA, because AMD's
+#: CDNA 3 has only 64 KiB.
+_NON_CUDA_CONFIGURATIONS_BY_DTYPE = {
     **dict.fromkeys(("bfloat16", "float16"), ("256x256x64/8w2s", "256x128x64/8w2s", "128x128x64/4w2s")),
     **dict.fromkeys(
         ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8"),
@@ -124,8 +125,8 @@ def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfigura
 
     ``runtime``: the runtime of the backend, such as ``cuda``.
     """
-    configuration_texts = _CUDA_CONFIGURATIONS.get(dtype) if runtime == "cuda" else None
-    return [TritonConfiguration.parse(text) for text in configuration_texts or _NON_CUDA_CONFIGURATIONS[dtype]]
+    configuration_texts = _CUDA_CONFIGURATIONS_BY_DTYPE.get(dtype) if runtime == "cuda" else None
+    return [TritonConfiguration.parse(text) for text in configuration_texts or _NON_CUDA_CONFIGURATIONS_BY_DTYPE[dtype]]
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
@@ -144,8 +145,8 @@ _HOPPER_MAJOR_VERSION = 9
 class TritonMatmul(TorchMatmul):
     """A matmul by mamf's Triton kernels in one configuration.
 
-    - ``configuration_text``: such as ``128x256x64/8w3s``; None: the most promising configuration for the dtype.
-    - ``compute_units``: the number of compute units of the device, if known.
+    - ``configuration_text``: the configuration, such as ``128x256x64/8w3s``; None: the most promising for the dtype.
+    - ``compute_unit_count``: the number of compute units of the device, if known.
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
@@ -153,10 +154,10 @@ class TritonMatmul(TorchMatmul):
     fast_dtypes = _FLOAT8_DTYPES
     argument_description = "a configuration"
 
-    def __init__(self, configuration_text: str | None = None, compute_units: int | None = None) -> None:
+    def __init__(self, configuration_text: str | None = None, compute_unit_count: int | None = None) -> None:
         self.configuration = None if configuration_text is None else TritonConfiguration.parse(configuration_text)
         self.name = "triton" if configuration_text is None else f"triton[{self.configuration}]"
-        self._compute_units = compute_units
+        self._compute_unit_count = compute_unit_count
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return explain_triton_unavailability(backend, "torch.mm")
@@ -171,7 +172,7 @@ class TritonMatmul(TorchMatmul):
                 "configuration without /tma"
             )
         if DTYPES[problem.dtype].itemsize != 2 and problem.layout != "nt":
-            return f"kernel {self.name} supports {problem.dtype} only in layout nt, not {problem.layout}"
+            return f"kernel {self.name} needs --layout nt for {problem.dtype}, not {problem.layout}"
         return None
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
@@ -218,7 +219,7 @@ class TritonMatmul(TorchMatmul):
         float32 numbers.
         """
         assert self.configuration is not None, "a prepared kernel has a configuration"
-        busy_units = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_units)
+        busy_units = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_unit_count)
         details = {"configuration": str(self.configuration), **busy_units}
         if problem.dtype not in _FLOAT8_DTYPES:
             return details
@@ -244,7 +245,8 @@ class TritonMatmul(TorchMatmul):
         if configuration.schedule != "tile":
             program_count = min(
                 program_count,
-                (self._compute_units or _ASSUMED_COMPUTE_UNITS) * max(1, _MAX_WARPS_PER_UNIT // configuration.warps),
+                (self._compute_unit_count or _ASSUMED_COMPUTE_UNITS)
+                * max(1, _MAX_WARPS_PER_UNIT // configuration.warps),
             )
         options: dict[str, Any] = {
             "BLOCK_M": configuration.block_m,
@@ -258,7 +260,7 @@ class TritonMatmul(TorchMatmul):
         if configuration.schedule == "tma":
             kernel = kernels.multiply_by_descriptors[(program_count,)]
             arguments: tuple[Any, ...] = (*_make_tensor_descriptors(a, b, c, problem.layout, configuration), m, n, k)
-            options |= {"A_BY_COLUMNS": problem.layout[0] == "t", "B_BY_COLUMNS": problem.layout[1] == "t"}
+            options |= {"IS_A_BY_COLUMNS": problem.layout[0] == "t", "IS_B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
             kernel = kernels.multiply_by_pointers[(program_count,)]
             arguments = (a, b, c, m, n, k, *a.stride(), *b.stride())
@@ -311,12 +313,12 @@ _GLUON_ARCHITECTURE = "sm_90"
 _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: The tiles to try, with as many stages as fit in shared memory, the most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
-_TILE_COLUMNS = 256
+_GLUON_TILE_COLUMNS = 256
 # The rows of a block of A, which four warps multiply at once, and the columns of a block that is stored to C.
-_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
+_GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
 # The bytes per row of a block of A or B, which are also the width of the widest swizzle of shared memory. The distance
-# between two rows of a matrix must be a multiple of _ROW_ALIGNMENT_BYTES.
-_BLOCK_ROW_BYTES, _ROW_ALIGNMENT_BYTES = 128, 16
+# between two rows of a matrix must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES.
+_GLUON_BLOCK_ROW_BYTES, _GLUON_ROW_ALIGNMENT_BYTES = 128, 16
 
 
 class Gluon(TorchMatmul):
@@ -372,14 +374,15 @@ class Gluon(TorchMatmul):
         return super().unsupported_problem(backend, problem)
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
-        if shape.k * 2 % _ROW_ALIGNMENT_BYTES or shape.n * 2 % _ROW_ALIGNMENT_BYTES:
+        if shape.k * 2 % _GLUON_ROW_ALIGNMENT_BYTES or shape.n * 2 % _GLUON_ROW_ALIGNMENT_BYTES:
             return (
-                f"{self.name} needs N and K to be multiples of {_ROW_ALIGNMENT_BYTES // 2}, not {shape.n} and {shape.k}"
+                f"{self.name} needs N and K to be multiples of {_GLUON_ROW_ALIGNMENT_BYTES // 2}, not {shape.n} and "
+                f"{shape.k}"
             )
         return None
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        tile_count = -(-shape.m // self.tile_rows) * -(-shape.n // _TILE_COLUMNS)
+        tile_count = -(-shape.m // self.tile_rows) * -(-shape.n // _GLUON_TILE_COLUMNS)
         return {"configuration": self.tile, **describe_busy_units(tile_count, self.program_count)}
 
     def bind_operands(
@@ -394,20 +397,24 @@ class Gluon(TorchMatmul):
             raise UnsupportedError(
                 f"this release of Triton lacks the Gluon API of Triton 3.6 ({error}): pip install --upgrade triton"
             ) from error
-        (m, k), n, block_k = a.shape, b.shape[1], _BLOCK_ROW_BYTES // a.element_size()
+        (m, k), n, block_k = a.shape, b.shape[1], _GLUON_BLOCK_ROW_BYTES // a.element_size()
         descriptors = [
-            TensorDescriptor.from_tensor(each, block, NVMMASharedLayout(_BLOCK_ROW_BYTES, 8 * each.element_size(), 2))
+            TensorDescriptor.from_tensor(
+                each, block, NVMMASharedLayout(_GLUON_BLOCK_ROW_BYTES, 8 * each.element_size(), 2)
+            )
             for each, block in (
-                (a, [_BLOCK_ROWS, block_k]),
-                (b.t(), [_TILE_COLUMNS, block_k]),
-                (c, [_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
+                (a, [_GLUON_BLOCK_ROWS, block_k]),
+                (b.t(), [_GLUON_TILE_COLUMNS, block_k]),
+                (c, [_GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS]),
             )
         ]
-        kernel = multiply_with_warp_groups[(min(self.program_count, -(-m // self.tile_rows) * -(-n // _TILE_COLUMNS)),)]
+        kernel = multiply_with_warp_groups[
+            (min(self.program_count, -(-m // self.tile_rows) * -(-n // _GLUON_TILE_COLUMNS)),)
+        ]
         launch = partial(
             kernel,
             *(*descriptors, m, n, k),
-            BLOCKS_PER_TILE=self.tile_rows // _BLOCK_ROWS,
+            BLOCKS_PER_TILE=self.tile_rows // _GLUON_BLOCK_ROWS,
             STAGES=self.stages,
             GROUP_M=_TILE_ROWS_PER_GROUP,
             num_warps=4,

@@ -79,7 +79,7 @@ def _find_pids_of_run() -> set[int]:
     """Return the pids of all processes of this run of mamf."""
     pids = {os.getpid()}
     if starting_process_pid := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
-        with contextlib.suppress(psutil.Error, ValueError):  # That process has ended, or mamf did not set its pid.
+        with contextlib.suppress(psutil.Error, ValueError):  # The process has ended, or the variable is not a pid.
             pids.add(int(starting_process_pid))
             pids |= {child.pid for child in psutil.Process(int(starting_process_pid)).children(recursive=True)}
     return pids

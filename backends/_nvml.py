@@ -110,7 +110,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
     try:
         return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()), is_whole)
     except pynvml.NVMLError as error:
-        return Unavailable(f"NVML does not know the device ({error})", "the log will lack power and clock")
+        return Unavailable(f"NVML does not know the device ({error})", "check that nvidia-smi lists the device")
 
 
 def find_smi_index(sensors: NvmlSensors, index: int) -> int:

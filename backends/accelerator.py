@@ -20,7 +20,7 @@ from mamf.machine.environment import get_package_version
 from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class
 from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, hash_identifier, to_torch_dtype
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 _BACKEND_NAME = "accelerator"
 #: Names of functions in torch.accelerator, by their different names in torch.cuda and in vendors' modules.
 _TORCH_ACCELERATOR_NAMES = {
@@ -48,7 +48,7 @@ _TIMER_COMPARISON_COUNT = 3
 _EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUES = 32, 2**22
 
 
-def _call_or_none(query: Callable[..., Result], *arguments: Any) -> Result | None:
+def _call_or_none(query: Callable[..., ResultT], *arguments: Any) -> ResultT | None:
     """Return the result of ``query``; None if the vendor's torch module does not implement the function."""
     try:
         return query(*arguments)
@@ -157,8 +157,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         super().setup()
         self._has_generator = _call_or_none(torch.Generator, self.device) is not None
         self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
-        load = self._make_reference_load()
-        reasons = [self._explain_unusable_events(load) for _ in range(_TIMER_COMPARISON_COUNT)]
+        launch_load = self._make_load_function()
+        reasons = [self._explain_unusable_events(launch_load) for _ in range(_TIMER_COMPARISON_COUNT)]
         self.reason_without_events = reasons[0] if all(reasons) else ""
         self.timer = "host clock" if self.reason_without_events else "device events"
 
@@ -166,21 +166,23 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
         return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
-    def _make_reference_load(self) -> Callable[[], None]:
+    def _make_load_function(self) -> Callable[[], None]:
         """Return a function that launches work of at least _LOAD_SECONDS. Raises UnavailableError if synchronize does
         not wait for this work, because mamf cannot time such a device.
         """
         buffer, launch_count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
-        def load() -> None:
+        def launch_load() -> None:
             for _ in range(launch_count):
                 buffer.zero_()
 
         def time_load() -> tuple[float, float]:
-            """Return two times of the load in seconds: how long a read after synchronize waits, and the time before."""
+            """Run the load. Return the seconds from the return of synchronize to the end of the load's work, and the
+            seconds from the launch to the return of synchronize.
+            """
             self.synchronize()
             start_seconds = self.now()
-            load()
+            launch_load()
             self.synchronize()
             seconds = self.now() - start_seconds
             buffer[:1].cpu()  # This read waits for all queued work.
@@ -195,14 +197,14 @@ class AnyAcceleratorBackend(MultiStreamBackend):
                 f"synchronize returned after {seconds * 1e3:.1f} ms, {wait_seconds * 1e3:.1f} ms before the work ended"
             )
             raise UnavailableError(f"{self.find_device_type()} devices cannot be timed: {fault}")
-        return load
+        return launch_load
 
-    def _explain_unusable_events(self, load: Callable[[], None]) -> str:
+    def _explain_unusable_events(self, launch_load: Callable[[], None]) -> str:
         """Return why events cannot time the load; an empty string if the events agree with the host clock."""
         try:
             start_seconds = self.now()
             start = super().record_mark()
-            load()
+            launch_load()
             end = super().record_mark()
             self.synchronize()
             seconds = self.now() - start_seconds

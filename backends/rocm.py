@@ -18,7 +18,8 @@ from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailabl
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
-# Size of the Infinity Cache, the last-level cache. HIP reports only the L2 cache of one die (ROCm/ROCm#4203).
+# Bytes of the Infinity Cache, the last-level cache, by architecture. HIP reports only the L2 cache of one die
+# (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
@@ -91,7 +92,7 @@ class AmdSmiSensors:
         return {name: count for name, count in counters.items() if count is not None}
 
     def read_throttle_reasons(self) -> tuple[str, ...]:
-        """Return the reasons of all throttling since the last call."""
+        """Return why the card was throttled since the last call."""
         # Do not call amdsmi_get_violation_status, which compares the same counters, but takes 100 ms.
         counters_before, self._throttle_counters = self._throttle_counters, self.read_throttle_counters()
         increased_counters = [

@@ -120,7 +120,7 @@ _TYPES_WITHOUT_PARTS = (str, int, bool)
 
 def describe_type_violation(value: object, annotation: Any) -> str:
     """Return the text of a type annotation if a value does not have this type; return "" if it does."""
-    if type(value) is annotation and annotation in _TYPES_WITHOUT_PARTS:  # This is enough for almost all values.
+    if type(value) is annotation and annotation in _TYPES_WITHOUT_PARTS:  # Most values need only this fast check.
         return ""
     origin, type_arguments = _split_annotation(annotation)
     if origin is ClassVar:
@@ -296,7 +296,7 @@ class CheckedClock:
         self._errors = convert_plugin_errors(label, "now")
 
     def __call__(self) -> float:
-        """Return the host's time in seconds. Raises PluginError if it is not finite or before that of the last call."""
+        """Return the host's time in seconds. Raises PluginError if the time is not finite or goes back."""
         with self._errors:
             now = self._now()
         if not self._last_seconds <= now < math.inf:

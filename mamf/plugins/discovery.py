@@ -202,9 +202,10 @@ def make_operation(name: str) -> Operation[Any, Any]:
     label = f"operation {name}"
     with convert_plugin_errors(label, "creating it"):
         operation: Operation[Any, Any] = plugin_class()
-    if operation.name != name:  # Logs record the class's name, by which readers find the entry point.
+    if operation.name != name:  # Logs record operation.name, by which readers find the entry point.
         raise PluginError(
-            f"{label} is broken: its class has the name {operation.name!r}, but its entry point {name!r}: use one name"
+            f"{label} is broken: its class has the name {operation.name!r}, but its entry point has the name {name!r}: "
+            "use one name"
         )
     # Do not check mamf's own operations: contract tests check them already, and checks here would slow down reading
     # logs, which calls methods of the operation for each row.
@@ -212,7 +213,7 @@ def make_operation(name: str) -> Operation[Any, Any]:
 
 
 def list_builtin_names(group: str) -> set[str]:
-    """Return the names of mamf's own plugins in an entry point group, without those of third parties. Import none."""
+    """Return the names of mamf's own plugins in an entry point group. Import no plugin."""
     return {point.name for point in find_entry_points(group) if point.module.partition(".")[0] == "mamf"}
 
 

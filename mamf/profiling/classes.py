@@ -60,7 +60,8 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
     - ``word``: matches whole words in the function of a kernel or of another library's operation. If no word of the
       function matches, the words of its namespaces are tried.
-    - ``framework``: matches torch's own work. It applies only if no rule of another kind gives a class.
+    - ``framework``: matches events that torch adds, such as views and nodes of autograd. It applies only if no rule of
+      another kind gives a class.
     """
     rules_by_kind: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for row in read_packaged_csv_rows("profiling/classes.csv"):
@@ -159,7 +160,7 @@ def compute_visible_and_hidden_seconds(
 _OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
 #: Suffix that ROCm appends to the name of a kernel, because it reports the name of the kernel's descriptor.
 _DESCRIPTOR_SUFFIX = ".kd"
-_MANGLED_PREFIX = re.compile(r"_Z(TS)?(?=[NL\d])")
+_MANGLED_PREFIX_PATTERN = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Pattern of one token of a mangled C++ name. An identifier starts with its length in digits. Literals, types and
 #: substitutions have digits too, so the pattern matches each of them as a whole token.
 _MANGLED_TOKEN_PATTERN = re.compile(
@@ -178,7 +179,7 @@ def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
     parameters. The running time is linear in the length of the name.
     """
     name = name.replace("(anonymous namespace)", "anonymous")
-    if mangled := _MANGLED_PREFIX.match(name):
+    if mangled := _MANGLED_PREFIX_PATTERN.match(name):
         qualified_function, *template_arguments = _list_mangled_identifiers(name[mangled.end() :]) or [name]
         return qualified_function, tuple(template_arguments)
     qualified_function, raw_arguments = _split_demangled_name(name.removesuffix(_DESCRIPTOR_SUFFIX))

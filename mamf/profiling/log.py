@@ -177,10 +177,10 @@ _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
 
-def make_profile_document(script: str, profile: Profile, top: int | None = 10) -> Document:
+def make_profile_document(script: str, profile: Profile, max_rows: int | None = 10) -> Document:
     """Make the report of a profile. In csv, the report is only the table of classes.
 
-    ``top``: the maximum number of modules and of kernels to show; None shows all.
+    ``max_rows``: the maximum number of modules and of kernels to show; None shows all.
     """
     dtype_columns: list[Column[DtypeRow]] = [
         Column("part", "part", attrgetter("name"), is_left_aligned=True),
@@ -190,8 +190,8 @@ def make_profile_document(script: str, profile: Profile, top: int | None = 10) -
     blocks: list[Block] = [
         Lines([*_describe_steps(script, profile), *describe_known_ceilings(profile.ceilings)]),
         Table(_make_class_columns(profile), profile.classes, key="classes"),
-        Table(_make_class_columns(profile, "module"), profile.modules, key="modules", max_shown_rows=top),
-        Table(_make_kernel_columns(profile), profile.kernels, key="kernels", max_shown_rows=top),
+        Table(_make_class_columns(profile, "module"), profile.modules, key="modules", max_shown_rows=max_rows),
+        Table(_make_kernel_columns(profile), profile.kernels, key="kernels", max_shown_rows=max_rows),
         Table(_make_memory_columns(profile), profile.memory, key="memory"),
         Table(dtype_columns, profile.dtypes, key="dtypes"),
         Lines(list(_yield_table_remarks(profile))),
@@ -387,7 +387,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
     missing_ranks = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     device_counts = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
-    unexposed_seconds_by_rank = {
+    noncommunication_seconds_by_rank = {
         rank: _get_noncommunication_step_seconds(profile) for rank, (_, profile) in ranks.items()
     }
     blocks: list[Block] = [
@@ -399,7 +399,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
             ]
         ),
         Table(
-            _make_rank_columns(min(unexposed_seconds_by_rank.values())),
+            _make_rank_columns(min(noncommunication_seconds_by_rank.values())),
             [(rank, profile) for rank, (_, profile) in ranks.items()],
             key="ranks",
         ),
@@ -410,13 +410,12 @@ def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Docum
                 "to see the profile of one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),
-        Answer([_describe_stragglers(unexposed_seconds_by_rank)]),
+        Answer([_describe_stragglers(noncommunication_seconds_by_rank)]),
     ]
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing_ranks})
 
 
-# Return the seconds of a step without exposed communication, which is the time in which only communication runs. This
-# time includes waiting for other ranks.
+# Return the seconds of a step, minus those in which only communication runs, which includes waiting for other ranks.
 def _get_noncommunication_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 
@@ -431,17 +430,17 @@ def _get_exposed_communication_seconds(profile: Profile) -> float:
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - profiler_excess_seconds) / (profile.steps or 1)
 
 
-def _describe_stragglers(unexposed_seconds_by_rank: Mapping[int, float]) -> str:
+def _describe_stragglers(noncommunication_seconds_by_rank: Mapping[int, float]) -> str:
     slowest_rank, fastest_seconds = (
-        max(unexposed_seconds_by_rank, key=lambda rank: unexposed_seconds_by_rank[rank]),
-        min(unexposed_seconds_by_rank.values()),
+        max(noncommunication_seconds_by_rank, key=lambda rank: noncommunication_seconds_by_rank[rank]),
+        min(noncommunication_seconds_by_rank.values()),
     )
     straggler_names = [
         str(rank)
-        for rank, seconds in unexposed_seconds_by_rank.items()
+        for rank, seconds in noncommunication_seconds_by_rank.items()
         if seconds - fastest_seconds >= _MIN_STRAGGLER_SHARE * seconds
     ]
-    lag_text = format_milliseconds(unexposed_seconds_by_rank[slowest_rank] - fastest_seconds)
+    lag_text = format_milliseconds(noncommunication_seconds_by_rank[slowest_rank] - fastest_seconds)
     verdict = f"stragglers: rank {', '.join(straggler_names)}" if straggler_names else "no straggler"
     return f"{verdict}; rank {slowest_rank} takes {lag_text} ms more per step for its own work than the fastest rank"
 

@@ -149,7 +149,7 @@ class StepProfiler:
     - ``steps``: the number of steps to time without the profiler after the warm-up, and the number of steps to profile
       after these.
     - ``watches``: objects of mamf.profiling.watches, which also observe the profiled steps.
-    - ``stop``: whether to end the script after the last profiled step.
+    - ``ends_script``: whether to end the script after the last profiled step.
     - ``on_profiled``: a function to call once, right after the last profiled step.
     - ``failure``: one line that says why profiling failed; empty if it did not fail. An error ends the profiling, but
       never the script.
@@ -165,16 +165,16 @@ class StepProfiler:
         folder: Path,
         watches: Sequence[MemoryWatch | DtypeWatch | ModuleRangeWatch] = (),
         *,
-        stop: bool = False,
+        ends_script: bool = False,
     ) -> None:
         self.failure = self._remark = ""
         #: Class name of each optimizer that stepped, by the optimizer's id(). Optimizers that step in hooks of the
         #: backward pass count as one optimizer, with the id 0.
-        self.optimizers: dict[int, str] = {}
+        self.optimizer_names_by_id: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
         self.unprofiled_step_seconds: float | None = None
-        self._steps, self._warmup, self.stop = steps, warmup, stop
+        self._steps, self._warmup, self.ends_script = steps, warmup, ends_script
         self._step_count = self._profiled_steps = 0
         self._first_process_id, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
         self._profiled_process_id: int | None = None
@@ -220,7 +220,7 @@ class StepProfiler:
             with self._record_errors():
                 self._start_or_stop_profiler()
         # If the script catches SystemExit and continues, raise SystemExit at the end of each later step too.
-        if self.stop and self.is_complete:
+        if self.ends_script and self.is_complete:
             raise SystemExit(0)
 
     def end_step_if_first_optimizer(self, optimizer: object, *_: object) -> None:
@@ -229,8 +229,8 @@ class StepProfiler:
         If a script has several optimizers, as for a GAN, only the first optimizer ends training steps.
         """
         optimizer_id = 0 if is_in_backward() else id(optimizer)
-        self.optimizers.setdefault(optimizer_id, type(optimizer).__name__)
-        if optimizer_id == next(iter(self.optimizers)):
+        self.optimizer_names_by_id.setdefault(optimizer_id, type(optimizer).__name__)
+        if optimizer_id == next(iter(self.optimizer_names_by_id)):
             self.end_step()
 
     def end_delayed_step_after_backward(self) -> None:
@@ -331,7 +331,7 @@ class StepProfiler:
             return None
         self._profiler.export_chrome_trace(str(path))
         trace = read_trace(path)
-        first_optimizer, *other_optimizers = self.optimizers.values() or [""]
+        first_optimizer, *other_optimizers = self.optimizer_names_by_id.values() or [""]
         optimizers_note = (
             f"several optimizers step: only the first, {first_optimizer}, ends a step; "
             f"others are {', '.join(other_optimizers)}"
@@ -379,7 +379,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)
-    return 0 if profiler.stop and profiler.is_complete else code
+    return 0 if profiler.ends_script and profiler.is_complete else code
 
 
 @contextmanager

@@ -48,7 +48,7 @@ _SECONDS_PER_MICROSECOND, _SECONDS_PER_NANOSECOND = 1e-6, 1e-9
 #: much memory.
 _MAX_TRACE_BYTES = 1 << 30
 # Maximum ratio of the size of a trace to the size of its gzip file. Real ratios are 10 to 30; without a limit, a small
-# forged file could fill the memory. A gzip file smaller than the second number of bytes counts as one of this size.
+# forged file could fill the memory. A gzip file smaller than _MIN_ASSUMED_GZIP_BYTES counts as a file of this size.
 _MAX_GZIP_RATIO, _MIN_ASSUMED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
 #: Names of three columns in the tables of nsys and of rocprofv3: the kernel's name, its start in ns, and its duration
@@ -92,7 +92,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class BusyInterval:
-    """An interval, in seconds, in which an event ran itself, and no event that it called was running."""
+    """An interval, in seconds, in which an event ran, but none of the events that it called ran."""
 
     event: Event
     start: float
@@ -141,9 +141,9 @@ def sum_interval_seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def find_gaps(covered: Intervals, start: float, end: float) -> Intervals:
-    """Return the intervals between ``start`` and ``end``, in seconds, that no interval of ``covered`` overlaps."""
-    edges = [start, *(edge for interval in covered for edge in interval), end]
+def find_gaps(covered_intervals: Intervals, start: float, end: float) -> Intervals:
+    """Return the intervals between ``start`` and ``end``, in seconds, that no covered interval overlaps."""
+    edges = [start, *(edge for interval in covered_intervals for edge in interval), end]
     return [
         (gap_start, gap_end) for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True) if gap_end > gap_start
     ]
@@ -189,9 +189,10 @@ def read_trace(path: Path) -> Trace:
     try:
         return _parse_kernel_table(content.decode()) if is_table else _parse_chrome_trace(json.loads(content))
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, csv.Error):
-        kernel_table_description = "a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
         raise UsageError(
-            f"{path} is not {kernel_table_description if is_table else 'a Chrome trace of torch.profiler'}"
+            f"{path} is not a list of kernels from 'nsys stats -r cuda_gpu_trace' or 'rocprofv3 --kernel-trace'"
+            if is_table
+            else f"{path} is not a Chrome trace of torch.profiler: write one with its method export_chrome_trace"
         ) from None
 
 
@@ -222,18 +223,21 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
     raw_events = [each for each in complete_events if each.get("cat") in _KIND_BY_CATEGORY]
     if not raw_events:
         raise ValueError("the trace has no events")
-    origin = min(each["ts"] for each in raw_events)
+    origin_microseconds = min(each["ts"] for each in raw_events)
     host_events, launches_by_link = _make_host_events(
-        [each for each in raw_events if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin
+        [each for each in raw_events if _KIND_BY_CATEGORY[each["cat"]] not in DEVICE_EVENT_KINDS], origin_microseconds
     )
     raw_device_events = [each for each in raw_events if _KIND_BY_CATEGORY[each["cat"]] in DEVICE_EVENT_KINDS]
     graph_launch_links = {link for link, event in launches_by_link.items() if _GRAPH_LAUNCH_NAME in event.name}
     events = [
         *host_events,
-        *(_make_device_event(each, origin, launches_by_link, graph_launch_links) for each in raw_device_events),
+        *(
+            _make_device_event(each, origin_microseconds, launches_by_link, graph_launch_links)
+            for each in raw_device_events
+        ),
     ]
     annotations = [
-        (str(each.get("name")), *_convert_to_seconds(each, origin))
+        (str(each.get("name")), *_compute_start_and_end(each, origin_microseconds))
         for each in complete_events
         if each.get("cat") == _DEVICE_ANNOTATION_CATEGORY
     ]
@@ -261,7 +265,7 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
 
 
 def _make_host_events(
-    raw_events: Iterable[_RawEvent], origin: float
+    raw_events: Iterable[_RawEvent], origin_microseconds: float
 ) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
     """Make the events on the host. Return all events, and by link, the events that launched work on the device.
 
@@ -275,7 +279,7 @@ def _make_host_events(
     forward_operations_by_number: dict[int, Event] = {}
     for each in sorted(raw_events, key=lambda each: (each["ts"], -each["dur"])):
         raw_arguments = each.get("args", {})
-        start, end = _convert_to_seconds(each, origin)
+        start, end = _compute_start_and_end(each, origin_microseconds)
         open_calls_of_thread = open_calls[each["pid"], each["tid"]]
         while open_calls_of_thread and open_calls_of_thread[-1].end < end - _MAX_ROUNDING_ERROR_SECONDS:
             open_calls_of_thread.pop()
@@ -307,7 +311,7 @@ def _make_host_events(
 
 def _make_device_event(
     raw: _RawEvent,
-    origin: float,
+    origin_microseconds: float,
     launches_by_link: Mapping[tuple[str, Any], Event],
     graph_launch_links: Container[tuple[str, Any]],
 ) -> Event:
@@ -322,11 +326,16 @@ def _make_device_event(
     caller = (
         None if links[0] in graph_launch_links else launches_by_link.get(links[0]) or launches_by_link.get(links[1])
     )
-    return Event(str(raw["name"]), _KIND_BY_CATEGORY[raw["cat"]], *_convert_to_seconds(raw, origin), caller=caller)
+    return Event(
+        str(raw["name"]),
+        _KIND_BY_CATEGORY[raw["cat"]],
+        *_compute_start_and_end(raw, origin_microseconds),
+        caller=caller,
+    )
 
 
-def _convert_to_seconds(raw: _RawEvent, origin: float) -> tuple[float, float]:
-    start = (raw["ts"] - origin) * _SECONDS_PER_MICROSECOND
+def _compute_start_and_end(raw: _RawEvent, origin_microseconds: float) -> tuple[float, float]:
+    start = (raw["ts"] - origin_microseconds) * _SECONDS_PER_MICROSECOND
     return start, start + max(raw["dur"], 0) * _SECONDS_PER_MICROSECOND
 
 
@@ -359,7 +368,7 @@ def _find_step_bounds(
         optimizer_step_ends = sorted(end for name, _, end in ranges if name in optimizers[:1])
         if len(optimizer_step_ends) > 1:
             return optimizer_step_ends[0], optimizer_step_ends[-1], len(optimizer_step_ends) - 1, optimizers[0]
-    return *_find_start_and_end(events), None, ""
+    return *_find_first_start_and_last_end(events), None, ""
 
 
 def _parse_kernel_table(text: str) -> Trace:
@@ -371,7 +380,7 @@ def _parse_kernel_table(text: str) -> Trace:
             if set(columns) <= set(names):
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
                 events = tuple(_parse_kernel_row(row, *columns) for row in rows)
-                return Trace(events, *_find_start_and_end(events))
+                return Trace(events, *_find_first_start_and_last_end(events))
     raise ValueError("the table has no header with the columns of nsys or rocprofv3")
 
 
@@ -382,5 +391,5 @@ def _parse_kernel_row(row: Mapping[str, str], name: str, start_column: str, end_
     return Event(row[name], "kernel", start, start + end if end_column == "Duration (ns)" else end)
 
 
-def _find_start_and_end(events: Sequence[Event]) -> tuple[float, float]:
+def _find_first_start_and_last_end(events: Sequence[Event]) -> tuple[float, float]:
     return min(event.start for event in events), max(event.end for event in events)

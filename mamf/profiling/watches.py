@@ -45,7 +45,7 @@ class MemoryWatch:
     def __init__(self, snapshot_path: Path) -> None:
         self.remark = ""
         self.rows: tuple[MemoryRow, ...] = ()
-        self._snapshot = snapshot_path
+        self._snapshot_path = snapshot_path
         #: For each forward pass of a module: start and end in ns since the epoch, and the module's name.
         self.module_spans: list[tuple[int, int, str]] = []
         self._bytes_by_optimizer: dict[int, Counter[tuple[str, str]]] = {}
@@ -81,7 +81,7 @@ class MemoryWatch:
         self.rows = tuple(_make_memory_rows(sum(self._bytes_by_optimizer.values(), Counter())))
         if not self.remark:
             with self._record_error_in_remark():
-                torch.cuda.memory._dump_snapshot(str(self._snapshot))
+                torch.cuda.memory._dump_snapshot(str(self._snapshot_path))
                 history = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
                 torch.cuda.memory._record_memory_history(enabled=None)
                 self.rows += tuple(make_memory_rows_by_module(history, self.module_spans))
@@ -171,7 +171,7 @@ class DtypeWatch:
         self.rows: tuple[DtypeRow, ...] = ()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._cleanup = ExitStack()
-        self._optimizers: set[int] = set()
+        self._counted_optimizer_ids: set[int] = set()
         self._is_running = False
 
     def start(self) -> None:
@@ -195,8 +195,8 @@ class DtypeWatch:
             self._cleanup.callback(setattr, owner, name, original)
 
     def record_optimizer_step(self, optimizer: Any, *_: object) -> None:
-        if self._is_running and id(optimizer) not in self._optimizers:
-            self._optimizers.add(id(optimizer))
+        if self._is_running and id(optimizer) not in self._counted_optimizer_ids:
+            self._counted_optimizer_ids.add(id(optimizer))
             for each in (each for group in optimizer.param_groups for each in group["params"]):
                 self._count_dtypes_of_tensors(_PARAMETERS, each)
                 self._count_dtypes_of_tensors(_GRADIENTS, each.grad)

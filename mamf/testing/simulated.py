@@ -229,8 +229,8 @@ class SimulatedBackend(Backend):
         self.cached_operands_key: object = None
         # Whether a mark precedes the next launch, so that the overhead of the timer adds to the time of this launch.
         self.is_after_mark = False
-        # The device is faster until the first of these times because it has rested, and slower until the second because
-        # it wakes up.
+        # The device is faster until rested_end_time, because it has rested, and slower until fully_awake_time, because
+        # it is still waking up.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
         self._variation_by_capped = {
@@ -356,7 +356,7 @@ class SimulatedBackend(Backend):
         """Return how many clock cycles a matmul of this shape takes.
 
         The compute units compute the output in waves of tiles (128x256 elements). Each tile has a fixed start-up cost,
-        which is as long as 200 elements of K, so a matmul with a short K is less efficient.
+        which takes as long as 200 elements of K, so a matmul with a short K is less efficient.
         """
         units = self.device_physics.compute_units
         tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
@@ -367,7 +367,8 @@ class SimulatedBackend(Backend):
     def launch_compute(self, cycles: float, operands_key: object) -> None:
         """Simulate the launch of a kernel that takes ``cycles`` clock cycles.
 
-        ``operands_key``: identifies the operand set. If the launch before used the same set, it may be cached.
+        ``operands_key``: identifies the operand set. If the previous launch used this set, its operands may still
+        be in the cache.
         """
         self._true_clock_share = self.device_physics.true_clock_share or 1.0
         self._simulate_launch(

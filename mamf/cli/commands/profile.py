@@ -212,7 +212,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
         for watch in (module_spans, memory_watch, dtype_watch, nvtx_ranges, ModuleRangeWatch(make_range_provider))
         if watch is not None
     ]
-    profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, stop=options.stop)
+    profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, ends_script=options.stop)
     if get_rank() and options.ranks == "first":  # Only count the steps, to end after the same step as rank 0.
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # Report an unusable log of --ceiling before the script starts.

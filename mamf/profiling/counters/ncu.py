@@ -322,7 +322,8 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
 def compute_busy_percent_by_part(kernel: DeviceKernel) -> dict[str, float | None]:
     """Return how busy a kernel keeps each part of the device, in percent of the part's peak; None if unknown.
 
-    If ncu reports the same percentage for a group of parts and for one part of the group, the group gets None.
+    ncu reports the percentage of the busiest part of a group, such as all pipes, for the whole group. If the result
+    also contains this part, the group gets None, so that only the part is reported.
     """
     get_percent = kernel.metrics.get
     tensor, units, dram, l2, pipes = (

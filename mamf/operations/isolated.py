@@ -63,7 +63,9 @@ class Channel:
             fields = json.loads(self.input_pipe.readline())
             return fields, [self.input_pipe.read(size) for size in fields.pop("sizes")]
         except (AttributeError, KeyError, TypeError, ValueError):
-            raise ChannelError("the other process of the check ended too early or sent an invalid message") from None
+            raise ChannelError(
+                "the isolated check did not finish: the other process ended too early or sent an invalid message"
+            ) from None
 
 
 def serve_launches(

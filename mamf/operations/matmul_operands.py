@@ -47,8 +47,8 @@ from mamf.torch_backend import to_torch_dtype
 #: Texts in the errors that cuBLAS and hipBLAS raise without an algorithm for a shape or layout, and oneDNN for a dtype
 #: that it does not support.
 _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# A quick check compares entries in this number of rows and columns of C, for this number of matmuls of a launch. The
-# check must be short, because it runs in the idle time between two series of launches.
+# A quick check compares entries in _SAMPLED_INDEX_COUNT rows and columns of C, for _SAMPLED_MATMUL_COUNT matmuls of a
+# launch. The check must be short, because it runs in the idle time between two series of launches.
 _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 # If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
@@ -159,7 +159,9 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
                 f"{problem.out_dtype}: use --out-dtype {outputs[0]}"
             )
         if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
-            return f"kernel {self.name} does not support fast accumulation for {problem.dtype}, only for 8-bit floats"
+            return (
+                f"kernel {self.name} does not support fast accumulation for {problem.dtype}: use --no-fast-accumulation"
+            )
         return None
 
     def apply_settings(self, backend: Backend, problem: MatmulProblemT) -> AbstractContextManager[object]:
@@ -288,7 +290,9 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the device does not support the problem's format with its accumulation, or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
-            return f"{problem.dtype} does not support fast accumulation; only fp8_rowwise and fp8 do"
+            return (
+                f"{problem.dtype} does not support fast accumulation: use --no-fast-accumulation or --dtype fp8_rowwise"
+            )
         return backend.explain_unsupported_dtype(backend.resolve_dtype("fp8"))
 
     def explain_unsupported_shape(self, problem: MatmulProblemT, shape: MatmulShapeT) -> str | None:

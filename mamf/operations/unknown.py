@@ -49,7 +49,7 @@ class UnknownProblem:
         return shape.work
 
     def list_buffers(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        raise UnavailableError(f"the operation {self.operation} is not installed: install the package that provides it")
+        raise UnavailableError(f"the operation {self.operation} is not installed: install its package")
 
     def count_bytes(self, shape: UnknownShape, sets: int = 1, rewrite: bool = False) -> int:
         return shape.work.nbytes
@@ -58,7 +58,7 @@ class UnknownProblem:
 class UnknownOperation(Operation[Any, Any]):
     """A placeholder for an operation that is not installed.
 
-    ``record``: the row of a log that names the operation. It contains the FLOP, the bytes and the unit of the shape.
+    ``record``: the row of a log that names the operation, with the FLOP, the bytes and the unit of the shape.
     """
 
     kernel_group = ""
@@ -106,9 +106,9 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether the highest rate of the operation ``name`` limits the rates of other operations, as for matmul.
+    """Return whether the highest rate of the operation ``name`` is the compute limit of a device, as for matmul.
 
-    Reports show the rates of other operations as shares of this rate.
+    Reports show the rates of other operations as shares of this limit.
     """
     return get_operation(name).is_compute_roof
 

@@ -167,7 +167,7 @@ def _declare_function(cdll: Any, name: str) -> Any:
 
 @functools.cache
 def load_cublaslt() -> CublasLtLibrary | Unavailable:
-    """Load the libcublasLt that torch uses, and return it, or the reason why it cannot be used."""
+    """Load the libcublasLt that torch uses, and return the library, or the reason why mamf cannot use it."""
     cdll = next(_load_candidate_libraries(), None)
     if cdll is None:
         return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
@@ -182,8 +182,8 @@ def load_cublaslt() -> CublasLtLibrary | Unavailable:
 
 
 def _load_candidate_libraries() -> Iterator[Any]:
-    """Load libcublasLt from each possible place, and yield the libraries: first the one that this process already uses,
-    then those in wheels, and last the system's.
+    """Load libcublasLt from each possible place, and yield the libraries: first the library that this process already
+    uses, then the libraries in wheels, and last the library of the system.
     """
     is_windows = sys.platform == "win32"
     names = [

@@ -24,13 +24,14 @@ locate_tile = gluon.jit(triton_kernels.locate_tile.fn)
 
 
 @gluon.jit  # type: ignore[untyped-decorator]
-def load_operand_blocks(a, b, ring, tiles, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
+def load_operand_blocks(a, b, ring_buffer, tile_and_step_counts, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
     """Load blocks of A and B into each stage of the ring buffer, as soon as both groups of warps have read the stage.
 
     A stage contains ``BLOCKS_PER_TILE`` blocks of A, which are all multiplied by the same block of B.
+    ``tile_and_step_counts``: the numbers of tiles along M and along N, and the number of blocks along K.
     """
-    left, right, _, ready_barriers, free_barriers = ring
-    tiles_m, tiles_n, steps = tiles
+    left, right, _, ready_barriers, free_barriers = ring_buffer
+    tiles_m, tiles_n, steps = tile_and_step_counts
     BLOCK_N: gl.constexpr = b.block_shape[0]
     BLOCK_K: gl.constexpr = b.block_shape[1]
     count = 0
@@ -66,15 +67,20 @@ def store_tile_part(c, store_buffer, part, row, column):  # type: ignore[no-unty
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def compute_tile_part(  # type: ignore[no-untyped-def]
-    c, ring, tiles, GROUP_INDEX: gl.constexpr, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr
+    c,
+    ring_buffer,
+    tile_and_step_counts,
+    GROUP_INDEX: gl.constexpr,
+    BLOCKS_PER_TILE: gl.constexpr,
+    GROUP_M: gl.constexpr,
 ):
     """Compute the part of each tile that one group of four warps computes, and write it to C.
 
     The part is a block of 64 rows and, if a tile has a third block, half of the columns of that block. Sums stay in
     registers. While the tensor cores multiply one block of K, the group waits for the operands of the next block.
     """
-    left, right, store_buffer, ready_barriers, free_barriers = ring
-    tiles_m, tiles_n, steps = tiles
+    left, right, store_buffer, ready_barriers, free_barriers = ring_buffer
+    tiles_m, tiles_n, steps = tile_and_step_counts
     STAGES: gl.constexpr = right.shape[0]
     BLOCK_N: gl.constexpr = right.shape[1]
     HALF_BLOCK_N: gl.constexpr = BLOCK_N // 2
@@ -139,15 +145,15 @@ def multiply_with_warp_groups(  # type: ignore[no-untyped-def]
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready_barriers.index(stage), count=1)
         mbarrier.init(free_barriers.index(stage), count=2)
-    ring = (left, right, store_buffer, ready_barriers, free_barriers)
-    tiles = (gl.cdiv(m, BLOCKS_PER_TILE * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
+    ring_buffer = (left, right, store_buffer, ready_barriers, free_barriers)
+    tile_and_step_counts = (gl.cdiv(m, BLOCKS_PER_TILE * 64), gl.cdiv(n, BLOCK_N), gl.cdiv(k, BLOCK_K))
     # The last two arguments are the number of warps and the registers per thread, for the second group and the loading
     # warp. The first group consists of the four warps of the kernel itself, and gets the remaining registers.
     gl.warp_specialize(
         [
-            (compute_tile_part, (c, ring, tiles, gl.constexpr(0), BLOCKS_PER_TILE, GROUP_M)),
-            (compute_tile_part, (c, ring, tiles, gl.constexpr(1), BLOCKS_PER_TILE, GROUP_M)),
-            (load_operand_blocks, (a, b, ring, tiles, BLOCKS_PER_TILE, GROUP_M)),
+            (compute_tile_part, (c, ring_buffer, tile_and_step_counts, gl.constexpr(0), BLOCKS_PER_TILE, GROUP_M)),
+            (compute_tile_part, (c, ring_buffer, tile_and_step_counts, gl.constexpr(1), BLOCKS_PER_TILE, GROUP_M)),
+            (load_operand_blocks, (a, b, ring_buffer, tile_and_step_counts, BLOCKS_PER_TILE, GROUP_M)),
         ],
         [4, 1],
         [240, 24],

@@ -112,7 +112,11 @@ class Dequantized(ScaledFormatMatmul):
     is_tried_by_default = False
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        return f"kernel {self.name} does not support fast accumulation" if problem.fast_accumulation else None
+        return (
+            f"kernel {self.name} does not support fast accumulation: use --no-fast-accumulation"
+            if problem.fast_accumulation
+            else None
+        )
 
     def apply_settings(self, backend: Backend, problem: MatmulProblem) -> AbstractContextManager[object]:
         return use_float32_precision("highest")

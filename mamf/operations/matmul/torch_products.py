@@ -117,7 +117,7 @@ class TunableOp(TorchMm):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "hip":
             # On CUDA, TunableOp has no algorithms to choose from in torch up to 2.13.
-            return Unavailable("TunableOp tunes on ROCm only", "use --backend rocm on an AMD GPU")
+            return Unavailable("TunableOp works on ROCm only", "use --backend rocm on an AMD GPU")
         if not hasattr(torch.cuda, "tunable"):
             return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
         return None

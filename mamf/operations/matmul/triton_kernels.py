@@ -1,8 +1,8 @@
 """Compute C = A @ B in Triton. This module is imported only if Triton is installed.
 
-A launch has one program per tile of C, or fewer programs. If there are P programs, each computes every P-th tile. The
-tiles are numbered down a group of GROUP_M rows of tiles before they continue in the next column, so that programs that
-run at once share operands in the cache.
+A launch has one program per tile of C, or fewer programs. If there are P programs, each computes every P-th tile.
+Tiles are numbered in groups of GROUP_M rows of tiles, and column by column within a group, so that programs that run
+at the same time share operands in the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit  # type: ignore[untyped-decorator]
 def locate_tile(tile_index, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the row and the column of a tile, in units of tiles. The output has ``tiles_m`` x ``tiles_n`` tiles.
+    """Return the row and the column of a tile, in units of tiles. C has ``tiles_m`` x ``tiles_n`` tiles.
 
     ``tile_index``: the number of the tile, in the order that the module's docstring describes.
     """

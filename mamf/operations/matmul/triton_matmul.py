@@ -35,8 +35,9 @@ _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\
 class TritonConfiguration:
     """A configuration of the Triton matmul.
 
-    ``block_m``, ``block_n``: the rows and columns of a tile of C. ``block_k``: the terms of K per step. ``warps``: the
-    warps of a program. ``stages``: the steps whose operands are loaded in advance. ``schedule``: see TileSchedule.
+    ``block_m``, ``block_n``: the rows and columns of a tile of C. ``block_k``: the terms of K per step of the loop.
+    ``warps``: the number of warps of a program. ``stages``: the number of steps whose operands are loaded in advance.
+    ``schedule``: see TileSchedule.
     """
 
     block_m: int
@@ -283,7 +284,7 @@ def _choose_arithmetic_options(problem: MatmulProblem, configuration: TritonConf
     return {
         "SUM_DTYPE": tl.int32 if problem.dtype == "int8" else tl.float32,
         "INPUT_PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
-        # Only Hopper uses this option: None keeps sums in the precision of its tensor cores.
+        # Only Hopper uses this option. None keeps sums in the precision of Hopper's tensor cores.
         "MAX_IMPRECISE_STEPS": configuration.block_k if is_precise_float8 else None,
     }
 

@@ -112,10 +112,10 @@ def run_checking_process() -> None:
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
     # Redirect stdout to stderr, because the other process would read the output of libraries as messages.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    answer_requests(channel)
+    answer_check_requests(channel)
 
 
-def answer_requests(channel: Channel) -> None:
+def answer_check_requests(channel: Channel) -> None:
     """Read requests for checks from the channel and answer each with a verdict, until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:

@@ -21,7 +21,7 @@ from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
 _VGPU_MODE = 2  # This is NVML_GPU_VIRTUALIZATION_MODE_VGPU. A card that is passed through as a whole has another mode.
 _PCI_DEVICES_FOLDER = Path("/sys/bus/pci/devices")
-_WHOLE_CARD_MODES = ("", "SPX", "UNKNOWN")
+_WHOLE_CARD_PARTITION_MODES = ("", "SPX", "UNKNOWN")
 _OTHER_PROCESSES = "other processes"
 _SHARING_COST = "measured rates are lower, and cannot be compared with datasheet peaks or with rates of whole cards"
 
@@ -147,7 +147,7 @@ def find_partition(address: str | None) -> str | None:
     mode = ""
     with contextlib.suppress(OSError):  # The file does not exist, or the card is being reset.
         mode = path.read_text().strip()
-    return None if mode in _WHOLE_CARD_MODES else f"{mode} partition"
+    return None if mode in _WHOLE_CARD_PARTITION_MODES else f"{mode} partition"
 
 
 def detect_other_amd_processes(sensors: Any) -> str | None:

@@ -15,7 +15,7 @@ from mamf.backend import Advice, Reading, Unavailable
 
 # Names of the clock-event reasons of NVML that count as throttling, by bit. Reasons such as idling or a clock that the
 # user has set do not count.
-THROTTLE_REASONS = {
+_THROTTLE_REASON_BY_BIT = {
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x10: "sync boost",
@@ -59,16 +59,16 @@ class NvmlSensors:
         clock_mhz = self.call_or_none(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         milliwatts = self.call_or_none(nvml.nvmlDeviceGetPowerUsage) if self.is_whole else None
         millijoules = self.call_or_none(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole and energy else None
-        reasons = self.read_clock_event_reasons() or 0
+        reasons = self.read_clock_event_reason_bits() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
             joules=None if millijoules is None else millijoules * 1e-3,
             celsius=self.call_or_none(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-            throttle_reasons=tuple(reason for bit, reason in THROTTLE_REASONS.items() if reasons & bit),
+            throttle_reasons=tuple(reason for bit, reason in _THROTTLE_REASON_BY_BIT.items() if reasons & bit),
         )
 
-    def read_clock_event_reasons(self) -> int | None:
+    def read_clock_event_reason_bits(self) -> int | None:
         # Drivers and nvidia-ml-py before 535 know only the second name of this query.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
@@ -189,13 +189,13 @@ def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
 
 
 def _check_throttling(sensors: NvmlSensors) -> Advice:
-    reasons = sensors.read_clock_event_reasons()
+    reasons = sensors.read_clock_event_reason_bits()
     if reasons is None:
         return Advice("throttling", "unknown", "NVML does not report whether the card is throttled")
     reasons &= _SLOWDOWN_BITS
     if not reasons:
         return Advice("throttling", "ok", "the idle card is not throttled")
-    names = ", ".join(reason for bit, reason in THROTTLE_REASONS.items() if reasons & bit)
+    names = ", ".join(reason for bit, reason in _THROTTLE_REASON_BY_BIT.items() if reasons & bit)
     return Advice(
         "throttling",
         "warning",

@@ -38,14 +38,14 @@ _MISSING_FUNCTION_ERRORS = (
     TypeError,
     ValueError,
 )
-_CACHE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
-_DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
+_CACHE_SIZE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
+_DEFAULT_DTYPE_CANDIDATES = ("bfloat16", "float16", "float32")
 # mamf compares times from events with the host clock on a load of at least 0.02 s, so that the overhead of launches is
 # negligible. Events may differ from the host clock by 10 %.
 _LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
 # Number of these comparisons. One is not enough, because a busy host may delay it.
 _TIMER_COMPARISON_COUNT = 3
-_EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUES = 32, 2**22
+_EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUE_COUNT = 32, 2**22
 
 
 def _call_or_none(query: Callable[..., ResultT], *arguments: Any) -> ResultT | None:
@@ -83,9 +83,9 @@ class HostFilledPool(TorchOperandPool):
     """A pool whose random operands the host generates, for devices without a random number generator."""
 
     def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
-        random_values = torch.empty(min(buffer.numel(), _MAX_RANDOM_VALUES), dtype=buffer.dtype)
+        random_values = torch.empty(min(buffer.numel(), _MAX_RANDOM_VALUE_COUNT), dtype=buffer.dtype)
         super()._fill_with_random_values(random_values, name)
-        for part in buffer.split(_MAX_RANDOM_VALUES):
+        for part in buffer.split(_MAX_RANDOM_VALUE_COUNT):
             part.copy_(random_values[: part.numel()])
 
 
@@ -156,11 +156,11 @@ class AnyAcceleratorBackend(MultiStreamBackend):
     def setup(self) -> None:
         super().setup()
         self._has_generator = _call_or_none(torch.Generator, self.device) is not None
-        self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPES), _DEFAULT_DTYPES[-1])
+        self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPE_CANDIDATES), _DEFAULT_DTYPE_CANDIDATES[-1])
         launch_load = self._make_load_function()
         reasons = [self._explain_unusable_events(launch_load) for _ in range(_TIMER_COMPARISON_COUNT)]
-        self.reason_without_events = reasons[0] if all(reasons) else ""
-        self.timer = "host clock" if self.reason_without_events else "device events"
+        self.reason_events_are_unusable = reasons[0] if all(reasons) else ""
+        self.timer = "host clock" if self.reason_events_are_unusable else "device events"
 
     def _can_multiply(self, dtype: str) -> bool:
         matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
@@ -218,23 +218,23 @@ class AnyAcceleratorBackend(MultiStreamBackend):
     # -- time --------------------------------------------------------------------------------------------------------
 
     def record_mark(self) -> Any:
-        if not self.reason_without_events:
+        if not self.reason_events_are_unusable:
             return super().record_mark()
         self.synchronize()
         return self.now()
 
     def wait_for_mark(self, mark: Any) -> None:
-        if not self.reason_without_events:
+        if not self.reason_events_are_unusable:
             super().wait_for_mark(mark)
 
     def compute_seconds_between(self, start: Any, end: Any) -> float:
-        return float(end - start) if self.reason_without_events else super().compute_seconds_between(start, end)
+        return float(end - start) if self.reason_events_are_unusable else super().compute_seconds_between(start, end)
 
     def estimate_timer_overhead(self) -> float | None:
         """Return the seconds that two marks add to the time of a launch. If marks are events, estimate this as other
         backends do. If marks are times of the host clock, return the median time between two marks without a launch.
         """
-        if not self.reason_without_events:
+        if not self.reason_events_are_unusable:
             return super().estimate_timer_overhead()
         intervals = [(self.record_mark(), self.record_mark()) for _ in range(_EMPTY_INTERVAL_COUNT)]
         return statistics.median(self.compute_seconds_between(start, end) for start, end in intervals)
@@ -256,7 +256,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
 
     def describe(self) -> DeviceInfo:
         device_type, properties = self.find_device_type(), self.call_or_none("get_device_properties", self.index)
-        cache_bytes = next((size for name in _CACHE_PROPERTIES if (size := getattr(properties, name, None))), None)
+        cache_bytes = next((size for name in _CACHE_SIZE_PROPERTIES if (size := getattr(properties, name, None))), None)
         _free, memory_bytes = self.call_or_none("mem_get_info", self.index) or (None, None)
         uuid, package = getattr(properties, "uuid", None), f"torch_{device_type}"
         version = get_package_version(package)
@@ -289,7 +289,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         )
 
     def check_machine(self) -> list[Advice]:
-        if not self.reason_without_events:
+        if not self.reason_events_are_unusable:
             return [Advice("timer", "ok", "device events agree with the host clock")]
         cost, remedy = (
             "times of launches below 1 ms include host time",
@@ -299,7 +299,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             Advice(
                 "timer",
                 "warning",
-                f"{self.reason_without_events}, so mamf times launches with the host clock",
+                f"{self.reason_events_are_unusable}, so mamf times launches with the host clock",
                 cost,
                 remedy,
             )

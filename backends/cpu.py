@@ -28,7 +28,7 @@ class CpuSensors:
     """The sensors of clock and temperature that every user may read. Virtual machines often have no sensors."""
 
     def read(self, energy: bool = False) -> Reading:
-        frequency = read_cpu_frequency()
+        frequency = read_cpu_clock_record()
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
         temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]
         return Reading(
@@ -117,7 +117,7 @@ class CpuBackend(HostTimedBackend):
         return Unavailable("torch.compile needs a C++ compiler", "sudo apt install g++")
 
     def describe(self) -> DeviceInfo:
-        frequency = read_cpu_frequency()
+        frequency = read_cpu_clock_record()
         return DeviceInfo(
             backend=self.name,
             index=0,
@@ -184,7 +184,7 @@ class CpuBackend(HostTimedBackend):
         ]
 
 
-def read_cpu_frequency() -> Any:
+def read_cpu_clock_record() -> Any:
     """Return psutil's record of the CPU's clock in MHz (current, min and max); None if the clock is unknown."""
     with suppress(NotImplementedError, OSError, AttributeError):
         return psutil.cpu_freq()

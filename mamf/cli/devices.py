@@ -74,7 +74,7 @@ from mamf.node.logs import UNMEASURABLE_REASON, UNWRITTEN_LOG_REASON, NodeRun, r
 from mamf.node.verdict import NodeDevice
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
-from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
+from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
 
 #: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
@@ -121,7 +121,7 @@ def _read_requested_devices(options: argparse.Namespace) -> list[int]:
         raise UsageError("--devices cannot mix words and indices: give 'all', 'ranks' or only indices")
     if options.command == VERIFY and not device_indices and options.device is None and options.resume is None:
         device_indices = [ALL_DEVICES]
-    return resolve_device_indices(options.backend or find_first_backend(), device_indices) if device_indices else []
+    return resolve_device_indices(options.backend or find_usable_backend(), device_indices) if device_indices else []
 
 
 def _format_indices(devices: Iterable[int]) -> str:
@@ -298,7 +298,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
         options.resume, options.output = (
             (None, path) if options.new_log_reason or options.resume is None else (path, None)
         )
-    device_count = load_backend_class(options.backend or find_first_backend()).count_devices()
+    device_count = load_backend_class(options.backend or find_usable_backend()).count_devices()
     if options.resume is None:
         # A launcher may show each process only its own device. This device then has the index 0.
         options.device = place.local_rank if device_count > 1 else 0
@@ -392,7 +392,7 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)
-    options.backend = options.backend or find_first_backend()
+    options.backend = options.backend or find_usable_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (place := find_rank_place(os.environ)) is not None:
         if options.overlap:

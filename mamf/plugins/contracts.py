@@ -3,8 +3,8 @@ error names the plugin.
 
 A contract is an abstract class: Backend, Kernel or Operation. Its type annotations define the types of attributes and
 return values; ``_REQUIREMENTS`` adds conditions that types cannot express. The methods in ``_UNCHECKED_METHODS`` are
-not checked: some run while a launch is timed, so a check would distort the time. If one of the others fails, mamf
-records the error as the status of the measurement.
+not checked: some run while a launch is timed, so a check would distort the time. If another unchecked method fails,
+such as ``take_buffer``, mamf records the error as the status of the measurement.
 """
 
 from __future__ import annotations

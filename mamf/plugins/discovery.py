@@ -70,7 +70,7 @@ class BackendStatus:
     - ``device_names``: the names of the backend's devices, by index.
     - ``unavailability``: why the backend cannot be used; None if it can be used.
     - ``is_accelerator``: whether the devices are accelerators, not CPUs.
-    - ``is_generic``: whether the backend supports devices of any vendor. ``auto`` prefers a backend for one vendor.
+    - ``is_generic``: whether the backend supports devices of any vendor. ``--backend auto`` prefers other backends.
     - ``load_error``: the error that loading the backend raised; None if it can be loaded.
     """
 
@@ -283,7 +283,7 @@ def _read_backend_status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailability=Unavailable("the backend cannot be opened", str(error)))
 
 
-def find_first_backend() -> str:
+def find_usable_backend() -> str:
     """Return the name of the first backend that can be used, which ``--backend auto`` chooses. Raises UnavailableError
     if no backend can be used.
     """

@@ -41,7 +41,7 @@ def count_operation_flop(event: Event) -> int | None:
         return None
 
 
-def find_multiplied_dtype(event: Event) -> str:
+def find_operand_dtype(event: Event) -> str:
     """Return mamf's name of the dtype of the operands that an operation multiplies.
 
     If mamf has no name for the dtype, return torch's name; ``unknown`` if the trace does not say the dtype.
@@ -76,7 +76,9 @@ def _count_convolution_flop(shapes: _ArgumentShapes, argument_values: Sequence[s
     # A transposed convolution multiplies each element of the input by all weights of the element's group.
     if argument_values[6] == "True":
         return 2 * math.prod(input_shape) * math.prod(weight[1:])
-    strides, padding, dilation = (_parse_numbers(argument_values[number], len(weight) - 2) for number in (3, 4, 5))
+    strides, padding, dilation = (
+        _parse_numbers_per_dimension(argument_values[number], len(weight) - 2) for number in (3, 4, 5)
+    )
     output_size = [
         (length + 2 * pad - dilation_step * (kernel - 1) - 1) // stride + 1
         for length, kernel, stride, pad, dilation_step in zip(
@@ -86,7 +88,7 @@ def _count_convolution_flop(shapes: _ArgumentShapes, argument_values: Sequence[s
     return 2 * input_shape[0] * math.prod(output_size) * math.prod(weight)
 
 
-def _parse_numbers(text: str, count: int) -> list[int]:
+def _parse_numbers_per_dimension(text: str, count: int) -> list[int]:
     numbers = [int(each) for each in re.findall(r"-?\d+", text)]
     return numbers * count if len(numbers) == 1 else numbers
 

@@ -378,13 +378,14 @@ def _explain_shares(profile: Profile) -> str:
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
 
-def make_ranks_document(ranks: ProfilesByRank, expected_count: int = 0) -> Document:
+def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> Document:
     """Make the report that compares all ranks.
 
-    ``expected_count``: the number of ranks of the job, by which the report finds ranks without a profile; 0 if unknown.
+    ``expected_rank_count``: the number of ranks of the job, so that the report finds ranks without a profile; 0 if
+    unknown.
     """
     script = next(script for script, _ in ranks.values())
-    missing_ranks = sorted(set(range(max(expected_count, max(ranks) + 1))) - ranks.keys())
+    missing_ranks = sorted(set(range(max(expected_rank_count, max(ranks) + 1))) - ranks.keys())
     devices = [describe_device(profile) for _, profile in ranks.values()]
     device_counts = ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
     noncommunication_seconds_by_rank = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from mamf.measurement import IDLE_LABEL, TERA, Rate, group_pairs
 from mamf.profiling.classes import MODULE_PREFIX, OPTIMIZER, classify_event, compute_visible_and_hidden_seconds
-from mamf.profiling.flops import TF32_KERNEL_PATTERN, count_operation_flop, find_multiplied_dtype
+from mamf.profiling.flops import TF32_KERNEL_PATTERN, count_operation_flop, find_operand_dtype
 from mamf.profiling.traces import (
     BusyInterval,
     Event,
@@ -329,7 +329,7 @@ def _make_class_row(
         for caller in each.event.yield_callers()
     }
     for operation, innermost in innermost_by_outermost.items():
-        dtype = find_multiplied_dtype(innermost)
+        dtype = find_operand_dtype(innermost)
         flop["tf32" if dtype == "float32" and innermost in tf32_events else dtype] += (
             count_operation_flop(operation) or 0
         )

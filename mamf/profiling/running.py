@@ -52,7 +52,7 @@ class Program:
     arguments: Sequence[str] = ()
     is_module: bool = False
 
-    def check_exists(self) -> None:
+    def require_runnable_program(self) -> None:
         """Raise UsageError if the script or module does not exist, or if the file is a run log or a trace."""
         suffix = Path(self.name).suffix
         if not self.is_module and suffix in _READ_COMMAND_BY_SUFFIX:
@@ -145,9 +145,9 @@ class Program:
 class StepProfiler:
     """The profiler of some training steps of a script. Hooks in the script call ``end_step`` at the end of each step.
 
-    - ``warmup``: the number of steps to skip at the beginning.
-    - ``steps``: the number of steps to time without the profiler after the warm-up, and the number of steps to profile
-      after these.
+    - ``warmup_steps``: the number of steps to skip at the beginning.
+    - ``steps_to_profile``: the number of steps to profile. Before these steps, mamf times as many steps without the
+      profiler.
     - ``watches``: objects of mamf.profiling.watches, which also observe the profiled steps.
     - ``ends_script``: whether to end the script after the last profiled step.
     - ``on_profiled``: a function to call once, right after the last profiled step.
@@ -160,8 +160,8 @@ class StepProfiler:
 
     def __init__(
         self,
-        steps: int,
-        warmup: int,
+        steps_to_profile: int,
+        warmup_steps: int,
         folder: Path,
         watches: Sequence[MemoryWatch | DtypeWatch | ModuleRangeWatch] = (),
         *,
@@ -174,8 +174,8 @@ class StepProfiler:
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
         self.unprofiled_step_seconds: float | None = None
-        self._steps, self._warmup, self.ends_script = steps, warmup, ends_script
-        self._step_count = self._profiled_steps = 0
+        self._steps_to_profile, self._warmup_steps, self.ends_script = steps_to_profile, warmup_steps, ends_script
+        self._ended_step_count = self._profiled_steps = 0
         self._first_process_id, self._rank, self._claim_file = os.getpid(), get_rank(), folder / "profiled"
         self._profiled_process_id: int | None = None
         self._profiler: Any = None
@@ -184,7 +184,7 @@ class StepProfiler:
 
     @property
     def is_complete(self) -> bool:
-        return self._profiled_steps == self._steps
+        return self._profiled_steps == self._steps_to_profile
 
     @property
     def _is_unprofiled_process(self) -> bool:
@@ -215,7 +215,7 @@ class StepProfiler:
         self._has_delayed_step = is_in_backward()
         if self._has_delayed_step:
             return
-        self._step_count += 1
+        self._ended_step_count += 1
         if not (self.is_complete or self.failure or self._remark):
             with self._record_errors():
                 self._start_or_stop_profiler()
@@ -247,12 +247,14 @@ class StepProfiler:
             self.failure, self._is_running = describe_error(error), False
 
     def _start_or_stop_profiler(self) -> None:
-        if self._step_count == self._warmup:
+        if self._ended_step_count == self._warmup_steps:
             wait_for_device()
             self._unprofiled_start_seconds = time.perf_counter()
-        elif self._step_count == self._warmup + self._steps:
+        elif self._ended_step_count == self._warmup_steps + self._steps_to_profile:
             wait_for_device()
-            self.unprofiled_step_seconds = (time.perf_counter() - self._unprofiled_start_seconds) / self._steps
+            self.unprofiled_step_seconds = (
+                time.perf_counter() - self._unprofiled_start_seconds
+            ) / self._steps_to_profile
             self._start_profiler()
         elif self._is_running:
             self._profiled_steps += 1
@@ -273,13 +275,13 @@ class StepProfiler:
         is_starting = self._profiler is not None and not self._is_running
         if is_starting or self.is_complete or self.failure or self._remark or self._is_unprofiled_process:
             return
-        warmup = self._step_count - 2 * self._steps
-        advice = f"; with --warmup {warmup} mamf can profile {self._steps} steps" if warmup > 0 else ""
+        warmup = self._ended_step_count - 2 * self._steps_to_profile
+        advice = f"; with --warmup {warmup} mamf can profile {self._steps_to_profile} steps" if warmup > 0 else ""
         if self._is_running:
             advice += "; mamf's profiler slowed the steps before that, so the script's own timing of them is wrong"
         if self._profiled_steps:
             self._remark = (
-                f"mamf profiled only {self._profiled_steps} of {self._steps} steps, "
+                f"mamf profiled only {self._profiled_steps} of {self._steps_to_profile} steps, "
                 f"because the script started a profiler{advice}"
             )
             self._finish_and_report()
@@ -346,9 +348,9 @@ class StepProfiler:
         """
         if self.failure:
             return self.failure
-        required_steps = self._warmup + 2 * self._steps
-        if self._step_count:
-            return f"the script took {self._step_count} of {required_steps} steps: lower --warmup or --steps"
+        required_steps = self._warmup_steps + 2 * self._steps_to_profile
+        if self._ended_step_count:
+            return f"the script took {self._ended_step_count} of {required_steps} steps: lower --warmup or --steps"
         if self._claim_file.exists():
             return (
                 f"the script forked a training process, which took fewer than {required_steps} steps: "
@@ -457,7 +459,7 @@ def keep_current_device() -> AbstractContextManager[object]:
     return torch.cuda.device(torch.cuda.current_device()) if torch.cuda.is_initialized() else nullcontext()
 
 
-def list_device_kernels(launch: Callable[[], object]) -> list[str]:
+def record_device_kernels(launch: Callable[[], object]) -> list[str]:
     """Call ``launch`` and return the names of the kernels that it ran on the device, in order; empty on a CPU."""
     with make_torch_profiler() as profiler:
         mark_end_of_step()

@@ -53,7 +53,7 @@ _MAX_GZIP_RATIO, _MIN_ASSUMED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
 #: Names of three columns in the tables of nsys and of rocprofv3: the kernel's name, its start in ns, and its duration
 #: (nsys) or end (rocprofv3) in ns.
-_TABLE_COLUMNS = (("Name", "Start (ns)", "Duration (ns)"), ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))
+_KERNEL_TABLE_COLUMNS = (("Name", "Start (ns)", "Duration (ns)"), ("Kernel_Name", "Start_Timestamp", "End_Timestamp"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -376,7 +376,7 @@ def _parse_kernel_table(text: str) -> Trace:
     lines = text.splitlines()
     for number, line in enumerate(lines):
         names = next(csv.reader([line]), [])
-        for columns in _TABLE_COLUMNS:
+        for columns in _KERNEL_TABLE_COLUMNS:
             if set(columns) <= set(names):
                 rows = csv.DictReader(line for line in lines[number:] if line.strip())
                 events = tuple(_parse_kernel_row(row, *columns) for row in rows)

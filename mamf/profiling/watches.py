@@ -36,8 +36,9 @@ _MAX_MODULE_ROWS = 10
 class MemoryWatch:
     """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
 
-    Right after an optimizer's step, when all tensors of the optimizer exist, it counts their bytes. If ModuleRangeWatch
-    calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of the peak memory.
+    Right after an optimizer's step, when all tensors of the optimizer exist, the watch counts their bytes. If a
+    ModuleRangeWatch calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of
+    the peak memory.
 
     ``snapshot_path``: path of the history of allocations to write, which https://pytorch.org/memory_viz displays.
     """

@@ -34,7 +34,7 @@ class TestGenericBackend(BackendContract):
 def test_the_generic_adapter_agrees_with_the_devices_own(generic):
     assert generic.info.name == ACCELERATOR.info.name
     assert generic.info.memory_bytes == ACCELERATOR.info.memory_bytes
-    assert generic.timer == ACCELERATOR.timer, generic.reason_without_events
+    assert generic.timer == ACCELERATOR.timer, generic.reason_events_are_unusable
     assert generic.default_dtype == ACCELERATOR.default_dtype
 
 

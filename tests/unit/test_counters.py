@@ -14,7 +14,7 @@ from mamf.profiling.counters.ncu import (
     L2_HIT_PERCENT,
     NCU_METRICS,
     TENSOR_PIPE_PERCENT,
-    DeviceKernel,
+    DeviceKernelCounters,
     LaunchCounters,
     find_kernel_bound,
     find_launch_bound,
@@ -37,7 +37,9 @@ def counts(*kernels, cycles=None):
 
 
 def made(**metrics):
-    return DeviceKernel("made", "(1, 1, 1)", "(1, 1, 1)", {ELAPSED_CYCLES: 1e5, DURATION_NANOSECONDS: 1e5, **metrics})
+    return DeviceKernelCounters(
+        "made", "(1, 1, 1)", "(1, 1, 1)", {ELAPSED_CYCLES: 1e5, DURATION_NANOSECONDS: 1e5, **metrics}
+    )
 
 
 # -- what ncu prints -------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
         (BACKWARD[2], "L2", "82.8 % of its peak"),
         (BACKWARD[3], "latency", "the busiest is L1 and shared at 54.3 %"),
     ],
-    ids=lambda value: shorten_kernel_name(value.name) if isinstance(value, DeviceKernel) else None,
+    ids=lambda value: shorten_kernel_name(value.name) if isinstance(value, DeviceKernelCounters) else None,
 )
 def test_what_bounds_kernels_of_an_h200(kernel, by, why):
     found = find_kernel_bound(kernel)
@@ -143,10 +145,10 @@ def test_what_bounds_kernels_of_an_h200(kernel, by, why):
 
 def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     backward = counts(*BACKWARD)
-    found = find_launch_bound(backward, burst_seconds=800e-6)
+    found = find_launch_bound(backward, interval_seconds=800e-6)
     assert found.limiter == "latency"
     assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.evidence
-    waiting = find_launch_bound(backward, burst_seconds=2e-3)
+    waiting = find_launch_bound(backward, interval_seconds=2e-3)
     assert (waiting.limiter, waiting.evidence) == (
         "launch",
         "its 5 kernels run for only 40% of the 2000 us from one launch to the next",

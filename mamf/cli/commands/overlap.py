@@ -103,12 +103,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES
     from mamf.operations.overlap import COUNTED_WORK_NAMES, Pair
-    from mamf.plugins.discovery import find_first_backend, load_backend_class, open_backend
+    from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
         raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
-    place, backend_name = find_rank_place(os.environ), options.backend or find_first_backend()
+    place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend()
     device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (
         _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE

@@ -134,7 +134,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
     name, *arguments = options.typed_words[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
-    program.check_exists()
+    program.require_runnable_program()
     if options.ranks == "all" and options.output is None:
         raise UsageError("--ranks all needs --output: name a folder for the logs of all ranks")
     if get_rank() and options.ranks == "first" and not options.stop:

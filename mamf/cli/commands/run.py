@@ -76,9 +76,9 @@ def run_with_options(options: argparse.Namespace) -> int:
         return 0
     watch_kernels = None
     if options.kernel_names:
-        from mamf.profiling.running import list_device_kernels
+        from mamf.profiling.running import record_device_kernels
 
-        watch_kernels = list_device_kernels
+        watch_kernels = record_device_kernels
     repeat_count = _DETERMINISM_LAUNCHES if options.determinism else 0
     launches = launch_in_profiler_window(
         kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeat_count

@@ -74,8 +74,8 @@ CountersKey = tuple[str, Any, Any]
 
 
 @dataclass(frozen=True)
-class DeviceKernel:
-    """The hardware counters of one kernel that the device ran.
+class DeviceKernelCounters:
+    """The hardware counters of one kernel that the device ran, or their sums over several kernels.
 
     - ``grid``, ``block``: the sizes of grid and block as ncu prints them, such as ``(2, 66, 1)``.
     - ``metrics``: value of each metric in ncu's base units, by ncu's name of the metric; None if the device lacks it.
@@ -123,7 +123,7 @@ class LaunchCounters:
     kernel: str
     problem: Any
     shape: Any
-    device_kernels: tuple[DeviceKernel, ...] = ()
+    device_kernels: tuple[DeviceKernelCounters, ...] = ()
     cycles_by_launch: tuple[float, ...] = ()
     missing_reason: str = ""
 
@@ -136,7 +136,7 @@ class LaunchCounters:
         return statistics.median(self.cycles_by_launch) if self.cycles_by_launch else None
 
     @property
-    def summed_counters(self) -> DeviceKernel:
+    def summed_counters(self) -> DeviceKernelCounters:
         """The sums of the metrics over all device kernels of a launch, without metrics that cannot be added, such as
         percentages. If a launch runs a single device kernel, this is that kernel with all its metrics.
         """
@@ -146,7 +146,7 @@ class LaunchCounters:
             name: _sum_if_all_known([kernel.metrics.get(name) for kernel in self.device_kernels])
             for name in SUMMED_METRICS
         }
-        return DeviceKernel(f"{len(self.device_kernels)} kernels", "", "", sums)
+        return DeviceKernelCounters(f"{len(self.device_kernels)} kernels", "", "", sums)
 
 
 def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
@@ -155,7 +155,7 @@ def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
 
 
 def make_launch_counters(
-    kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernel], launch_count: int
+    kernel: str, problem: Any, shape: Any, kernels: Sequence[DeviceKernelCounters], launch_count: int
 ) -> LaunchCounters:
     """Make the counters of a kernel from the device kernels that several equal launches ran.
 
@@ -176,11 +176,11 @@ def make_launch_counters(
         )
     cycles = [_sum_if_all_known([each.cycles for each in launch]) for launch in kernels_by_launch]
     known_values = tuple(filter(None, cycles))
-    medians = tuple(map(_compute_median_metrics, zip(*kernels_by_launch, strict=True)))
+    medians = tuple(map(_compute_median_counters, zip(*kernels_by_launch, strict=True)))
     return LaunchCounters(kernel, problem, shape, medians, known_values if len(known_values) == launch_count else ())
 
 
-def _compute_median_metrics(same_kernels: Sequence[DeviceKernel]) -> DeviceKernel:
+def _compute_median_counters(same_kernels: Sequence[DeviceKernelCounters]) -> DeviceKernelCounters:
     medians: dict[str, float | None] = {}
     for name in same_kernels[0].metrics:
         known_values = [value for each in same_kernels if (value := each.metrics.get(name)) is not None]
@@ -225,7 +225,7 @@ def _decode_counters(record: Mapping[str, Any]) -> LaunchCounters:
         record["kernel"],
         operation.read_problem_record(record["problem"]),
         operation.read_shape_record(record["shape"]),
-        tuple(DeviceKernel(**each) for each in record["kernels"]),
+        tuple(DeviceKernelCounters(**each) for each in record["kernels"]),
         tuple(map(float, record["cycles"])),
         record["reason"],
     )
@@ -262,20 +262,19 @@ class Bound:
     evidence: str
 
 
-def find_launch_bound(counters: LaunchCounters, burst_seconds: float | None = None) -> Bound:
+def find_launch_bound(counters: LaunchCounters, interval_seconds: float | None = None) -> Bound:
     """Return what bounds a launch: the gaps between its device kernels if they are long, or else the bound of the
     longest device kernel.
 
-    ``burst_seconds``: the seconds from one launch to the next when kernels are launched back to back without ncu; None
-    if unknown.
+    ``interval_seconds``: the seconds from one launch to the next, back to back and without ncu; None if unknown.
     """
     kernel_sum, longest = counters.summed_counters, max(counters.device_kernels, key=lambda each: each.cycles or 0.0)
-    if burst_seconds and kernel_sum.seconds and kernel_sum.seconds < _MIN_KERNEL_TIME_SHARE * burst_seconds:
-        busy_share, kernel_count = kernel_sum.seconds / burst_seconds, len(counters.device_kernels)
+    if interval_seconds and kernel_sum.seconds and kernel_sum.seconds < _MIN_KERNEL_TIME_SHARE * interval_seconds:
+        busy_share, kernel_count = kernel_sum.seconds / interval_seconds, len(counters.device_kernels)
         subject = "its kernel runs" if kernel_count == 1 else f"its {kernel_count} kernels run"
         return Bound(
             "launch",
-            f"{subject} for only {busy_share:.0%} of the {burst_seconds * 1e6:.4g} us from one launch to the next",
+            f"{subject} for only {busy_share:.0%} of the {interval_seconds * 1e6:.4g} us from one launch to the next",
         )
     bound = find_kernel_bound(longest)
     share = longest.cycles / kernel_sum.cycles if longest.cycles and kernel_sum.cycles else 1.0
@@ -287,7 +286,7 @@ def find_launch_bound(counters: LaunchCounters, burst_seconds: float | None = No
     )
 
 
-def find_kernel_bound(kernel: DeviceKernel) -> Bound:
+def find_kernel_bound(kernel: DeviceKernelCounters) -> Bound:
     """Return what bounds one device kernel: the part of the device that it keeps busiest, too little work to fill the
     device, or latency.
     """
@@ -319,7 +318,7 @@ def find_kernel_bound(kernel: DeviceKernel) -> Bound:
     return Bound("latency", explanation)
 
 
-def compute_busy_percent_by_part(kernel: DeviceKernel) -> dict[str, float | None]:
+def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, float | None]:
     """Return how busy a kernel keeps each part of the device, in percent of the part's peak; None if unknown.
 
     ncu reports the percentage of the busiest part of a group, such as all pipes, for the whole group. If the result
@@ -449,21 +448,23 @@ def explain_ncu_failure(output: str, error_output: str) -> str:
     return " / ".join([*program_errors[-1:], *ncu_errors[:1]]) or "ncu counted no kernel and printed no reason"
 
 
-def parse_kernel_counters(output: str) -> list[DeviceKernel]:
+def parse_kernel_counters(output: str) -> list[DeviceKernelCounters]:
     """Return the device kernels in the output of ncu, in the order in which they ran; empty if there is no CSV."""
     lines = [line for line in output.splitlines() if line.startswith('"')]
     header = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
     column_names, *rows = [*csv.reader(lines[header:])] or [[]]
-    kernels: dict[str, DeviceKernel] = {}
+    kernels: dict[str, DeviceKernelCounters] = {}
     metrics: dict[str, dict[str, float | None]] = {}
     for cell in (dict(zip(column_names, row, strict=True)) for row in rows if len(row) == len(column_names)):
         values = metrics.setdefault(cell["ID"], {})
-        values[cell["Metric Name"]] = parse_number(cell["Metric Value"])
-        kernels.setdefault(cell["ID"], DeviceKernel(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values))
+        values[cell["Metric Name"]] = parse_finite_number(cell["Metric Value"])
+        kernels.setdefault(
+            cell["ID"], DeviceKernelCounters(cell["Kernel Name"], cell["Grid Size"], cell["Block Size"], values)
+        )
     return list(kernels.values())
 
 
-def parse_number(text: str) -> float | None:
+def parse_finite_number(text: str) -> float | None:
     """Return the finite number in a text, which may have thousands separators; None for any other text."""
     try:
         value = float(text.replace(",", ""))

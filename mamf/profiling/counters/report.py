@@ -24,7 +24,7 @@ from mamf.profiling.counters.ncu import (
     TENSOR_PIPE_PERCENT,
     Bound,
     CountersKey,
-    DeviceKernel,
+    DeviceKernelCounters,
     LaunchCounters,
     find_launch_bound,
     make_counters_key,
@@ -59,7 +59,7 @@ class CounterLine(NamedTuple):
     """
 
     row: Measurement
-    counters: DeviceKernel
+    counters: DeviceKernelCounters
     is_launch: bool = True
     launch_counters: LaunchCounters | None = None
     first_launch_cycles: float | None = None
@@ -133,7 +133,9 @@ def _yield_counter_lines(
     if counters is None or not counters.has_counters:
         reason = row.reason or (counters.missing_reason if counters else "the run ended before this kernel was counted")
         yield CounterLine(
-            row, DeviceKernel("", "", "", {}), missing_reason=f"{'not counted' if row.ok else row.status}: {reason}"
+            row,
+            DeviceKernelCounters("", "", "", {}),
+            missing_reason=f"{'not counted' if row.ok else row.status}: {reason}",
         )
         return
     yield CounterLine(

@@ -58,8 +58,8 @@ from mamf.report.shares import (
 _MIN_SHOWN_GAIN_SHARE = 0.0005
 #: Maximum number of shapes that reports list as equally fast.
 _MAX_SHOWN_TIED_SHAPES = 5
-#: Names that reports give to the phases of a search in the log.
-_PHASE_NAMES = {
+#: Names that reports and pictures give to the phases of a search in the log.
+PHASE_NAMES = {
     "scout": "first measurement",
     "refine": "refining measurement",
     "algorithm": "algorithm trial",
@@ -114,7 +114,7 @@ def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> l
     tied, more = ceiling.tied[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied) - _MAX_SHOWN_TIED_SHAPES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
-    counts = (format_count(count, _PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
+    counts = (format_count(count, PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
     ties = [f"{ceiling.regime}: as fast as the best within the accuracy of this run: {shown}"] if tied else []
     return [*ties, f"{ceiling.regime}: the search measured {', '.join(counts)}"]
 

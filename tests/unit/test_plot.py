@@ -139,7 +139,7 @@ def test_a_find_is_in_the_order_it_measured():
     ]
     chart = make_find_chart(rows, {"burst": CEILING}, HEADER)
     (panel,) = chart.panels
-    assert chart.names == ["scout", "refine"]
+    assert chart.names == ["first measurement", "refining measurement"]
     assert [[point.x for point in line.points] for line in panel.lines] == [[1, 3], [2]]
     assert panel.ceiling == 800.0 and not chart.is_connected
     assert not chart.has_own_scales

@@ -15,6 +15,7 @@ from mamf.measurement import TERA, Measurement, RatesByDtypeAndRegime, find_rate
 from mamf.operations.model.operation import PHASES, Model, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
+from mamf.report.ceilings import PHASE_NAMES
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import (
     Axis,
@@ -159,7 +160,7 @@ def make_find_chart(
     for name in regimes:
         numbered = enumerate([row for row in rows if row.ok and row.regime == name], start=1)
         phases = group_pairs((row.phase, make_point(row, number)) for number, row in numbered)
-        lines = tuple(Line(phase, tuple(points)) for phase, points in phases.items())
+        lines = tuple(Line(PHASE_NAMES.get(phase, phase), tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
     answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
     notes = tuple(

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 from mamf.errors import UnavailableError, UsageError
 from mamf.files import create_file_atomically, write_file_atomically
+from mamf.report.ceilings import PHASE_NAMES
 from mamf.text import escape_invisible_characters
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ _NAME_GROUPS = (
         *("dequantized", "aiter", "sage-2", "sage-1", "fused-sdpa", "torch"),
     ),
     ("burst", "sustained", "classic"),
-    ("scout", "refine", "algorithm", "choose", "confirm", "visit"),
+    tuple(PHASE_NAMES.values()),
     ("forward", "backward", "optimizer step", "forward and backward", "backward and optimizer step"),
     (
         *("matmul", "attention", "elementwise", "normalization", "convolution", "optimizer", "embedding"),

@@ -136,9 +136,8 @@ def _adapt_burst_traits(
             if recovery_seconds
             else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
         )
-    elif (
-        wake_up.wake_seconds or reaction.remark
-    ):  # Load does not slow this device, so rests would only delay the wake-up.
+    elif wake_up.wake_seconds or reaction.remark:
+        # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 

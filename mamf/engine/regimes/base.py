@@ -216,8 +216,8 @@ class Regime(ABC):
         return samples
 
     def measure_true_clock(self, checked: CheckedKernel, launch_seconds: float) -> float | None:
-        """Measure the mean clock of the compute units in hertz, with additional launches that take about ``launch_seconds`` each.
-        Return None if this regime or device cannot measure it.
+        """Measure the mean clock of the compute units in hertz, with additional launches that take about
+        ``launch_seconds`` each. Return None if this regime or device cannot measure it.
         """
         return None
 

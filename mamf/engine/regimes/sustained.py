@@ -75,7 +75,7 @@ class SustainedRegime(Regime):
     rotates_operands = True
     default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # A row takes one visit. The short measurements of the ceiling's matmul before and after the row take additional time.
+    # A row takes one visit. The short measurements of the ceiling's matmul before and after the row take time as well.
     default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
@@ -146,7 +146,7 @@ class SustainedRegime(Regime):
         return self._compute_reset_visit_seconds(self.backend, self.reset_settling_seconds + self.visit_seconds)
 
     def keep_device_loaded(self, launches: Sequence[Launch], launch_seconds: float) -> None:
-        """Queue launches, each of ``launch_seconds``, that keep the device loaded while the host prepares the next kernel.
+        """Queue launches, of ``launch_seconds`` each, that keep the device loaded while the host prepares a kernel.
 
         If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
         during these seconds are up to 1 % off (docs/measuring.md).

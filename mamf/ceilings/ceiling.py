@@ -191,7 +191,7 @@ def confirm_ceiling(
     # Logs converted from an older version have only one phase. Its rounds choose the winner and also give its rate,
     # which is therefore biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
+    winner = next((candidate for candidate in rank_candidates(choosing or rows) if candidate not in failed), None)
     if winner is None or len(confirming_rounds.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
         return None
     winner_rounds = confirming_rounds[winner]

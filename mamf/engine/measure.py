@@ -62,6 +62,7 @@ class ClockPolicy:
         return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
+#: The number of launches whose shortest time shows whether a launch is too long for the regime burst.
 _LAUNCHES_PER_TIME_ESTIMATE = 3
 
 
@@ -251,9 +252,9 @@ def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any,
 
 def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
-    run must measure the row again. In the regime sustained, the launches of such a row took less than the time of a
-    measurement; in other regimes, the row has too few samples. If only the verification ended after ``deadline``,
-    the row is complete.
+    run must measure the row again. A row of the regime sustained was cut short if its launches took less time than a
+    visit should take; a row of another regime, if it has too few samples. A row is complete if only its verification
+    ended after ``deadline``.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

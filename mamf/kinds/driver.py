@@ -97,9 +97,9 @@ class Run(RunSetup):
         strategy = (self.make_run_strategy or self.kind.make_strategy)(self)
         if self.log_path is None and self.resumed_log is None:
             return self._measure_without_log(strategy)
-        driven = self._measure_with_log(strategy)
-        next(driven)  # Open the log now, so that closing the iterator before the first row also closes the log.
-        return driven
+        measurements = self._measure_with_log(strategy)
+        next(measurements)  # Open the log now, so that closing the iterator before the first row also closes the log.
+        return measurements
 
     def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
         for record in strategy.yield_results():
@@ -195,6 +195,6 @@ class Run(RunSetup):
         if before := self.resumed_log and self.resumed_log.log:
             log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
-        for each in self._other_records:
-            add_record(log, {"record": each.kind, **each.fields})
+        for record in self._other_records:
+            add_record(log, {"record": record.kind, **record.fields})
         return log

@@ -224,7 +224,7 @@ class ConfirmationRounds:
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirmation_seconds(self) -> float:
-        """Return the seconds that the shortest confirmation of a candidate in sustained takes, and its preparation."""
+        """Return the seconds that the shortest confirmation of a candidate in sustained takes, with its preparation."""
         return MIN_CONFIRMING_ROUNDS * (
             SustainedRegime.compute_min_reset_visit_seconds(self.runner.backend)
             + self._estimate_preparation_seconds(SustainedRegime.name)
@@ -337,8 +337,8 @@ class ConfirmationRounds:
     def _select_affordable_candidates(
         self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_per_measurement: float, rounds: int
     ) -> list[Candidate]:
-        """Return the best candidates so far, only as many as can be measured in the time for ``rounds`` more rounds;
-        at least one. ``seconds_per_measurement``: the seconds of one measurement.
+        """Return the best candidates so far: as many as can be measured in ``rounds`` more rounds before the deadline,
+        but at least one.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_per_measurement, 1e-9) / rounds
         rounds_by_candidate = group_rounds(rows)

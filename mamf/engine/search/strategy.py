@@ -90,15 +90,15 @@ class FindStrategy(PlanStrategy):
         self._algorithm_names: dict[str, set[str]] = {}
         self._compiling_seconds = 0.0
 
-    def _compute_phase_end(self, share: float) -> float:
-        """Return the backend time at which this ``share`` of the budget has passed and a phase ends. Without sustained,
-        scale the shares up, so that burst gets the whole budget. Time for compiling does not count.
+    def _compute_phase_end(self, budget_share: float) -> float:
+        """Return the backend time at which this share of the budget has passed and a phase ends. If the search is only
+        for burst, scale the share up, so that burst gets the whole budget. Time for compiling does not count.
         """
         scale = 1.0 if SustainedRegime.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
             self.runner.start_time
             + self._compiling_seconds
-            + share * scale * (self._budget_seconds - self._compiling_seconds)
+            + budget_share * scale * (self._budget_seconds - self._compiling_seconds)
         )
 
     def yield_steps(self) -> StepGenerator:
@@ -113,10 +113,10 @@ class FindStrategy(PlanStrategy):
         )
         if SustainedRegime.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.estimate_confirmation_seconds()
-        burst = yield from self._search_burst()
+        burst_rows = yield from self._search_burst()
         self._confirmation.deadline = deadline
         if SustainedRegime.name in self.plan.regimes:
-            yield from self._search_sustained(burst)
+            yield from self._search_sustained(burst_rows)
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
@@ -327,13 +327,15 @@ class FindStrategy(PlanStrategy):
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
-    def _search_sustained(self, burst: Sequence[Measurement]) -> StepGenerator:
+    def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
-        chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
-        best_candidates = (chosen or find_best_candidate_per_size_pair(burst))[: self.sustained_round_candidate_count]
+        chosen = rank_candidates(row for row in burst_rows if row.phase == CHOOSE_PHASE)
+        best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
+            : self.sustained_round_candidate_count
+        ]
         if rounds.choosing_rounds:
-            best_candidates = yield from self._visit_candidates(regime, burst)
+            best_candidates = yield from self._visit_candidates(regime, burst_rows)
             if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
         else:
@@ -355,10 +357,10 @@ class FindStrategy(PlanStrategy):
         return self.runner.prepare_regime(regime)
 
     def _visit_candidates(
-        self, regime: Regime, burst: Sequence[Measurement]
+        self, regime: Regime, burst_rows: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure each candidate from burst for a short time in sustained, and return the best of them."""
-        candidates = find_best_candidate_per_size_pair(burst)[: self.sustained_candidate_count]
+        candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._allocate_operands_and_prepare(

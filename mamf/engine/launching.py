@@ -123,18 +123,20 @@ def _check_determinism(
     checked: CheckedKernel,
     backend: Backend,
     repeat_count: int,
-    checksum: Callable[[int, object], Callable[[], int]] | None,
+    queue_checksum: Callable[[int, object], Callable[[], int]] | None,
 ) -> bool | None:
     """Launch ``repeat_count`` times, and return whether all launches give equal bits; None if that cannot be checked or
-    ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, ``checksum`` of their output.
+    ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, checksums of their outputs.
+
+    ``queue_checksum``: queues the checksum of an output on the device, and returns a function that reads the checksum.
     """
     digests = set[object]()
     for _ in range(repeat_count):
         checked.poison_outputs()
         returned = checked.launches[0]()
-        summed = checksum and checksum(0, returned)
+        read_checksum = queue_checksum and queue_checksum(0, returned)
         backend.submit()
         backend.synchronize()
         digest = backend.compute_digest(returned)
-        digests.add(summed() if digest is None and summed else digest)
+        digests.add(read_checksum() if digest is None and read_checksum else digest)
     return None if None in digests or not digests else len(digests) == 1

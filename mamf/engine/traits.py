@@ -286,12 +286,12 @@ class _TraitProbe:
         after = launch_seconds[slow : slow + 10] or launch_seconds
         return _LEAD_SECONDS + sum(launch_seconds[:slow]) if slow else 0.0, launch_seconds[0] / median(after)
 
-    def _run_train(self, seconds: float) -> list[float]:
-        """Launch for about ``seconds`` behind flushes that put the host ahead, and return each launch's seconds."""
+    def _run_train(self, train_seconds: float) -> list[float]:
+        """Launch for about ``train_seconds`` behind flushes that put the host ahead. Return each launch's seconds."""
         backend = self.backend
         self.queue_flushes_ahead()
         marks = [backend.record_mark()]
-        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
+        for _ in range(min(max(4, math.ceil(train_seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
             self.launch()
             backend.submit()
             marks.append(backend.record_mark())
@@ -325,16 +325,16 @@ class _TraitProbe:
             first_launch_seconds=first_launch_seconds,
         )
 
-    def _load_and_time_blocks(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Load the device for ``seconds`` with blocks of launches. Return two lists with one value per block: the
+    def _load_and_time_blocks(self, load_seconds: float) -> tuple[list[float], list[float]]:
+        """Load the device for ``load_seconds`` with blocks of launches. Return two lists with one value per block: the
         seconds from the start of the load to the end of the block, and the mean seconds of a launch in the block.
         """
-        backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
+        backend, block_size = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
         start = backend.record_mark()
-        queued, ends, each = deque([start]), [0.0], list[float]()
+        queued, ends, launch_seconds = deque([start]), [0.0], list[float]()
         # Limit the number of blocks, so that the loop ends even if the device's clock does not advance.
-        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):
-            for _ in range(count):
+        for _ in range(math.ceil(4 * load_seconds / _BLOCK_SECONDS)):
+            for _ in range(block_size):
                 self.launch()
                 backend.submit()
             queued.append(backend.record_mark())
@@ -342,11 +342,11 @@ class _TraitProbe:
                 queued.popleft()
                 backend.wait_for_mark(queued[0])
                 ends.append(backend.compute_seconds_between(start, queued[0]))
-                each.append((ends[-1] - ends[-2]) / count)
-            if ends[-1] >= seconds:
+                launch_seconds.append((ends[-1] - ends[-2]) / block_size)
+            if ends[-1] >= load_seconds:
                 break
         backend.synchronize()
-        return ends[1:], each
+        return ends[1:], launch_seconds
 
     def measure_recovery(self, first_launch_seconds: float, reaction_seconds: float) -> float | None:
         """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is as fast as before the load.

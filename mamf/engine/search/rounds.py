@@ -89,7 +89,7 @@ def drop_beaten_candidates(
 #: The length of a visit in sustained, in seconds.
 SUSTAINED_VISIT_SECONDS = 1.0
 #: A generator that yields steps to measure, receives their rows, and returns all these rows.
-StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
+StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
 class RoundCounts(NamedTuple):
@@ -159,7 +159,7 @@ class ConfirmationRounds:
         counts: RoundCounts,
         choosing_end_time: float,
         confirming_end_time: float,
-    ) -> StepsWithRows:
+    ) -> StepsReturningRows:
         """Measure rounds that choose a candidate, then separate rounds that confirm its rate. Return the rows of all
         rounds.
 
@@ -244,7 +244,7 @@ class ConfirmationRounds:
 
     def _confirm_candidate_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
-    ) -> StepsWithRows:
+    ) -> StepsReturningRows:
         """Confirm a candidate: measure it in up to ``max_visits`` visits of the sustained regime, and return the rows.
         ``chosen_conditions``: the clock and other conditions of the device when the candidate was chosen.
         """

@@ -33,7 +33,7 @@ from mamf.engine.search.rounds import (
     SUSTAINED_VISIT_SECONDS,
     ConfirmationRounds,
     RoundCounts,
-    StepsWithRows,
+    StepsReturningRows,
     choose_visited_candidates,
     find_best_candidate_per_size_pair,
     list_default_candidates,
@@ -47,7 +47,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 
 
-class FindStrategy(PlanStrategy):
+class GridSearchStrategy(PlanStrategy):
     """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
     sustained_candidate_count: ClassVar[int] = 3
@@ -120,7 +120,7 @@ class FindStrategy(PlanStrategy):
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self) -> StepsWithRows:
+    def _search_burst(self) -> StepsReturningRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
@@ -409,7 +409,7 @@ _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
-class KernelsFindStrategy(RowsStrategy):
+class RowsSearchStrategy(RowsStrategy):
     """The strategy that finds the ceilings of other operations than matmul: it measures every row of a plan. Then, in
     every regime, it measures the fastest rows of each problem in rounds that choose and separate rounds that confirm.
     """

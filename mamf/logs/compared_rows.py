@@ -66,7 +66,7 @@ _POWER_STATE_ERROR = 0.0055
 _SUSTAINED_RUN_SHIFT = 0.0012
 
 
-def compute_decision_error(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
+def compute_error_between_runs(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
     """Return the error of a rate for the decision whether the rate differs from that of another run.
 
     ``measurement_count``: the number of measurements that gave the rate. The result has the heavy tails of errors
@@ -81,7 +81,7 @@ def compute_decision_error(error: FigureUncertainty, regime: str, measurement_co
     )
 
 
-class RunDesign(NamedTuple):
+class RunOrder(NamedTuple):
     """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
     order.
 
@@ -96,18 +96,18 @@ class RunDesign(NamedTuple):
 
 
 #: The order of two single runs with a long pause between them, which is the default.
-SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _LONG_PAUSE_SHIFT_FACTOR, 0)
+SEPARATE_RUNS = RunOrder("more than 10 minutes between runs", math.sqrt(2) * _LONG_PAUSE_SHIFT_FACTOR, 0)
 
 
-def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
+def find_run_order(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunOrder:
     """Find the order of the runs of A and B from start times and durations. Only alternating runs average out drift."""
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_SHORT_PAUSE for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE_RUNS._replace(extra_run_count=len(runs) - 2)
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
-        return RunDesign(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
-    return RunDesign(f"{len(a)} + {len(b)} runs without a long pause", math.sqrt(2), len(runs) - 2)
+        return RunOrder(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
+    return RunOrder(f"{len(a)} + {len(b)} runs without a long pause", math.sqrt(2), len(runs) - 2)
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
@@ -184,7 +184,7 @@ class RowChange(NamedTuple):
     temperature_effect: float = 0.0
 
 
-def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chance: float) -> PooledRows:
+def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, chance: float) -> PooledRows:
     """Pool the changes of all rows of a regime to one ratio, weighted by their inverse variances.
 
     ``chance``: the chance of a false alarm. The common shift of a run combines the calibrated shift and the spread of
@@ -208,16 +208,18 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
         )
     prior = (
         0
-        if observed_variance > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2
+        if observed_variance > run_order.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2
         else _SHIFT_DEGREES_OF_FREEDOM
     )
-    shift = design.shift_factor * math.sqrt((prior * common**2 + observed_variance) / (prior + design.extra_run_count))
+    shift = run_order.shift_factor * math.sqrt(
+        (prior * common**2 + observed_variance) / (prior + run_order.extra_run_count)
+    )
     return PooledRows(
         regime,
         rows=len(changes),
         ratio=math.exp(math.fsum(weight * each.log_ratio for weight, each in zip(weights, changes, strict=True))),
         deviation=math.hypot(shift, total**-0.5),
-        degrees=prior + design.extra_run_count,
+        degrees=prior + run_order.extra_run_count,
         chance=chance,
         by_temperature=max(each.temperature_effect for each in changes),
     )
@@ -235,7 +237,7 @@ PairingFields = dict[str, object]
 class ComparedRow:
     """A row of a log in the form in which it is compared with a row of another log.
 
-    - ``fields``: the values by which the row is paired with a row of the other log.
+    - ``pairing_fields``: the values by which the row is paired with a row of the other log.
     - ``rate``: the rate in ``unit``; None if the row has no rate. ``status`` and ``reason`` then say why.
     - ``interval``: the interval in which the rate of another run is expected.
     - ``repetition_count``: in a log of ``mamf guard``, the number of repeated measurements that gave the rate.
@@ -249,7 +251,7 @@ class ComparedRow:
     - ``device_speed_half_width``: half the width of the interval of this speed, as a share.
     """
 
-    fields: PairingFields
+    pairing_fields: PairingFields
     shape: str
     kernel: str
     rate: float | None = None
@@ -272,11 +274,13 @@ class ComparedRow:
     @property
     def pairing_key(self) -> object:
         """The pairing fields of the row as a hashable key."""
-        return frozenset(self.fields.items())
+        return frozenset(self.pairing_fields.items())
 
     def copy_without_fields(self, names: Collection[str]) -> ComparedRow:
         """Return a copy without the fields that have these names, so that pairing ignores them."""
-        return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
+        return replace(
+            self, pairing_fields={name: value for name, value in self.pairing_fields.items() if name not in names}
+        )
 
     def convert_to_cycles(self) -> ComparedRow:
         """Return a copy whose rate is the share of the cycles of the compute units that the kernel used, in percent.
@@ -333,7 +337,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
-    if log.parts and is_search_log(log):
+    if log.part_logs and is_search_log(log):
         raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
@@ -342,7 +346,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     if not is_search_log(log) or (plan.confirms_best_rows and not as_ceilings):
         return _make_compared_rows_of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms_best_rows:
-        return [_make_row_of_ceiling(ceiling) for ceiling in log.own_ceilings.values()]
+        return [_make_row_of_ceiling(ceiling) for ceiling in log.other_ceilings.values()]
     if not as_ceilings:
         return list(_yield_confirmed_candidates(rows))
     by_regime = group_pairs((row.regime, row) for row in rows)
@@ -380,7 +384,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
     """Return a copy of a row with the error, temperature and used cycles of the measurements that gave its rate."""
     return replace(
         compared_row,
-        error=compute_decision_error(
+        error=compute_error_between_runs(
             compute_combined_rate_error(measurements), measurements[0].regime, len(measurements)
         ),
         seconds_per_launch=measurements[0].seconds,
@@ -461,7 +465,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         ceiling.rate,
         ceiling.interval,
         unit=ceiling.unit,
-        error=compute_decision_error(error, ceiling.regime, ceiling.rounds),
+        error=compute_error_between_runs(error, ceiling.regime, ceiling.rounds),
         seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
         loss_per_degree=known.per_degree,

@@ -76,7 +76,7 @@ class GuardFileKeys(Struct, kw_only=True):
 
 # A row is measured again if its first measurement is slower than the baseline by this share of the tolerance. The
 # share is below 1, because a single measurement may be a percent faster than the average of many.
-_DOUBT_SHARE = 0.5
+_REPETITION_LOSS_SHARE = 0.5
 # A row counts as failed after this many failures. A single failure may be transient, so the row is measured again.
 _MAX_FAILURES = 2
 
@@ -111,9 +111,9 @@ def needs_repetition(baseline: ComparedRow, measurements: Sequence[Measurement],
         return False
     if not measurements[-1].ok:
         return sum(not row.ok for row in measurements) < _MAX_FAILURES
-    pair = RowPair(before.fields, before, now)
+    pair = RowPair(before.pairing_fields, before, now)
     if not any(row.phase == CONFIRM_PHASE for row in measurements):
-        return pair.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
+        return pair.ratio < 1 - _REPETITION_LOSS_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
     return pair.b.repetition_count < MIN_CONFIRMING_ROUNDS or pair.interval.low <= 1 - tolerance <= pair.interval.high
 
 
@@ -165,8 +165,8 @@ def judge_guard_log(baseline: RunLog, log: RunLog, tolerance: float, by: str = C
     comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
     found = [
         *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
-        *(JudgedRow(now, "failed") for _, now in comparison.only_a if now is not None),
-        *(JudgedRow(now, "new") for now, _ in comparison.only_b),
+        *(JudgedRow(now, "failed") for _, now in comparison.rows_only_in_a if now is not None),
+        *(JudgedRow(now, "new") for now, _ in comparison.rows_only_in_b),
     ]
     found.sort(key=lambda row: GUARD_OUTCOMES.index(row.outcome))  # worst first
     ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
@@ -230,7 +230,7 @@ def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceO
         Claim(row.step, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
         for entry in (ceilings or list_compared_rows(log) if not log.counter_records else ())
         if entry.rate and entry.interval and entry.interval.low > 0
-        if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
+        if (row := rows.get(frozenset({**entry.pairing_fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
     ]
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
@@ -272,7 +272,7 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> str:
-        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.verdict(self.tolerance)]
+        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.decide_verdict(self.tolerance)]
 
     @property
     def used_cycle_shares(self) -> tuple[float | None, float | None]:
@@ -315,7 +315,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence
         there, here = (each.convert_to_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
     return replace(
         judged,
-        pair=RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
+        pair=RowPair(here.pairing_fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
         clock_hz=summarize_conditions([row for row in measurements if row.ok]).clock_hz,
     )
 

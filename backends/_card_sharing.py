@@ -35,7 +35,7 @@ def find_mig_slice(name: str) -> str | None:
 def list_sharing_ways(sensors: Any, name: str) -> tuple[str, ...]:
     """Return the ways in which an NVIDIA card is shared, such as "MPS".
 
-    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server as one.
+    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server too.
     ``sensors``: NvmlSensors, or None if they are unavailable.
     """
     ways = [find_mig_slice(name), _detect_vgpu(sensors), _detect_mps(sensors) or _detect_other_processes(sensors)]

@@ -1,7 +1,8 @@
 """Measure devices of torch.accelerator that have no other backend, such as a vendor's PrivateUse1 device.
 
 The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. If the module lacks
-a function, this backend uses that of torch.accelerator. It tries out every capability when it opens the device.
+a function, this backend uses that of torch.accelerator. When this backend opens a device, it tests which
+functions work.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from mamf.torch_backend import AcceleratorBackend
 _GAUDI_PACKAGE = "habana_frameworks"
 # List the cache sizes here, because Intel's software does not report them. Gaudi2 has SRAM that software manages, and
 # Gaudi3 has an L2 and an L3 cache.
-_CACHE_BYTES = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
+_CACHE_BYTES_BY_MODEL = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE_VARIABLE = "PT_HPU_LAZY_MODE"
 # Define these constants of pyhlml here, because pyhlml has them only in a deprecated module.
 HLML_CLOCK_SOC = 0
@@ -125,7 +125,7 @@ class HpuBackend(AcceleratorBackend):
             name=name,
             vendor="Intel",
             memory_bytes=int(self.vendor().memory_stats(self.index)["Limit"]),
-            cache_bytes=_CACHE_BYTES.get(name.upper()),
+            cache_bytes=_CACHE_BYTES_BY_MODEL.get(name.upper()),
             driver=bridge,
             versions={"habana": str(bridge)},
         )

@@ -20,7 +20,7 @@ from mamf.torch_backend import MultiStreamBackend, hash_identifier
 _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
 # Bytes of the Infinity Cache, the last-level cache, by architecture. HIP reports only the L2 cache of one die
 # (ROCm/ROCm#4203).
-_INFINITY_CACHE_BYTES = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
+_INFINITY_CACHE_BYTES_BY_ARCHITECTURE = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
 # Reasons of throttling, by the counter that increases while the card is throttled for this reason (MI300 and newer).
@@ -35,7 +35,8 @@ _THROTTLE_REASON_BY_COUNTER = {
 # second is older, and is used if the first is missing.
 _ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Values of fields that the device does not support, which have all bits set. amdsmi reports "N/A" for only some.
+# Values of fields that the device does not support, which have all bits set. amdsmi reports "N/A" for only some of
+# these fields.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
@@ -207,7 +208,9 @@ class RocmBackend(MultiStreamBackend):
             architecture=self.architecture,
             compute_units=properties.multi_processor_count,
             memory_bytes=properties.total_memory,
-            cache_bytes=_INFINITY_CACHE_BYTES.get(self.architecture, getattr(properties, "L2_cache_size", None)),
+            cache_bytes=_INFINITY_CACHE_BYTES_BY_ARCHITECTURE.get(
+                self.architecture, getattr(properties, "L2_cache_size", None)
+            ),
             max_clock_hz=sensors.read_max_clock_hz() if sensors else None,
             power_limit_watts=sensors.read_power_limit_watts() if sensors else None,
             uuid_hash=hash_identifier(uuid) if uuid else None,

@@ -1,6 +1,6 @@
 """Tell users of Google TPUs why mamf cannot measure them: neither torch package for TPUs can time a launch.
 
-This follows from the code of torch_tpu 0.2.0 (its wheel) and torch_xla (pytorch/xla 41398bf). In torch_tpu, an event
+The code of torch_tpu 0.2.0 (its wheel) and torch_xla (pytorch/xla 41398bf) shows this. In torch_tpu, an event
 does not mark a place in the device's queue: it waits for the copies to the host that are pending when it is recorded.
 elapsed_time of two events, which raises an error in earlier releases, is the host's time between two notifications.
 torch.tpu.synchronize waits only for copies too, as its documentation says. A barrier for all work exists, but it is
@@ -14,7 +14,7 @@ from mamf.backend import Unavailable
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import HostTimedBackend
 
-_UNUSABLE_PACKAGES = {
+_REASON_BY_UNUSABLE_PACKAGE = {
     "torch_tpu": "the package's events and synchronize wait for copies to the host, not for kernels",
     "torch_xla": "the package merges launches into a graph and has no events",
 }
@@ -29,13 +29,14 @@ class TpuBackend(HostTimedBackend):
 
     @classmethod
     def explain_unavailability(cls) -> Unavailable:
-        installed = {name: version for name in _UNUSABLE_PACKAGES if (version := get_package_version(name))}
+        installed = {name: version for name in _REASON_BY_UNUSABLE_PACKAGE if (version := get_package_version(name))}
         reasons = [
-            f"{name} {version} cannot time a launch: {_UNUSABLE_PACKAGES[name]}" for name, version in installed.items()
+            f"{name} {version} cannot time a launch: {_REASON_BY_UNUSABLE_PACKAGE[name]}"
+            for name, version in installed.items()
         ]
         return Unavailable(
             "; ".join(reasons)
-            or f"mamf cannot time launches on a TPU, neither with {' nor with '.join(_UNUSABLE_PACKAGES)}",
+            or f"mamf cannot time launches on a TPU, neither with {' nor with '.join(_REASON_BY_UNUSABLE_PACKAGE)}",
             _REMEDY,
         )
 

@@ -16,8 +16,8 @@ _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """The sensors of clock and temperature of one Intel GPU, which torch.xpu reads (torch 2.13 with pyzes). If
-    torch.xpu cannot read a sensor, its value is None.
+    """The sensors of clock and temperature of one Intel GPU. torch.xpu reads them, if torch is 2.13 or newer and pyzes
+    is installed. If torch.xpu cannot read a sensor, its value is None.
     """
 
     def __init__(self, vendor: Any, index: int) -> None:

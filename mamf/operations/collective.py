@@ -34,7 +34,7 @@ class CollectiveProblem(CheckedProblem):
     """All parameters of a collective except its size.
 
     ``ranks``: the number of ranks. ``blocks``: the number of thread blocks (CTAs, or channels) that a rank's device
-    uses to communicate; 0 lets the library choose it.
+    uses to communicate; 0 lets the library choose the number.
     """
 
     operation: ClassVar[str] = "collective"
@@ -96,7 +96,7 @@ class CollectiveProblem(CheckedProblem):
 
 
 class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
-    """A kernel that runs the collectives of a communication library. ``dtypes``: the dtypes that it supports.
+    """A kernel that runs the collectives of a communication library. ``dtypes``: the dtypes that the kernel supports.
 
     All ranks prepare, launch and verify in the same order. If one rank has an error, all ranks report an error, so that
     they stop together.

@@ -11,12 +11,12 @@ from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, make_byte_size_metadata
 
-_PATH_BY_DIRECTION = {
+_DESCRIPTION_BY_DIRECTION = {
     "to_device": "pinned host to device",
     "to_host": "device to pinned host",
     "to_peer": "device to next device",
 }
-COPY_DIRECTIONS = tuple(_PATH_BY_DIRECTION)
+COPY_DIRECTIONS = tuple(_DESCRIPTION_BY_DIRECTION)
 
 
 @dataclass(frozen=True, order=True)
@@ -49,7 +49,7 @@ class CopyProblem(CheckedProblem):
     seed: int = 0
 
     def compute_work(self, shape: CopyShape) -> Work:
-        return Work(0.0, shape.nbytes, f"{_PATH_BY_DIRECTION[self.direction]}, bytes counted once", "TB/s")
+        return Work(0.0, shape.nbytes, f"{_DESCRIPTION_BY_DIRECTION[self.direction]}, bytes counted once", "TB/s")
 
     def list_buffers(self, shape: CopyShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return only the buffer on the device. The kernel itself allocates the buffer at the other end of the copy."""

@@ -146,7 +146,7 @@ class Grouped(BaseMatmulOperation[GroupedProblem, GroupedShape]):
         return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
-        """Return layers with 8 large experts (Mixtral 8x7B), 64 experts (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
+        """Return shapes with 8 large experts (Mixtral 8x7B), 64 experts (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
         return [
             GroupedShape(8, 16384, 14336, 4096),
             GroupedShape(64, 16384, 1408, 2048),

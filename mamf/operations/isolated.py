@@ -25,8 +25,8 @@ from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import list_result_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
-# The checking process times launches in trials. These are the duration of a trial in seconds, the maximum number of
-# trials, and the maximum number of launches in a trial.
+# The checking process times launches in trials. The constants are the target duration of a trial, the maximum number
+# of trials, and the maximum number of launches in a trial.
 _TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
 # Tolerances of a trial: seconds of host time per launch and per trial, and the factor by which launches may be slower
 # than reported, because the device's clock is lower at its power limit than in short bursts of launches.
@@ -112,10 +112,10 @@ def run_checking_process() -> None:
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
     # Redirect stdout to stderr, because the other process would read the output of libraries as messages.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    answer_requests(channel)
+    answer_check_requests(channel)
 
 
-def answer_requests(channel: Channel) -> None:
+def answer_check_requests(channel: Channel) -> None:
     """Read requests for checks from the channel and answer each with a verdict, until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:

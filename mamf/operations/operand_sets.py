@@ -75,7 +75,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     ) -> OperandSet:
         """Make one operand set. ``buffers``: the memory of each buffer of the problem, by name, as a flat tensor.
 
-        A tensor may be larger than the operand; ``view_as`` views its beginning in the shape of the operand.
+        A tensor may be larger than the operand. ``view_as`` views the beginning of the tensor as the operand.
         """
 
     def configure_for_shape(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> TorchKernel[ProblemT, ShapeT]:
@@ -380,7 +380,7 @@ def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous tensor as (rows, columns), with up to _MAX_JOINED_ROWS of its rows joined into each row.
 
-    ``SignFlipper`` then needs less memory for its patterns, whose length grows with the number of rows.
+    With fewer rows, the patterns of ``SignFlipper`` need less memory, because their length grows with the rows.
     """
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _MAX_JOINED_ROWS))

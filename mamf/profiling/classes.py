@@ -157,7 +157,7 @@ def compute_visible_and_hidden_seconds(
 # -- names of kernels --------------------------------------------------------------------------------------------------
 
 
-_OPENING_BRACKETS = {")": "(", "]": "[", "}": "{", ">": "<"}
+_OPENING_BRACKET_BY_CLOSING = {")": "(", "]": "[", "}": "{", ">": "<"}
 #: Suffix that ROCm appends to the name of a kernel, because it reports the name of the kernel's descriptor.
 _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX_PATTERN = re.compile(r"_Z(TS)?(?=[NL\d])")
@@ -199,9 +199,9 @@ def _split_demangled_name(name: str) -> tuple[str, list[str]]:
             if not brackets:
                 template_arguments, start = [], position + 1
             brackets.append(character)
-        elif character in _OPENING_BRACKETS:
+        elif character in _OPENING_BRACKET_BY_CLOSING:
             # Ignore a > that does not close a <. Within parentheses, > is a comparison or a part of an arrow.
-            if brackets and brackets[-1] == _OPENING_BRACKETS[character]:
+            if brackets and brackets[-1] == _OPENING_BRACKET_BY_CLOSING[character]:
                 brackets.pop()
                 if not brackets:
                     template_arguments.append(name[start:position])

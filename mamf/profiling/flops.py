@@ -36,7 +36,7 @@ TF32_KERNEL_PATTERN = re.compile(r"tf32|tfloat32|s1688gemm")
 def count_operation_flop(event: Event) -> int | None:
     """Return the FLOP of an operation, or None if mamf has no formula for it or the trace lacks the shapes."""
     try:
-        return _FLOP_FORMULAS[event.name](event.argument_shapes, event.argument_values)
+        return _FLOP_FORMULA_BY_OPERATION[event.name](event.argument_shapes, event.argument_values)
     except (LookupError, ValueError, TypeError, UsageError):
         return None
 
@@ -46,7 +46,7 @@ def find_operand_dtype(event: Event) -> str:
 
     If mamf has no name for the dtype, return torch's name; ``unknown`` if the trace does not say the dtype.
     """
-    operand_index = _FIRST_OPERAND_INDEX.get(event.name, 0)
+    operand_index = _FIRST_OPERAND_INDEX_BY_OPERATION.get(event.name, 0)
     torch_name = event.argument_dtypes[operand_index] if len(event.argument_dtypes) > operand_index else ""
     return DTYPE_BY_TORCH_NAME.get(torch_name, torch_name or "unknown")
 
@@ -135,7 +135,7 @@ def _make_attention_formula(
 
 
 _ATTENTION_BACKWARD_RATIO = BACKWARD_FLOP_FACTORS["hardware"]
-_FLOP_FORMULAS: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = {
+_FLOP_FORMULA_BY_OPERATION: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = {
     **{
         f"aten::{name}": lambda shapes, argument_values: count_matmul_flop(shapes[0], shapes[1])
         for name in ("mm", "bmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm")
@@ -161,4 +161,6 @@ _FLOP_FORMULAS: Mapping[str, Callable[[_ArgumentShapes, Sequence[str]], int]] = 
     "aten::_scaled_dot_product_cudnn_attention_backward": _make_attention_formula(14, 1, _ATTENTION_BACKWARD_RATIO),
 }
 #: Index of the first operand among the arguments, for operations whose first argument is not an operand.
-_FIRST_OPERAND_INDEX = {name: 1 for name in _FLOP_FORMULAS if "add" in name or name.endswith("attention_backward")}
+_FIRST_OPERAND_INDEX_BY_OPERATION = {
+    name: 1 for name in _FLOP_FORMULA_BY_OPERATION if "add" in name or name.endswith("attention_backward")
+}

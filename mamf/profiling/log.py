@@ -425,7 +425,7 @@ def _get_exposed_communication_seconds(profile: Profile) -> float:
     """Return the seconds of communication per step in which no other work runs.
 
     The profiler slows hosts, so ranks wait for one another longer than without the profiler. If a device is busy in the
-    trace for longer than the steps take without the profiler, subtract the excess.
+    trace for longer than the steps take without the profiler, subtract the excess from the communication.
     """
     profiler_excess_seconds = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - profiler_excess_seconds) / (profile.steps or 1)

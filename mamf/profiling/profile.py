@@ -204,12 +204,12 @@ def make_profile(
     ``find_ceiling``: returns the ceiling of a dtype, for MAMFU. ``unprofiled_step_seconds``: see Profile.
     """
     busy_intervals = find_busy_intervals(trace)
-    gaps = find_gaps(_merge_busy_intervals(busy_intervals), trace.start, trace.end)
+    gaps = find_gaps(_merge_busy_intervals(busy_intervals), trace.start_seconds, trace.end_seconds)
     rows = list(_make_class_rows(busy_intervals, find_ceiling))
     dtypes = dict.fromkeys(dtype for row in rows for dtype in row.flop)
     return Profile(
-        seconds=trace.end - trace.start,
-        steps=trace.steps,
+        seconds=trace.end_seconds - trace.start_seconds,
+        steps=trace.step_count,
         device=trace.device,
         is_of_device=trace.has_device_events,
         classes=(*rows, ClassRow(IDLE_LABEL, 0.0, 0.0, len(gaps))),
@@ -222,7 +222,7 @@ def make_profile(
 
 
 def _merge_busy_intervals(busy_intervals: Iterable[BusyInterval]) -> Intervals:
-    return merge_intervals((each.start, each.end) for each in busy_intervals)
+    return merge_intervals((each.start_seconds, each.end_seconds) for each in busy_intervals)
 
 
 def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: CeilingLookup) -> Iterator[ClassRow]:

@@ -469,7 +469,7 @@ def record_device_kernels(launch: Callable[[], object]) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(path))
-        events = sorted(read_trace(path).events, key=lambda event: event.start)
+        events = sorted(read_trace(path).events, key=lambda event: event.start_seconds)
     return [event.name for event in events if event.is_on_device]
 
 

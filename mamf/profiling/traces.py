@@ -60,7 +60,7 @@ _KERNEL_TABLE_COLUMNS = (("Name", "Start (ns)", "Duration (ns)"), ("Kernel_Name"
 class Event:
     """An event in a trace: a kernel or copy on the device, or an operation, runtime call or annotation on the host.
 
-    - ``start``, ``end``: times in seconds since the beginning of the trace.
+    - ``start_seconds``, ``end_seconds``: times in seconds since the beginning of the trace.
     - ``caller``: the event that called or launched this event; None if no event called it, or if the caller is unknown.
     - ``forward_operation``: for an event of the backward pass, the forward pass's operation that it differentiates.
     - ``argument_shapes``, ``argument_dtypes``: shape and dtype of each argument of an operation, in order; empty if the
@@ -70,8 +70,8 @@ class Event:
 
     name: str
     kind: EventKind
-    start: float
-    end: float
+    start_seconds: float
+    end_seconds: float
     caller: Event | None = None
     forward_operation: Event | None = None
     argument_shapes: Sequence[Sequence[int]] = ()
@@ -92,11 +92,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class BusyInterval:
-    """An interval, in seconds, in which an event ran, but none of the events that it called ran."""
+    """An interval in which an event ran, but none of the events that it called ran."""
 
     event: Event
-    start: float
-    end: float
+    start_seconds: float
+    end_seconds: float
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,21 @@ class Trace:
     """The trace of the profiled training steps. Raises ValueError if its duration is not above 0.
 
     - ``events``: all events that overlap with the steps.
-    - ``start``, ``end``: start of the first step and end of the last step, in seconds.
-    - ``steps``: the number of steps; None if the trace does not mark them.
+    - ``start_seconds``, ``end_seconds``: start of the first step and end of the last step.
+    - ``step_count``: the number of steps; None if the trace does not mark them.
     - ``device``: the device's name; empty if unknown.
     - ``notes``: remarks for the readers of the report.
     """
 
     events: tuple[Event, ...]
-    start: float
-    end: float
-    steps: int | None = None
+    start_seconds: float
+    end_seconds: float
+    step_count: int | None = None
     device: str = ""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.end > self.start:
+        if not self.end_seconds > self.start_seconds:
             raise ValueError("the trace has a duration of 0: record at least one complete step")
 
     @property
@@ -141,9 +141,9 @@ def sum_interval_seconds(intervals: Intervals) -> float:
     return sum(end - start for start, end in intervals)
 
 
-def find_gaps(covered_intervals: Intervals, start: float, end: float) -> Intervals:
-    """Return the intervals between ``start`` and ``end``, in seconds, that no covered interval overlaps."""
-    edges = [start, *(edge for interval in covered_intervals for edge in interval), end]
+def find_gaps(covered_intervals: Intervals, start_seconds: float, end_seconds: float) -> Intervals:
+    """Return the intervals between ``start_seconds`` and ``end_seconds`` that no covered interval overlaps."""
+    edges = [start_seconds, *(edge for interval in covered_intervals for edge in interval), end_seconds]
     return [
         (gap_start, gap_end) for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True) if gap_end > gap_start
     ]
@@ -157,32 +157,39 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     the operations that it calls. Communication of Gloo, which runs on the host, is always included.
     """
     if trace.has_device_events:
-        intervals = [BusyInterval(event, event.start, event.end) for event in trace.events if event.is_on_device]
+        intervals = [
+            BusyInterval(event, event.start_seconds, event.end_seconds) for event in trace.events if event.is_on_device
+        ]
     else:
         intervals = list(_yield_self_intervals([event for event in trace.events if event.kind == "operation"]))
     intervals += [
-        BusyInterval(event, event.start, event.end)
+        BusyInterval(event, event.start_seconds, event.end_seconds)
         for event in trace.events
         if event.kind == "annotation" and event.name.startswith(_HOST_COMMUNICATION_PREFIX)
     ]
-    clipped = (BusyInterval(each.event, max(each.start, trace.start), min(each.end, trace.end)) for each in intervals)
-    return [each for each in clipped if each.end > each.start]
+    clipped = (
+        BusyInterval(each.event, max(each.start_seconds, trace.start_seconds), min(each.end_seconds, trace.end_seconds))
+        for each in intervals
+    )
+    return [each for each in clipped if each.end_seconds > each.start_seconds]
 
 
 def _yield_self_intervals(operations: Sequence[Event]) -> Iterable[BusyInterval]:
     called_intervals_by_caller: dict[Event | None, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
         caller = next((each for each in list(event.yield_callers())[1:] if each.kind == "operation"), None)
-        called_intervals_by_caller[caller].append((event.start, event.end))
+        called_intervals_by_caller[caller].append((event.start_seconds, event.end_seconds))
     for event in operations:
-        for start, end in find_gaps(merge_intervals(called_intervals_by_caller[event]), event.start, event.end):
+        for start, end in find_gaps(
+            merge_intervals(called_intervals_by_caller[event]), event.start_seconds, event.end_seconds
+        ):
             yield BusyInterval(event, start, end)
 
 
 def read_trace(path: Path) -> Trace:
     """Read a Chrome trace of torch.profiler (.json, .json.gz), or a table of kernels from nsys or rocprofv3 (.csv).
 
-    A table does not mark training steps, so the steps of the result are None. Raises UsageError for any other file.
+    A table does not mark training steps, so the trace has no ``step_count``. Raises UsageError for any other file.
     """
     content = _read_and_unpack_file(path)
     is_table = path.suffix == ".csv" and not content.startswith(b"{")
@@ -252,7 +259,7 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
         "so only their names are known"
     )
     return Trace(
-        tuple(event for event in events if event.end > start and event.start < end),
+        tuple(event for event in events if event.end_seconds > start and event.start_seconds < end),
         start,
         end,
         step_count,
@@ -281,7 +288,7 @@ def _make_host_events(
         raw_arguments = each.get("args", {})
         start, end = _compute_start_and_end(each, origin_microseconds)
         open_calls_of_thread = open_calls[each["pid"], each["tid"]]
-        while open_calls_of_thread and open_calls_of_thread[-1].end < end - _MAX_ROUNDING_ERROR_SECONDS:
+        while open_calls_of_thread and open_calls_of_thread[-1].end_seconds < end - _MAX_ROUNDING_ERROR_SECONDS:
             open_calls_of_thread.pop()
         sequence_number, is_backward = (
             raw_arguments.get("Sequence number"),
@@ -290,8 +297,8 @@ def _make_host_events(
         event = Event(
             name=each["name"],
             kind=_KIND_BY_CATEGORY[each["cat"]],
-            start=start,
-            end=end,
+            start_seconds=start,
+            end_seconds=end,
             caller=open_calls_of_thread[-1] if open_calls_of_thread else None,
             forward_operation=forward_operations_by_number.get(sequence_number) if is_backward else None,
             argument_shapes=raw_arguments.get("Input Dims", ()),
@@ -350,10 +357,10 @@ def _find_step_bounds(
     ``device_annotations``: name, start and end of each annotation on the device, from its first kernel to its last. The
     device runs an annotation's kernels later than the host runs the annotation.
     """
-    step_ends = sorted(event.end for event in events if event.name == STEP_MARK)
+    step_ends = sorted(event.end_seconds for event in events if event.name == STEP_MARK)
     if len(step_ends) > 1:
         return step_ends[0], step_ends[-1], len(step_ends) - 1, ""
-    host_ranges = [(event.name, event.start, event.end) for event in events]
+    host_ranges = [(event.name, event.start_seconds, event.end_seconds) for event in events]
     for ranges in (device_annotations, host_ranges):
         if steps := [each for each in ranges if each[0].startswith(_PROFILER_STEP_PREFIX)]:
             return min(start for _, start, _ in steps), max(end for *_, end in steps), len(steps), ""
@@ -392,4 +399,4 @@ def _parse_kernel_row(row: Mapping[str, str], name: str, start_column: str, end_
 
 
 def _find_first_start_and_last_end(events: Sequence[Event]) -> tuple[float, float]:
-    return min(event.start for event in events), max(event.end for event in events)
+    return min(event.start_seconds for event in events), max(event.end_seconds for event in events)

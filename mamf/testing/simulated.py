@@ -56,7 +56,7 @@ class Physics:
     Power and clock:
 
     - ``compute_units``, ``flop_per_cycle_per_unit``: the number of compute units, and the peak rate of each unit.
-    - ``efficiency``: share of the peak rate that the fastest matmul reaches.
+    - ``matmul_peak_share``: share of the peak rate that the fastest matmul reaches.
     - ``boost_hz``, ``capped_hz``: the clock while power is below the power limit, and while it is at the limit.
     - ``idle_watts``, ``memory_transfer_watts``, ``boost_watts``: power while idle, while memory is read or written, and
       while a matmul runs at the maximum clock.
@@ -99,7 +99,7 @@ class Physics:
 
     compute_units: int = 132
     flop_per_cycle_per_unit: int = 4096
-    efficiency: float = 0.795
+    matmul_peak_share: float = 0.795
     boost_hz: float = 1980e6
     capped_hz: float = 1690e6
     idle_watts: float = 110.0
@@ -216,7 +216,7 @@ class SimulatedBackend(Backend):
         self.fault_seed = seed
         self.faults: dict[object, Exception | str] = {}
         self.launch_count = 0
-        self.host_time = self.device_time = self.counted_cycles = 0.0
+        self.host_time = self.device_time = self.cycle_counter = 0.0
         # The clock while a kernel computes, as a share of the clock that sensors read.
         self._true_clock_share = 1.0
         self.mean_watts = self.device_physics.idle_watts
@@ -324,8 +324,8 @@ class SimulatedBackend(Backend):
     def record_stamp(self) -> ElapsedTime:
         self.host_time += self.device_physics.host_launch_seconds / 4
         self.device_time = self._idle_until_time(self.host_time) + _STAMP_SECONDS
-        self.counted_cycles += _STAMP_SECONDS * self.clock_hz
-        return ElapsedTime(self.counted_cycles, self.device_time)
+        self.cycle_counter += _STAMP_SECONDS * self.clock_hz
+        return ElapsedTime(self.cycle_counter, self.device_time)
 
     def compute_elapsed(self, start: ElapsedTime, end: ElapsedTime) -> ElapsedTime | None:
         return ElapsedTime(end.cycles - start.cycles, end.seconds - start.seconds)
@@ -361,7 +361,7 @@ class SimulatedBackend(Backend):
         units = self.device_physics.compute_units
         tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
         occupancy = tiles / (math.ceil(tiles / units) * units) * (shape.m * shape.n) / (tiles * 128 * 256)
-        peak = units * self.device_physics.flop_per_cycle_per_unit * self.device_physics.efficiency
+        peak = units * self.device_physics.flop_per_cycle_per_unit * self.device_physics.matmul_peak_share
         return shape.flop / (peak * occupancy * shape.k / (shape.k + 200))
 
     def launch_compute(self, cycles: float, operands_key: object) -> None:
@@ -415,15 +415,15 @@ class SimulatedBackend(Backend):
         if idle > self.device_physics.rested_after_seconds:
             self.rested_end_time = target_time + self.device_physics.rested_saving_seconds
         self._add_energy(idle, self.device_physics.idle_watts)
-        self.counted_cycles += idle * self.clock_hz
+        self.cycle_counter += idle * self.clock_hz
         return target_time
 
     def _run_on_device(self, seconds: float, watts: float) -> None:
         self.host_time += self.device_physics.host_launch_seconds
-        self.counted_cycles += seconds * self.clock_hz * self._true_clock_share
+        self.cycle_counter += seconds * self.clock_hz * self._true_clock_share
         if self.is_after_mark:
             seconds += self.device_physics.timer_overhead_seconds
-            self.counted_cycles += self.device_physics.timer_overhead_seconds * self.clock_hz
+            self.cycle_counter += self.device_physics.timer_overhead_seconds * self.clock_hz
             self.is_after_mark = False
         self.device_time = self._idle_until_time(self.host_time) + seconds
         self._add_energy(seconds, watts)

@@ -100,7 +100,7 @@ def process(monkeypatch):
 
     def start():
         (asked, ask), (answered, answer) = pair(), pair()
-        thread = threading.Thread(target=isolated.answer_requests, args=(Channel(asked, answer),), daemon=True)
+        thread = threading.Thread(target=isolated.answer_check_requests, args=(Channel(asked, answer),), daemon=True)
         thread.start()
         started.append(thread)
         return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
@@ -230,7 +230,7 @@ def test_the_process_that_checks_ends_quietly_if_the_other_process_is_gone():
     with os.fdopen(asked, "rb") as source, os.fdopen(ask, "wb") as sink, os.fdopen(answer, "wb") as gone:
         Channel(source, sink).send(operation="matmul", problem=problem, shape=of.make_shape_record(SHAPE), seconds=1.0)
         os.close(answered)
-        isolated.answer_requests(Channel(source, gone))
+        isolated.answer_check_requests(Channel(source, gone))
 
 
 def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):

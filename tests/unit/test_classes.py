@@ -145,7 +145,9 @@ def written(path, *events, **head):
 
 
 def seconds(trace):
-    by_class = group_pairs((classify_event(each.event), (each.start, each.end)) for each in find_busy_intervals(trace))
+    by_class = group_pairs(
+        (classify_event(each.event), (each.start_seconds, each.end_seconds)) for each in find_busy_intervals(trace)
+    )
     return {name: visible for name, (visible, _) in compute_visible_and_hidden_seconds(by_class).items()}
 
 

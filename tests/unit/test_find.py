@@ -201,7 +201,7 @@ def found(find):
 
 def highest(physics=PHYSICS, longest_k=SIZES[-1]):
     """TFLOPS of full waves and the longest K: no shape of the simulated device is faster."""
-    flop_per_cycle = physics.compute_units * physics.flop_per_cycle_per_unit * physics.efficiency
+    flop_per_cycle = physics.compute_units * physics.flop_per_cycle_per_unit * physics.matmul_peak_share
     return flop_per_cycle * physics.boost_hz * longest_k / (longest_k + 200) / 1e12
 
 

@@ -30,9 +30,9 @@ from mamf.operations import unknown
 from mamf.testing import Physics
 
 #: Healthy cards, a little apart; then the made faults, each on its own device.
-HEALTHY = [{"efficiency": 0.795 * factor} for factor in (1.0, 0.99, 1.01)]
+HEALTHY = [{"matmul_peak_share": 0.795 * factor} for factor in (1.0, 0.99, 1.01)]
 FAULTY = {
-    "a third of the speed": ({"efficiency": 0.265}, CRITICAL, "burst and sustained, 6"),
+    "a third of the speed": ({"matmul_peak_share": 0.265}, CRITICAL, "burst and sustained, 6"),
     "slow only when sustained": ({"capped_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
     "throttled half of the time": ({"throttled_time_share": 0.5}, CRITICAL, "by hardware thermal slowdown"),
 }

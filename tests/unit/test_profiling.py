@@ -190,7 +190,7 @@ def test_a_trace_without_steps_is_split_by_the_steps_of_its_optimizer(tmp_path):
 def test_a_trace_is_read_up_to_a_size_packed_or_not(tmp_path, monkeypatch):
     small, packed, plain = (tmp_path / name for name in ("trace.json.gz", "zeros.json.gz", "zeros.json"))
     small.write_bytes(gzip.compress(json.dumps(GPU_TRACE).encode()))
-    assert read_trace(small).steps == 1
+    assert read_trace(small).step_count == 1
     monkeypatch.setattr("mamf.profiling.traces._MAX_TRACE_BYTES", 1 << 20)
     packed.write_bytes(gzip.compress(bytes(1 << 21)))
     plain.write_bytes(bytes(1 << 21))

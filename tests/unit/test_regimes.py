@@ -278,7 +278,7 @@ def test_classic_warms_up_once():
 
 
 def test_a_slow_device_finishes_with_three_launches():
-    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-5, launch_noise=0.05))
+    backend = SimulatedBackend(physics=dataclasses.replace(Physics(), matmul_peak_share=1e-5, launch_noise=0.05))
     regime = started(BurstRegime, backend)
     row = take(regime, MatmulShape(4096, 4096, 4096))
     assert row.launches == 3

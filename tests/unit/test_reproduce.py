@@ -146,7 +146,7 @@ def test_a_slower_clock_of_another_card_reproduces_the_cycles_and_others_do_not(
     assert "\nreproduced, on another device: burst" in out
     assert re.search(r"7\d\d.\d TFLOPS here; (\d\d.\d) % of the units' cycles claimed, (\d\d.\d) % here: ", out)
     assert "here/claimed compares the shares of cycles that" in out
-    world(boost_hz=Physics.boost_hz * 0.9, efficiency=Physics.efficiency * 0.9)
+    world(boost_hz=Physics.boost_hz * 0.9, matmul_peak_share=Physics.matmul_peak_share * 0.9)
     code, out, _ = run("reproduce", "sweep.jsonl", *DEVICE, "--output", "wasteful.jsonl")
     assert (code, "\nslower by more than 2 %, on another device: burst" in out) == (3, True)
     assert out.splitlines()[-2] in run("show", "wasteful.jsonl")[1]

@@ -114,7 +114,7 @@ def test_under_a_budget_all_problems_have_a_row_of_a_kernel_before_any_has_the_n
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
     """Else each resumption would pay for it again."""
-    slow = SimulatedBackend(physics=dataclasses.replace(Physics(), efficiency=1e-4))
+    slow = SimulatedBackend(physics=dataclasses.replace(Physics(), matmul_peak_share=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
     plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
     sweep = strategy(slow, plan)

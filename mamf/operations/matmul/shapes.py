@@ -156,7 +156,7 @@ class LinearLayer(NamedTuple):
 
 
 class LayerPreset(NamedTuple):
-    """A preset of matmul shapes: linear layers of known models, and the numbers of tokens to measure them with."""
+    """A preset of matmul shapes: linear layers of known models, and the numbers of tokens in the layers' input."""
 
     layers: tuple[LinearLayer, ...]
     token_counts: tuple[int, ...] = (8192,)

@@ -237,12 +237,12 @@ def _decode_counters(record: Mapping[str, Any]) -> LaunchCounters:
 #: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
 #: part's peak.
 MIN_BUSY_PERCENT = 60.0
-# Seconds that it takes to start and end a kernel. If a kernel runs for less time, its launch bounds its speed.
+# Seconds that it takes to start and end a kernel. If a kernel runs for less time, the launch bounds the kernel's speed.
 _MIN_KERNEL_SECONDS = 5e-6
 # If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
 _MIN_WAVES = 0.5
 # mamf also times launches back to back without ncu. If the device kernels of a launch run for less than this share of
-# the time from one launch to the next, the gaps between the kernels bound its speed.
+# the time from one launch to the next, the gaps between the kernels bound the speed.
 _MIN_KERNEL_TIME_SHARE = 0.7
 # If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
 # whole launch, without the kernel's name.

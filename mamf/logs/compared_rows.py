@@ -47,16 +47,16 @@ from mamf.statistics import (
 FALSE_ALARM_CHANCE = 0.01
 #: A loss of all rows together counts as a regression if it exceeds this share of the tolerance for single rows.
 POOLED_TOLERANCE_SHARE = 0.25
-#: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
+#: The largest x for which math.exp(x) is finite. It limits errors, because a manipulated log may contain any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# Runs with a longer pause than _MAX_SHORT_PAUSE between them differ _LONG_PAUSE_SHIFT_FACTOR times as much as others.
+# After a pause longer than _MAX_SHORT_PAUSE, equal runs differ _LONG_PAUSE_SHIFT_FACTOR times as much as otherwise.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
-# runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
-# calibration.
+# Degrees of freedom of the common shift of a run: a t distribution with 20 matches the tails of the differences between
+# the 26 pairs of equal runs in results/. If equal runs of one side differ by more than _CONTRADICTION_FACTOR times the
+# shift that was calibrated with these pairs, the spread of these runs is used instead of the calibrated shift.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# The standard deviation of the timer correction between runs in seconds, from logs that device events timed.
+# The standard deviation between runs of the overhead of device events as a timer, in seconds.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
@@ -67,7 +67,7 @@ _SUSTAINED_RUN_SHIFT = 0.0012
 
 
 def compute_error_between_runs(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
-    """Return the error of a rate for the decision whether the rate differs from that of another run.
+    """Compute the error with which to decide whether a rate differs from a rate in another run.
 
     ``measurement_count``: the number of measurements that gave the rate. The result has the heavy tails of errors
     between runs, so it is larger than the calibrated ``error`` of the rate.
@@ -76,7 +76,7 @@ def compute_error_between_runs(error: FigureUncertainty, regime: str, measuremen
     smallest = _POWER_STATE_ERROR / math.sqrt(measurement_count) if is_sustained else 1e-6
     return FigureUncertainty(
         common=max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common,
-        own=min(max(error.own, smallest), 10.0),  # A manipulated log may state any error.
+        own=min(max(error.own, smallest), 10.0),  # A manipulated log may contain any error.
         degrees=_ROW_DEGREES_OF_FREEDOM[is_sustained],
     )
 
@@ -197,23 +197,19 @@ def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, ch
         weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
         for weight, each in zip(weights, changes, strict=True)
     )
-    common, observed_variance = max(timer, *(each.common_deviation for each in changes)), 0.0
+    common, observed = max(timer, *(each.common_deviation for each in changes)), 0.0
     for side in (0, 1):
         rows = [
             [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
         ]
-        observed_variance += math.fsum(
+        observed += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
         )
     prior = (
-        0
-        if observed_variance > run_order.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2
-        else _SHIFT_DEGREES_OF_FREEDOM
+        0 if observed > run_order.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
     )
-    shift = run_order.shift_factor * math.sqrt(
-        (prior * common**2 + observed_variance) / (prior + run_order.extra_run_count)
-    )
+    shift = run_order.shift_factor * math.sqrt((prior * common**2 + observed) / (prior + run_order.extra_run_count))
     return PooledRows(
         regime,
         rows=len(changes),
@@ -226,7 +222,7 @@ def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, ch
 
 
 # Half the width of a 95 % interval of a normal distribution, in standard deviations.
-_NORMAL_95 = 1.96
+_NORMAL_95_HALF_WIDTH = 1.96
 #: The unit of a row whose rate was replaced by the share of the cycles of the compute units that its kernel used.
 CYCLES_UNIT = "% of cycles"
 #: The fields by which the rows of two logs are paired, by name: regime, the fields of the problem, shape and kernel.
@@ -279,7 +275,7 @@ class ComparedRow:
     def copy_without_fields(self, names: Collection[str]) -> ComparedRow:
         """Return a copy without the fields that have these names, so that pairing ignores them."""
         return replace(
-            self, pairing_fields={name: value for name, value in self.pairing_fields.items() if name not in names}
+            self, pairing_fields={key: each for key, each in self.pairing_fields.items() if key not in names}
         )
 
     def convert_to_cycles(self) -> ComparedRow:
@@ -290,7 +286,7 @@ class ComparedRow:
         """
         if self.rate is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.rate is None else replace(self, rate=None, status="the true clock was not measured")
-        percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
+        percent, half = 100 * self.cycles_used, _NORMAL_95_HALF_WIDTH * self.cycles_error.own
         return replace(
             self,
             rate=percent,
@@ -321,7 +317,7 @@ class ComparedRow:
             self,
             rate=self.rate * factor,
             interval=replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor),
-            error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95)),
+            error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95_HALF_WIDTH)),
         )
 
 
@@ -366,7 +362,7 @@ def get_problem_fields(problem: Any) -> PairingFields:
 
 
 def make_pairing_fields(step: StepKey) -> PairingFields:
-    """Return the regime, the problem's fields, the shape and the kernel of a step, by which rows are paired."""
+    """Return the fields by which the rows of a step are paired: its regime, problem fields, shape and kernel."""
     return {"regime": step.regime, **get_problem_fields(step.problem), "shape": str(step.shape), "kernel": step.kernel}
 
 
@@ -405,8 +401,8 @@ def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
     """Convert rows to compared rows.
 
-    If several devices shared the run, a row of another device than the first one names its device and the relative
-    speed of that device.
+    If several devices shared the run, each row that was not measured on the first device gets the device that measured
+    it, and the relative speed of that device.
     """
     found = [_make_compared_row(row) for row in rows]
     own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)

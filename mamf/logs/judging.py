@@ -158,11 +158,13 @@ class GuardResult:
         )
 
 
-def judge_guard_log(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
-    """Compare the log of a run of ``mamf guard`` with its baseline, an earlier log. ``by``: the compared figure,
-    ``rate`` or ``cycles``, as in COMPARED_FIGURES.
+def judge_guard_log(
+    baseline: RunLog, log: RunLog, tolerance: float, compared_figure: str = COMPARE_RATE
+) -> GuardResult:
+    """Compare the log of a run of ``mamf guard`` with its baseline, an earlier log. ``compared_figure``: ``rate`` or
+    ``cycles``, as in COMPARED_FIGURES.
     """
-    comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
+    comparison = pair_rows(baseline, log, *(list_guarded_rows(each, compared_figure) for each in (baseline, log)))
     found = [
         *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
         *(JudgedRow(now, "failed") for _, now in comparison.rows_only_in_a if now is not None),
@@ -209,9 +211,9 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
 _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
-# _NORMAL_95: half the width of a 95 % interval of a normal distribution, in standard deviations.
+# _NORMAL_95_HALF_WIDTH: half the width of a 95 % interval of a normal distribution, in standard deviations.
 # _SAME_CLOCK_TOLERANCE: the largest relative difference of two clocks that count as equal.
-_NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
+_NORMAL_95_HALF_WIDTH, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
 def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceOptions:
@@ -303,7 +305,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence
     if here is None or here.rate is None:
         return judged
     assert here.error is not None, "a figure has an error"
-    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95)
+    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95_HALF_WIDTH)
     there = replace(
         here,
         kernel=claim.step.kernel,

@@ -165,22 +165,22 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     finally:
         pool.release_buffers()
         backend.release_cached_memory()
-    of_memory = median(rates[size] for size in sizes[:3])
-    cached = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * of_memory]
-    return max(cached) if len(cached) >= _MIN_CACHED_SIZE_COUNT else None
+    memory_rate = median(rates[size] for size in sizes[:3])
+    cached_sizes = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * memory_rate]
+    return max(cached_sizes) if len(cached_sizes) >= _MIN_CACHED_SIZE_COUNT else None
 
 
-def _measure_launch_seconds(backend: Backend, launch: Launch, count: int) -> float:
-    """Launch once to warm up, then ``count`` times, and return the mean device seconds of these ``count`` launches."""
+def _measure_launch_seconds(backend: Backend, launch: Launch, launch_count: int) -> float:
+    """Launch once to warm up, then ``launch_count`` times, and return the mean device seconds of the later launches."""
     launch()
     backend.submit()
     start = backend.record_mark()
-    for _ in range(count):
+    for _ in range(launch_count):
         launch()
         backend.submit()
     end = backend.record_mark()
     backend.synchronize()
-    return max(backend.compute_seconds_between(start, end), 1e-9) / count
+    return max(backend.compute_seconds_between(start, end), 1e-9) / launch_count
 
 
 @contextmanager

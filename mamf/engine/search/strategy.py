@@ -34,7 +34,7 @@ from mamf.engine.search.rounds import (
     ConfirmationRounds,
     RoundCounts,
     StepsReturningRows,
-    choose_visited_candidates,
+    choose_candidates_by_visits,
     find_best_candidate_per_size_pair,
     list_default_candidates,
 )
@@ -378,7 +378,7 @@ class GridSearchStrategy(PlanStrategy):
             if row is None:
                 break
             visits.append(row)
-        best_candidates = choose_visited_candidates(visits, self.sustained_round_candidate_count)
+        best_candidates = choose_candidates_by_visits(visits, self.sustained_round_candidate_count)
         return list(
             dict.fromkeys(
                 (*best_candidates, *list_default_candidates(best_candidates[:1], (), self._default_kernel_name))
@@ -392,7 +392,7 @@ class GridSearchStrategy(PlanStrategy):
         exchanged, and with longer K. Variants are equally fast in burst, but differ by up to 1.5 % at the power limit.
         """
         yield from candidates
-        for shape, kernel in choose_visited_candidates(visits, 1):
+        for shape, kernel in choose_candidates_by_visits(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
             for other in (exchanged, *(replace(shape, k=k) for k in choose_long_k_sizes(self.options.grid))):
                 if fits_grid(self.options.grid, other) and (other, kernel) not in candidates:

@@ -67,15 +67,15 @@ def launch_in_profiler_window(
         with kernel.apply_settings(backend, problem):
             start_time = backend.now()
             pool = backend.make_operand_pool(problem.data, problem.seed)
-            ready = kernel.prepare(backend, problem, shape, pool)
-            checked = CheckedKernel(ready)
+            prepared = kernel.prepare(backend, problem, shape, pool)
+            checked = CheckedKernel(prepared)
             if must_verify:
                 checked.warm_up_and_verify(backend)
                 checked.poison_outputs()
             else:
                 launch_between_marks(checked.launches[0], backend)
                 backend.synchronize()
-            prepared = backend.now()
+            window_start_time = backend.now()
             with backend.open_profiler_window(f"{kernel.name} {shape}"):
                 marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launch_count)]
             backend.synchronize()
@@ -84,10 +84,10 @@ def launch_in_profiler_window(
                 checked.require_unchanged_operands()
             return ProfiledLaunches(
                 launch_seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
-                preparation_seconds=prepared - start_time,
+                preparation_seconds=window_start_time - start_time,
                 worst_verdict=checked.verdict if must_verify else None,
                 device_kernel_names=find_device_kernels and tuple(find_device_kernels(checked.launches[0])),
-                is_deterministic=_check_determinism(checked, backend, repeat_count, ready.queue_checksum),
+                is_deterministic=_check_determinism(checked, backend, repeat_count, prepared.queue_checksum),
             )
     except MamfError:
         raise

@@ -118,7 +118,7 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
 def _adapt_burst_traits(
     assumed_traits: BurstTraits, wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None
 ) -> BurstTraits:
-    traits, remarks = replace(assumed_traits, wake_seconds=wake_up.wake_seconds), [reaction.remark]
+    traits, remarks = replace(assumed_traits, wake_seconds=wake_up.wake_seconds), [reaction.speedup_remark]
     if wake_up.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
         remarks.append(
             f"for at least {wake_up.wake_seconds:.2g} s after a rest, launches take {wake_up.slowdown_ratio:.2g} times "
@@ -137,7 +137,7 @@ def _adapt_burst_traits(
             else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
         )
     elif (
-        wake_up.wake_seconds or reaction.remark
+        wake_up.wake_seconds or reaction.speedup_remark
     ):  # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
@@ -229,26 +229,28 @@ class LoadReaction(NamedTuple):
     first_launch_seconds: float
 
     @property
-    def remark(self) -> str:
-        is_slow = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
-        if is_slow:
+    def speedup_remark(self) -> str:
+        is_faster = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
+        if is_faster:
             return f"launches became {1 / (1 + self.slowdown_share):.2g} times as fast within seconds of load"
         return ""
 
 
-def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
+def _find_oscillation_start(
+    block_ends: Sequence[float], launch_seconds: Sequence[float], backend: Backend
+) -> float | None:
     """Return the seconds of load after which the power controller only oscillates around one speed: the start of the
     last two oscillation periods, if the mean launch times of both periods agree. Return None if they do not agree, or
-    if blocks of launches are too long to tell. ``ends``: the seconds from the start of the load to the end of each
-    block. ``seconds``: the mean seconds of a launch in each block.
+    if blocks of launches are too long to tell. ``block_ends``: the seconds from the start of the load to the end of
+    each block. ``launch_seconds``: the mean seconds of a launch in each block.
     """
-    period, end_time = backend.sustained_traits.swing_seconds, ends[-1]
+    period, end_time = backend.sustained_traits.swing_seconds, block_ends[-1]
     before, after = (
-        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + period]
-        for since in (end_time - 2 * period, end_time - period)
+        [seconds for end, seconds in zip(block_ends, launch_seconds, strict=True) if start < end <= start + period]
+        for start in (end_time - 2 * period, end_time - period)
     )
-    agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
-    return end_time - 2 * period if agree else None
+    is_steady = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
+    return end_time - 2 * period if is_steady else None
 
 
 class _TraitProbe:
@@ -373,7 +375,7 @@ def _describe_findings(
         if wake_up.wake_seconds
         else "launches after a rest take as long as launches before it"
     )
-    slowed = reaction.remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
+    slowed = reaction.speedup_remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
     if reaction.seconds_until_slower is not None:
         back = (
             "no rest restores the speed"

@@ -173,8 +173,8 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work, so that mamf can check the timer and the sharing of the
-        card again. After a failure or an interruption the device may never answer, so skip these checks.
+        ``is_idle``: True if the device has finished its work, so that mamf can check the timer again, and whether other
+        processes share the card. After a failure or an interruption the device may never answer, so skip these checks.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}

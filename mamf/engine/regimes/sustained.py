@@ -286,8 +286,8 @@ class SustainedRegime(Regime):
 
 
 class _BlockQueue:
-    """The blocks of back-to-back launches of one visit. ``finished_blocks`` yields them without end. It queues the next
-    block before it waits for the end of the last one, so that the device never idles.
+    """The blocks of back-to-back launches of one visit. The generator ``finished_blocks`` yields them without end. It
+    queues each block before it waits for the end of the block ahead, so that the device never idles.
 
     - ``is_in_measured_part``: True if the next block is in the measured part of the visit.
     - ``must_poison``: True to change operands and poison outputs before the next block.

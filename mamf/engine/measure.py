@@ -38,7 +38,7 @@ class ClockPolicy:
 
     clock_mode: str = NO_CLOCK
     is_per_shape: bool = False
-    _best_rate_by_key: dict[Hashable, float] = field(default_factory=dict, init=False)
+    _best_rate_by_group: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def make_from_plan(cls, plan: Plan) -> ClockPolicy:
@@ -49,20 +49,22 @@ class ClockPolicy:
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
     def should_measure_clock(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str, rate: float) -> bool:
-        """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s). The result is False for
-        rows of a ``phase`` of a search that only chooses which shapes to confirm.
+        """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s), and remember the rate to
+        compare later rows with it. The result is False for rows of a ``phase`` of a search that only chooses which
+        shapes to confirm.
         """
         if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
         # In the confirming phase of a search, any candidate may get the highest median, so measure the clock of each.
-        of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
-        key = (regime, problem, *of_shape)
-        best_rate = self._best_rate_by_key.get(key, 0.0)
-        self._best_rate_by_key[key] = max(rate, best_rate)
+        shape_key = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
+        group_key = (regime, problem, *shape_key)
+        best_rate = self._best_rate_by_group.get(group_key, 0.0)
+        self._best_rate_by_group[group_key] = max(rate, best_rate)
         return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
-_ESTIMATE_LAUNCH_COUNT = 3
+#: The number of launches whose shortest time shows whether a launch is too long for the regime burst.
+_LAUNCHES_PER_TIME_ESTIMATE = 3
 
 
 def measure_row(
@@ -142,7 +144,7 @@ class _RowMeasurement:
             launch_seconds = checked.warm_up_and_verify(backend)
             if kernel.must_fit_in_burst and self.regime.explain_why_too_long(launch_seconds):
                 # Time more launches: the first one may have compiled, and the compiler may still use the host.
-                launch_seconds = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCH_COUNT))
+                launch_seconds = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_PER_TIME_ESTIMATE))
                 if reason := self.regime.explain_why_too_long(launch_seconds):
                     return self.make_row("unsupported", reason)
             if kernel.reports_reserved:
@@ -249,11 +251,11 @@ def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any,
     return get_operation(problem.operation).find_max_possible_rate(info, problem, shape) if kernel.is_exact else None
 
 
-def is_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
-    run must measure the row again. In the regime sustained, the launches of such a row took less than the time of a
-    measurement; in other regimes, the row has too few samples. If only the verification ended after ``deadline``,
-    the row is complete.
+    run must measure the row again. A row of the regime sustained was cut short if its launches took less time than a
+    visit should take; a row of another regime, if it has too few samples. A row is complete if only its verification
+    ended after ``deadline``.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

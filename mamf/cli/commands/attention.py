@@ -118,7 +118,7 @@ class _AttentionSession(Session):
 
         super().__init__(request, options, *session_arguments)
         logged_ceilings = (
-            [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
+            [*self.resumed_log.matmul_ceilings.values(), *self.resumed_log.other_ceilings.values()]
             if self.resumed_log
             else []
         )
@@ -182,7 +182,7 @@ class _AttentionSession(Session):
             self.ceilings,
             [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.given_ceilings_to_log.values()],
             searches,
-            choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
+            choose_reference_kernels=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
             on_failure=self.record_failure,
         )
 

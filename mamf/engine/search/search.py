@@ -161,7 +161,7 @@ class ShapeSearch:
     ) -> None:
         """Begin a search among ``shapes`` with one kernel. ``first_shapes``: shapes to measure before random ones."""
         self.compute_units = compute_units
-        self._learns_units = compute_units is None
+        self._must_estimate_units = compute_units is None
         self.measured_tflops: dict[Candidate, float] = {}
         self.kernels = [kernel]
         self._random_generator = np.random.default_rng(seed)
@@ -209,9 +209,9 @@ class ShapeSearch:
         """Return the next shape and kernel to measure; None if no candidate that is left may be the fastest."""
         first = next(
             (
-                each
-                for each in self._first_candidates
-                if each in self._row_by_candidate and each not in self.measured_tflops
+                candidate
+                for candidate in self._first_candidates
+                if candidate in self._row_by_candidate and candidate not in self.measured_tflops
             ),
             None,
         )
@@ -227,18 +227,18 @@ class ShapeSearch:
             ]
             self.is_exhausted = not untried
             return untried[int(self._random_generator.integers(len(untried)))] if untried else None
-        best_optimistic_rate = self._mask_excluded(
+        best_optimistic_rate = self._mask_excluded_candidates(
             self._surrogate.mean + _MAX_PROMISING_DEVIATIONS * self._surrogate.deviation
         ).max()
         is_sure = (
             len(self.measured_tflops) >= _MIN_MEASUREMENTS_TO_END
-            and best_optimistic_rate < self._surrogate.highest_observed + _MIN_LOG_GAIN
+            and best_optimistic_rate < self._surrogate.highest_observed_log_tflops + _MIN_LOG_GAIN
         )
         if is_sure or best_optimistic_rate == -math.inf:
             self.is_exhausted = True
             return None
         log_gain_per_second = self._surrogate.compute_log_improvement() - self._log_seconds
-        return self._candidates[int(np.argmax(self._mask_excluded(log_gain_per_second)))]
+        return self._candidates[int(np.argmax(self._mask_excluded_candidates(log_gain_per_second)))]
 
     @limit_blas_to_one_thread()
     def record_measurement(self, candidate: Candidate, tflops: float) -> None:
@@ -272,8 +272,10 @@ class ShapeSearch:
         score = {candidate: math.log(tflops) for candidate, tflops in successes.items()}
         if self._surrogate.is_fitted:
             means = self._surrogate.mean[[self._row_by_candidate[candidate] for candidate in successes]]
-            warped = map(self._surrogate.compress_slow_value, score.values())
-            score = {each: (measured + mean) / 2 for each, measured, mean in zip(successes, warped, means, strict=True)}
+            compressed = map(self._surrogate.compress_slow_value, score.values())
+            score = {
+                each: (measured + mean) / 2 for each, measured, mean in zip(successes, compressed, means, strict=True)
+            }
         best_candidate_by_shape: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
             best_candidate_by_shape.setdefault(candidate[0], candidate)
@@ -282,7 +284,7 @@ class ShapeSearch:
     def _select_measured_rates(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured_tflops.items() if tflops > 0}
 
-    def _mask_excluded(self, candidate_values: Array) -> Array:
+    def _mask_excluded_candidates(self, candidate_values: Array) -> Array:
         """Set the values of candidates that were measured, or that are near failed ones (hopeless), to minus infinity.
         Change the array ``candidate_values``, which has one value per candidate, and return it.
         """
@@ -292,7 +294,7 @@ class ShapeSearch:
 
     def _refit_surrogate(self) -> None:
         successes = self._select_measured_rates()
-        if self._learns_units:
+        if self._must_estimate_units:
             first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
             self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
             self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
@@ -315,14 +317,15 @@ class ShapeSearch:
             masks.append(
                 np.ones(len(self._shapes), dtype=bool)
                 if is_useless
-                else find_hopeless_candidates(self._log_sizes, successful_rows, failed_rows)
+                else find_hopeless_shapes(self._log_sizes, successful_rows, failed_rows)
             )
         self._hopeless_mask = np.concatenate(masks)
 
 
-def find_hopeless_candidates(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
-    """Return a mask of the shapes that failed, or that have at least two failures and hardly any success nearby. A
-    single failure says nothing about its neighbors, but a region of failures does (memory, alignment).
+def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
+    """Return an array that is True for the hopeless shapes: those that failed, or that have at least two failures and
+    hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
+    example, if memory is too small or sizes are not aligned).
 
     ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows of shapes
     that were measured, or that could not be measured.

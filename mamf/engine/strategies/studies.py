@@ -95,7 +95,7 @@ class GuardStrategy(RowsStrategy):
 
 
 #: The maximum number of times that ``mamf reproduce`` measures the row of a claimed rate.
-_MAX_VISITS = 5
+_MAX_VISITS_PER_CLAIM = 5
 
 
 class ReproduceStrategy(RowsStrategy):
@@ -104,7 +104,7 @@ class ReproduceStrategy(RowsStrategy):
     def yield_steps(self) -> StepGenerator:
         rows, measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
-        for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS + 1)):
+        for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
                 regime = self.runner.prepare_regime(self.make_regime(regime_name))
             elif visit == 2:  # From now on, rest before each visit if the power controller would stay in one state.
@@ -210,9 +210,9 @@ class VerifyStrategy(PlanStrategy):
         Raise UsageError if no kernel supports a random problem of the plan.
         """
         run, rows = self.runner, self.setup.rows
-        asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
-        number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
+        requested_number, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
+        number, drawn = requested_number or 1 + max((row.round for row in rows), default=0), None
+        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if requested_number else 0.0), len(rows)
         rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
@@ -220,7 +220,7 @@ class VerifyStrategy(PlanStrategy):
                 dict.fromkeys(self.setup.plan_kernels, 0.0),
             )
             while spent and run.now() < run.start_time + budget * index / len(self.plan.regimes):
-                kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
+                kernel, start = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw_problem(self.backend, self.plan, kernel, number, name)
                 if found is None:
                     del spent[kernel]
@@ -228,14 +228,14 @@ class VerifyStrategy(PlanStrategy):
                 drawn, repeats = found, repeats + 1
                 self.setup.report_phase(f"{name} {number} {kernel.name} {drawn[1]}")
                 # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
-                row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
+                row = yield Step(kernel, *drawn, regime, rule, str(repeats) if requested_number else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
                 # After a failure, count the longest time of any kernel, so that a kernel that fails immediately is not
                 # always the next one.
-                spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
-                if asked and row and not row.ok:
+                spent[kernel] = spent[kernel] + run.now() - start if row and row.ok else max(spent.values())
+                if requested_number and row and not row.ok:
                     del spent[kernel]
-                number += not asked
+                number += not requested_number
             if not (spent or drawn):
                 raise UsageError("no kernel supports a random problem of these dtypes: add dtypes or raise --largest")
 
@@ -259,8 +259,8 @@ _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80))
 _MIN_HOST_LEAD_SECONDS, _MIN_LAUNCH_SECONDS = 20e-6, 1e-9
 
 
-def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
-    return replace(problem, timed=row[0], alone=row[1])
+def make_row_problem(problem: OverlapProblem, pair_row: tuple[str, bool]) -> OverlapProblem:
+    return replace(problem, timed=pair_row[0], alone=pair_row[1])
 
 
 def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
@@ -379,7 +379,7 @@ class _PairMeasurement:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             self.samples = {row: Samples() for row in PAIR_ROWS}
             for works in (both_works[:1], both_works[1:], both_works) * _OVERLAP_ROUND_COUNT:
-                self.is_host_slow = self._measure_visit(works) > _MAX_LATE_SHARE
+                self.is_host_slow = self._measure_works_in_round(works) > _MAX_LATE_SHARE
                 self._verify_outputs(works)
                 # If the host was late in too many windows, try more flushes and fewer launches per window.
                 if self.is_host_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
@@ -414,7 +414,7 @@ class _PairMeasurement:
             if checks_all_elements:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
+    def _measure_works_in_round(self, works: Sequence[_TimedWork]) -> float:
         """Launch these works for one oscillation period of the power controller without taking samples, then take
         samples for this round's share of the time. Return the share of windows in which the host of any rank was late.
         """
@@ -443,10 +443,10 @@ class _PairMeasurement:
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
             tried, taken = tried + is_settled, taken + (is_settled and found is not None)
 
-    def _measure_window(self, works: Sequence[_TimedWork], launches: Sequence[float]) -> list[float] | None:
+    def _measure_window(self, works: Sequence[_TimedWork], launches_per_block: Sequence[float]) -> list[float] | None:
         """Launch the works at once for a window, and return the seconds per launch of each while all of them run.
-        Return None if they never ran at the same time, or if one of them waited for the host. ``launches``: for each
-        work, the mean number of launches per block, chosen so that the works end at the same time.
+        Return None if they never ran at the same time, or if one of them waited for the host.
+        ``launches_per_block``: for each work, the mean number of launches, chosen so that the works end together.
         """
         backend = self.backend
         for work in works:
@@ -461,7 +461,7 @@ class _PairMeasurement:
         # A CPU runs the matmul while the host queues it, so the host must queue some of the other work first.
         ahead = 0 if self.flushes or len(works) == 1 else _CPU_BLOCKS_AHEAD
         for block in range(_WINDOW_BLOCKS + 1 + ahead):
-            for work, count in zip(reversed(works), reversed(launches), strict=True):
+            for work, count in zip(reversed(works), reversed(launches_per_block), strict=True):
                 number = block - ahead if work is works[0] else block
                 if not 0 <= number <= _WINDOW_BLOCKS:
                     continue
@@ -487,13 +487,13 @@ class _PairMeasurement:
             (min(leads) if self.flushes else 0.0, last if found is None else None)
         )
         self.is_host_late = min(each for each, _ in answers) < 0
-        starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_host_late:  # Next time, queue fewer launches of the work that ends last.
-            works[starved].launch_seconds *= min(2.0, launches[starved])
-        return found if starved is None and not self.is_host_late else None
+        latest = next((index for _, index in answers if index is not None), None)
+        if latest is not None and not self.is_host_late:  # Next time, queue fewer launches of the work that ends last.
+            works[latest].launch_seconds *= min(2.0, launches_per_block[latest])
+        return found if latest is None and not self.is_host_late else None
 
-    def _build_row(self, row: tuple[str, bool]) -> Measurement:
-        checked, names = self.works[row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())
+    def _build_row(self, pair_row: tuple[str, bool]) -> Measurement:
+        checked, names = self.works[pair_row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
-        problem, samples = make_row_problem(self.problem, row), self.samples[row]
+        problem, samples = make_row_problem(self.problem, pair_row), self.samples[pair_row]
         return build_row_from_samples(self.strategy.kernel, problem, self.shape, self.regime, samples, verdict)

@@ -235,7 +235,7 @@ def _find_remaining_candidates(
     because the last round may be incomplete.
     """
     round_count = max(map(len, rounds_by_candidate.values()), default=0)
-    return [candidate for candidate, found in rounds_by_candidate.items() if len(found) >= round_count - 1]
+    return [candidate for candidate, rounds in rounds_by_candidate.items() if len(rounds) >= round_count - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:

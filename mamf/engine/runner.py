@@ -60,10 +60,10 @@ class CrashRecord:
         """Return why the kernel of ``failed_row`` must not be launched on the row's shape: the kernel crashed the
         process on this shape, or too often on other shapes. Return an empty string if the kernel may be launched.
         """
-        of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
-        reason_of_step = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
-        crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in of_kernel)
-        return reason_of_step or (
+        kernel_rows = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
+        step_reason = next((row.reason for row in kernel_rows if row.step == failed_row.step), "")
+        crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in kernel_rows)
+        return step_reason or (
             f"{REPEATED_CRASH_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_PER_KERNEL else ""
         )
 

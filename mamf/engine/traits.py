@@ -302,27 +302,38 @@ class _TraitProbe:
     def measure_reaction(self) -> LoadReaction:
         """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
         self.backend.sleep(_RECOVERY_REST_SECONDS[-1])
-        ends, seconds = self._load_and_time_blocks(_LOAD_SECONDS)
-        awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.wake_seconds]
+        ends, launch_seconds = self._load_and_time_blocks(_LOAD_SECONDS)
+        awake = [seconds for end, seconds in zip(ends, launch_seconds, strict=True) if end > self.wake_seconds]
         first_launch_seconds, settled_launch_seconds = median(awake[:3]), median(awake[-len(awake) // 3 :])
-        bound = first_launch_seconds + (settled_launch_seconds - first_launch_seconds) / 4
-        is_slower = [end > self.wake_seconds and each > bound for end, each in zip(ends, seconds, strict=True)]
-        begins = (end for end, now, then in zip([0.0, *ends], is_slower, is_slower[1:], strict=False) if now and then)
-        smooth = (median(seconds[max(0, index - 4) : index + 5]) for index in range(len(seconds)))
-        last = max(
+        min_slower_seconds = first_launch_seconds + (settled_launch_seconds - first_launch_seconds) / 4
+        is_slower = [
+            end > self.wake_seconds and seconds > min_slower_seconds
+            for end, seconds in zip(ends, launch_seconds, strict=True)
+        ]
+        slower_starts = (
+            start
+            for start, is_this_slower, is_next_slower in zip([0.0, *ends], is_slower, is_slower[1:], strict=False)
+            if is_this_slower and is_next_slower
+        )
+        smoothed_seconds = (
+            median(launch_seconds[max(0, index - 4) : index + 5]) for index in range(len(launch_seconds))
+        )
+        last_unsettled_end = max(
             (
                 end
-                for end, each in zip(ends, smooth, strict=True)
-                if abs(each / settled_launch_seconds - 1) > _MAX_SETTLED_DEVIATION
+                for end, seconds in zip(ends, smoothed_seconds, strict=True)
+                if abs(seconds / settled_launch_seconds - 1) > _MAX_SETTLED_DEVIATION
             ),
             default=0.0,
         )
         return LoadReaction(
-            seconds_until_slower=next(begins, None)
+            seconds_until_slower=next(slower_starts, None)
             if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds
             else None,
             slowdown_share=settled_launch_seconds / first_launch_seconds - 1,
-            settling_seconds=last if last < 0.8 * ends[-1] else _find_oscillation_start(ends, seconds, self.backend),
+            settling_seconds=last_unsettled_end
+            if last_unsettled_end < 0.8 * ends[-1]
+            else _find_oscillation_start(ends, launch_seconds, self.backend),
             first_launch_seconds=first_launch_seconds,
         )
 

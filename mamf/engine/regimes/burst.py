@@ -89,10 +89,10 @@ class BurstRegime(Regime):
     @classmethod
     def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launch_seconds_of_rows: Sequence[float]) -> float:
         traits, max_seconds = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
-        of_rows = (
+        row_seconds = (
             min(cls.usual_row_launches * launch, max(3 * launch, max_seconds)) for launch in launch_seconds_of_rows
         )
-        return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
+        return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(row_seconds)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
         return self.backend.burst_traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)

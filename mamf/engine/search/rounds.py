@@ -284,7 +284,7 @@ class ConfirmationRounds:
                 )
             if not self._has_next_step(phase, number + 1, is_required=number < phase.min_rounds):
                 break
-            remaining = [each for each in remaining if each not in unmeasured]
+            remaining = [candidate for candidate in remaining if candidate not in unmeasured]
             remaining = drop_beaten_candidates(
                 rows, remaining, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
             )
@@ -292,7 +292,7 @@ class ConfirmationRounds:
                 rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
                 remaining = self._select_affordable_candidates(rows, remaining, seconds_per_measurement, rounds)
             failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-            remaining = [each for each in dict.fromkeys((*confirmed, *remaining)) if each not in failed]
+            remaining = [candidate for candidate in dict.fromkeys((*confirmed, *remaining)) if candidate not in failed]
             if len(remaining) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
                 break
         return drop_beaten_candidates(rows, remaining, self.max_share_behind)

@@ -24,7 +24,7 @@ from mamf.report.document import (
 from mamf.text import Markup, escape_invisible_characters, escape_markdown_line, wrap_line
 
 
-def format_terminal(document: Document, width: int | None = None) -> str:
+def format_for_terminal(document: Document, width: int | None = None) -> str:
     """Return a document as aligned text for a terminal. A line below the last table names the columns that are hidden
     because they do not fit ``width``.
     """
@@ -166,7 +166,7 @@ def _format_markdown_list(texts: Iterable[str]) -> str:
 
 #: Functions that return a document as text, by the value of ``--format``.
 FORMATTERS: Mapping[str, Callable[[Document, int | None], str]] = {
-    "table": format_terminal,
+    "table": format_for_terminal,
     "csv": format_main_csv,
     "json": format_json,
     "markdown": format_markdown,

@@ -200,7 +200,9 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     if not is_m:
         first, last = (math.log10(x_by_shape[text]) for text in (by_x[0], by_x[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
-        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks))
+        axis = Axis(
+            "FLOP", is_logarithmic=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks)
+        )
     title = "mamf-finder and mamf"
     if len(runs) == 1 and not is_m:
         headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}

@@ -45,7 +45,7 @@ from mamf.report.document import (
 
 #: Names of the ceilings of matmuls, by regime: maximum achievable and maximum sustained matmul FLOPS. Titles end with
 #: them.
-HEADLINE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+CEILING_TITLE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def make_problem_title(regime: str, problem: Any) -> str:
@@ -62,7 +62,7 @@ def make_problem_title_in_words(regime: str, problem: Any) -> str:
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
     """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
-    name = HEADLINE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
+    name = CEILING_TITLE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
     return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 

@@ -75,7 +75,8 @@ from mamf.report.studies import compute_kept_rate_ranges
 
 #: Maximum number of headline figures on a page, and of rows in a table.
 _MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
-#: Maximum number of tables, and of panels of pictures, in a section that is open. Sections with more open on a click.
+#: Maximum number of tables, and of panels of pictures, in a section that is open. A section with more of them is closed
+#: until the reader clicks on it.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
 #: The operand data of headline figures: random numbers. Rows on other data show how much data change the rate.
 NORMAL_DATA = "normal"

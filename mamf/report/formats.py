@@ -124,7 +124,7 @@ def format_json(document: Document, width: int | None = None) -> str:
 
 def format_html(document: Document, width: int | None = None) -> str:
     """Return a document as a self-contained HTML page in which every text is escaped."""
-    # Import this only here, because every command that prints a report imports the module mamf.report.formats.
+    # Import the code of pages only here, so that commands that print other formats do not load it.
     from mamf.report.page import Page, Section, render_page
 
     return render_page(Page(document.title, sections=[Section("", document.visible_blocks)]))

@@ -184,7 +184,7 @@ def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
     keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
-    # find_rate returns None if the device has only a ceiling with another output dtype.
+    # Skip a dtype whose only ceiling has another output dtype, for which find_rate returns None.
     ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
     # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):

@@ -73,7 +73,7 @@ class WaterfallStep:
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % repeat interval of a measured step in TFLOPS, None for a computed or failed step."""
+        """The 95 % repeat interval of a measured step in TFLOPS; None for a computed or failed step."""
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 

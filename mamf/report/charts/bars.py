@@ -27,7 +27,9 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Height of a panel in an image file; height of a panel, and its width for each bar, on a web page; panels side by side.
 _FILE_PANEL_HEIGHT_INCHES, _PAGE_PANEL_HEIGHT_INCHES, _PAGE_INCHES_PER_BAR, _MAX_PANELS_ACROSS = 5.2, 4.4, 1.28, 4
+# Height of the vertical axis, as a multiple of the height of the highest bar.
 _AXIS_HEIGHT_FACTOR = 1.12
 # Smallest height of a part, as a share of the highest bar, for which its value fits into the part.
 _MIN_LABELED_PART_SHARE = 0.045

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
 #: Places of a label relative to its marker, the preferred place first: the distance to the right and up in 1/72 inch,
-#: and whether the text ends there instead of beginning there.
+#: and whether the text ends at this place instead of beginning at it.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
 #: Approximate shares of the picture's width and height that the axes take, and the width of a letter in font sizes.
 _AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH_FONT_SIZES = 0.94, 0.72, 0.6
@@ -167,7 +167,8 @@ def _choose_label_places(
     """Choose for the label of each marker the first of ``_LABEL_PLACES`` where it covers the fewest markers and
     earlier labels.
 
-    ``centers``: the positions of the markers, in units of 1/72 inch. ``label_widths``: in the same unit.
+    ``centers``: the positions of the markers. ``label_widths``: the widths of the labels. Both are in units of
+    1/72 inch.
     """
     from matplotlib.transforms import Bbox
 

@@ -27,6 +27,7 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Margin at each end of a horizontal axis, as a share of the range of the positions.
 _AXIS_MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
 # Prefixes of units, by the power of 1000 or 1024.
@@ -106,7 +107,7 @@ class Chart(Picture):
     - ``grid``: rows of panels, with None in place of a panel without measurements.
     - ``is_connected``: whether lines join the points.
     - ``has_intervals``: whether a vertical line shows the interval of each point.
-    - ``palette_names``: all names in the pictures of the run, so that each name has the same color in all of them.
+    - ``palette_names``: the names in all pictures of the run, so that each name has the same color in every picture.
     - ``has_own_scales``: whether each panel has its own vertical scale.
     """
 
@@ -174,8 +175,8 @@ def make_labeled_ticks(
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
-    """Return ticks at the multiples of a power of two. It is the smallest power of two with at most ten steps in the
-    range of sizes.
+    """Return ticks at the multiples of a power of two: the smallest one that divides the range of sizes into at most
+    ten steps.
     """
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:

@@ -33,9 +33,9 @@ _MAX_LISTED_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``, with the rate that ranks the row, multiplied by ``factor``. The
-    point has an interval only if the interval of the row is that of this rate. If several devices made the run, the
-    rate is scaled to the first device.
+    """Return the point of a row at position ``x``. Its value is the rate by which the row is ranked, multiplied by
+    ``factor``. The point has an interval only if the row has one for this rate, not for another statistic. If several
+    devices shared the run, the rate is scaled to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -308,7 +308,7 @@ def make_model_chart(
         )
     notes = list(_describe_share_ceilings(steps, known_ceilings))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    # A part has height 0 if its phase took no longer than the shorter phase that the phase contains.
+    # A part has height 0 if its phase was measured as no slower than the shorter phase inside it.
     if faster := [
         f"{titles[key]}, {format_with_binary_prefix(context)}"
         for key, by_context in steps.items()

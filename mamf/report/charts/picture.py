@@ -46,7 +46,7 @@ _MAX_LEGEND_COLUMNS = 8
 LegendEntries = list[tuple[str, dict[str, Any]]]
 #: Tooltips that web pages show, by the matplotlib object of the bar or line. A line has one tooltip for each point.
 TOOLTIPS_BY_ARTIST: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
-#: Settings with which matplotlib draws dollar signs in names as they are. Otherwise they would begin a formula.
+#: Settings with which matplotlib draws dollar signs in names as they are. By default a dollar sign begins a formula.
 PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
 
 

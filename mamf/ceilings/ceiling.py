@@ -447,6 +447,6 @@ def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtyp
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 
-def mark_as_from_option(ceiling: Ceiling) -> Ceiling:
+def mark_source_as_option(ceiling: Ceiling) -> Ceiling:
     """Return a copy of a ceiling whose source says that it comes from a log which the user named with ``--ceiling``."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

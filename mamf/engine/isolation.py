@@ -34,7 +34,7 @@ class IsolatedChecker:
     _checking_process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
-    def confirm_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
+    def confirm_row_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
         """Let a fresh process check the row's kernel on the row's shape, unless the process has already checked the
         same kernel, problem and shape. Return the row.
 

@@ -38,7 +38,7 @@ class ClockPolicy:
 
     clock_mode: str = NO_CLOCK
     is_per_shape: bool = False
-    _best_rate_by_key: dict[Hashable, float] = field(default_factory=dict, init=False)
+    _best_rate_by_group: dict[Hashable, float] = field(default_factory=dict, init=False)
 
     @classmethod
     def make_from_plan(cls, plan: Plan) -> ClockPolicy:
@@ -57,12 +57,12 @@ class ClockPolicy:
         # In the confirming phase of a search, any candidate may get the highest median, so measure the clock of each.
         of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         key = (regime, problem, *of_shape)
-        best_rate = self._best_rate_by_key.get(key, 0.0)
-        self._best_rate_by_key[key] = max(rate, best_rate)
+        best_rate = self._best_rate_by_group.get(key, 0.0)
+        self._best_rate_by_group[key] = max(rate, best_rate)
         return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
-_ESTIMATE_LAUNCH_COUNT = 3
+_LAUNCHES_PER_TIME_ESTIMATE = 3
 
 
 def measure_row(
@@ -142,7 +142,7 @@ class _RowMeasurement:
             launch_seconds = checked.warm_up_and_verify(backend)
             if kernel.must_fit_in_burst and self.regime.explain_why_too_long(launch_seconds):
                 # Time more launches: the first one may have compiled, and the compiler may still use the host.
-                launch_seconds = min(checked.time_launch(0, backend) for _ in range(_ESTIMATE_LAUNCH_COUNT))
+                launch_seconds = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_PER_TIME_ESTIMATE))
                 if reason := self.regime.explain_why_too_long(launch_seconds):
                     return self.make_row("unsupported", reason)
             if kernel.reports_reserved:
@@ -249,7 +249,7 @@ def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any,
     return get_operation(problem.operation).find_max_possible_rate(info, problem, shape) if kernel.is_exact else None
 
 
-def is_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
+def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
     run must measure the row again. In the regime sustained, the launches of such a row took less than the time of a
     measurement; in other regimes, the row has too few samples. If only the verification ended after ``deadline``,

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from mamf.backend import Backend, OperandPool
 from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
 from mamf.engine.isolation import get_isolated_checker
-from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_cut_short, measure_row
+from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_row_cut_short, measure_row
 from mamf.engine.regimes import Regime, StoppingRule
 from mamf.errors import (
     CRASH_REASON,
@@ -38,7 +38,7 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import convert_plugin_errors
 
-_MAX_CRASHES_OF_KERNEL = 3
+_MAX_CRASHES_PER_KERNEL = 3
 #: The name by which the user requested a kernel, and the kernel.
 NamedKernel = tuple[str, AnyKernel]
 
@@ -63,7 +63,7 @@ class CrashRecord:
         reason_of_step = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
         crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in of_kernel)
         return reason_of_step or (
-            f"{REPEATED_CRASH_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_OF_KERNEL else ""
+            f"{REPEATED_CRASH_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_PER_KERNEL else ""
         )
 
 
@@ -107,7 +107,7 @@ class Runner:
 
     - ``budget_seconds``: the time limit of the run. It cuts every measurement short except the first one that is not of
       a reference (a row that only serves for comparison).
-    - ``interrupted_rows``: the rows of an interrupted run, in order. They answer the first steps, so that these steps
+    - ``replayed_rows``: the rows of an interrupted run, in order. They answer the first steps, so that these steps
       are not measured again.
     - ``report_phase``: called before each phase with a description of the phase.
     - ``clock_policy``: decides for which rows the true clock is measured.
@@ -115,7 +115,7 @@ class Runner:
 
     backend: Backend
     budget_seconds: float | None = None
-    interrupted_rows: Collection[Measurement] = ()
+    replayed_rows: Collection[Measurement] = ()
     report_phase: Callable[[str], None] = lambda text: None
     clock_policy: ClockPolicy = field(default_factory=ClockPolicy)
     #: The number of steps that were skipped because the budget ended.
@@ -124,7 +124,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.start_time = self.now()
         self.deadline = None if self.budget_seconds is None else self.start_time + self.budget_seconds
-        self._unused_rows = deque(self.interrupted_rows)
+        self._unused_rows = deque(self.replayed_rows)
         self._operand_pools: dict[object, OperandPool] = {}
         self._has_measured_row = self._has_tried_step = False
 
@@ -282,12 +282,12 @@ class Runner:
                 limit,
                 should_measure_clock,
             )
-            row = get_isolated_checker(self.backend).confirm_in_fresh_process(row, kernel, self.backend)
+            row = get_isolated_checker(self.backend).confirm_row_in_fresh_process(row, kernel, self.backend)
         finally:
             crashes.set_pending_row(None)
         if row.status == "failed":
             self._require_answering_device(replace(failed, reason=f"{LOST_DEVICE_REASON} ({row.reason})"))
-        if is_cut_short(row, step.regime, deadline, self.now()):
+        if is_row_cut_short(row, step.regime, deadline, self.now()):
             self.skipped_count += 1
             return None
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
@@ -331,10 +331,10 @@ class RunSetup:
         """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. A step has
         the name by which the user requested its kernel.
         """
-        return self.plan.list_steps(self.answered_rows)
+        return self.plan.list_steps(self.row_by_step)
 
     @property
-    def answered_rows(self) -> dict[StepKey, Measurement]:
+    def row_by_step(self) -> dict[StepKey, Measurement]:
         """The rows that answer steps of the plan, by step (regime, problem, shape and kernel)."""
         requested = {kernel.name: name for name, kernel in self.kernels}
         row_by_step = {}

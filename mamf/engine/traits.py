@@ -268,13 +268,13 @@ class _TraitProbe:
         several times and use the shortest wake-up, because noise only makes a wake-up longer.
         """
         seconds_and_ratios = [
-            min(self._measure_wake_up_after(rest) for _ in range(_WAKE_UP_ROUND_COUNT))
+            min(self._measure_wake_up_after_rest(rest) for _ in range(_WAKE_UP_ROUND_COUNT))
             for rest in _WAKE_UP_REST_SECONDS
         ]
         self.wake_seconds = max(seconds for seconds, _times in seconds_and_ratios)
         return WakeUp(max(times for _seconds, times in seconds_and_ratios), self.wake_seconds)
 
-    def _measure_wake_up_after(self, rest_seconds: float) -> tuple[float, float]:
+    def _measure_wake_up_after_rest(self, rest_seconds: float) -> tuple[float, float]:
         self.backend.synchronize()
         self.backend.sleep(rest_seconds)
         launch_seconds = self._run_train(_WAKE_UP_TRAIN_SECONDS)

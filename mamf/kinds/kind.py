@@ -82,7 +82,7 @@ class RunKind:
         """
         return len(setup.remaining_steps)
 
-    def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
+    def is_run_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that were not
         measured because the budget ended.
         """
@@ -182,11 +182,11 @@ class FindKind(RunKind):
         plan, confirmed = setup.plan, setup.confirmed_ceilings
         if explain_missing_ceiling(setup.rows):
             return 0
-        failed = {step for step, row in setup.answered_rows.items() if not row.ok}
+        failed = {step for step, row in setup.row_by_step.items() if not row.ok}
         supported_problems = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
         return sum(key not in confirmed for key in itertools.product(supported_problems, plan.regimes))
 
-    def is_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
+    def is_run_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
         return bool(skipped_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
 
     def format_command(self, plan: Plan) -> str:

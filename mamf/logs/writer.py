@@ -122,9 +122,8 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
             ) from None
-        if (
-            change
-        ):  # Warn only after the write: a filter may turn the warning into an error, which must not lose the row.
+        # Warn only after the write: a filter may turn the warning into an error, which must not lose the row.
+        if change:
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
     def _is_changed(self) -> bool:

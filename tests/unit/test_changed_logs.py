@@ -144,7 +144,7 @@ def test_a_log_that_cannot_be_written_again_ends_the_run_and_is_not_named(sweep,
     monkeypatch.setattr("tempfile.tempdir", str(run.folder / "logs"))
     before(1, lambda: (shutil.rmtree("logs"), Path("logs").write_text("mine")))
     code, out, err = sweep(*SHAPES, "--output", str(LOG))
-    assert (code, "log: " in out, "was changed by another program; cannot write" in err) == (1, False, True)
+    assert (code, "log: " in out, "was changed by another program; cannot create folder" in err) == (1, False, True)
 
 
 def test_a_working_directory_that_changes_is_no_change_of_the_log(tmp_path, monkeypatch):

@@ -182,7 +182,7 @@ class _AttentionSession(Session):
             self.ceilings,
             [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.given_ceilings_to_log.values()],
             searches,
-            choose_references=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
+            choose_reference_kernels=lambda ceilings: self._open_ceiling_kernels(ceilings, lambda warning: None),
             on_failure=self.record_failure,
         )
 

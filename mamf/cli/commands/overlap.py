@@ -192,7 +192,7 @@ class OverlapSession(Session):
         from mamf.node.group import find_rank_place
 
         strategy: Any = super().make_strategy(setup)
-        return _RankStrategy(strategy, find_rank_place(os.environ), [row.step for row in setup.answered_rows.values()])
+        return _RankStrategy(strategy, find_rank_place(os.environ), [row.step for row in setup.row_by_step.values()])
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.studies import make_overlap_document

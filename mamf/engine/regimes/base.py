@@ -40,10 +40,10 @@ _ROUNDS_PER_CLOCK_CHECK = 20
 #: take less.
 _USUAL_ROW_SECONDS = 1.0
 #: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
-_FLUSH_COUNT_AHEAD = 16
+_FLUSHES_AHEAD_OF_MARKS = 16
 #: mamf measures the time between a mark and an idle mark with several pairs of marks. These are the numbers of cache
 #: flushes that it queues ahead of each pair. A slow host needs the largest number.
-_FLUSH_COUNTS_AHEAD_OF_PAIRS = (2, _FLUSH_COUNT_AHEAD, _FLUSH_COUNT_AHEAD, _FLUSH_COUNT_AHEAD, 128)
+_FLUSHES_AHEAD_OF_MARK_PAIRS = (2, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, 128)
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class StoppingRule:
     def should_stop(
         self,
         samples: Sequence[float],
-        elapsed: float,
+        elapsed_seconds: float,
         now: float,
         is_representative: bool = True,
         statistic: str = "median",
     ) -> bool:
-        """Return whether to stop taking samples, after ``elapsed`` seconds and at backend time ``now``.
+        """Return whether to stop taking samples, after ``elapsed_seconds`` and at backend time ``now``.
 
         ``is_representative``: False if the samples are too few to judge their scatter, so that the measurement must not
         stop because of its precision. ``statistic``: what must be precise, ``mean`` or ``median``.
@@ -84,7 +84,7 @@ class StoppingRule:
             return True
         if len(samples) < self.min_samples:
             return False
-        is_late = self.max_seconds is not None and elapsed >= self.max_seconds
+        is_late = self.max_seconds is not None and elapsed_seconds >= self.max_seconds
         if is_late or len(samples) >= self.max_samples:
             return True
         interval = compute_interval(samples, statistic)
@@ -155,11 +155,11 @@ class Regime(ABC):
         return plan.seconds or cls.default_row_seconds or _USUAL_ROW_SECONDS
 
     @classmethod
-    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launch_seconds_of_rows: Sequence[float]) -> float:
         """Estimate the seconds that the rows of a plan take, without the time to prepare and verify their kernels.
-        ``launches``: the seconds of one launch, for each row.
+        ``launch_seconds_of_rows``: for each row, the seconds of one launch.
         """
-        return cls.warmup_seconds + len(launches) * cls.compute_max_row_seconds(backend, plan)
+        return cls.warmup_seconds + len(launch_seconds_of_rows) * cls.compute_max_row_seconds(backend, plan)
 
     @classmethod
     def count_operand_sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
@@ -183,23 +183,23 @@ class Regime(ABC):
         """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
-    def explain_why_too_long(self, seconds: float) -> str | None:
-        """Return why a launch that takes ``seconds`` is too long for this regime; None if it is not."""
+    def explain_why_too_long(self, launch_seconds: float) -> str | None:
+        """Return why a launch that takes ``launch_seconds`` is too long for this regime; None if it is not."""
         return None
 
-    def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
-        """Queue launches that keep the device loaded until the host has prepared the next kernel, if the regime needs
-        that.
+    def keep_device_loaded(self, launches: Sequence[Launch], launch_seconds: float) -> None:
+        """Queue launches that keep the device loaded until the host has prepared the next kernel. Do nothing in
+        regimes that do not need a loaded device.
 
-        The caller must call this after each measurement, with its ``launches`` and the ``seconds`` of each launch. The
-        kernel's settings must still apply, because this method repeats the launches.
+        The caller must call this after each measurement, with the ``launches`` of the measurement and the seconds that
+        each of them takes. The kernel's settings must still apply, because this method repeats the launches.
         """
 
-    def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
+    def make_confirmation_regime(self, chosen_conditions: Conditions, max_visit_seconds: float) -> Regime:
         """Return the regime whose measurements confirm a ceiling (the highest rate of a device).
 
         ``chosen_conditions``: the clock and other conditions when the candidate for the ceiling was chosen.
-        ``seconds``: the time available for each measurement.
+        ``max_visit_seconds``: the time available for each measurement.
         """
         return self
 
@@ -215,9 +215,9 @@ class Regime(ABC):
         self.last_visit_seconds = self.backend.now() - start_time
         return samples
 
-    def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
-        """Measure the mean clock of the compute units in hertz, with additional launches, each of about ``seconds``.
-        Return None if this regime or device cannot measure it.
+    def measure_true_clock(self, checked: CheckedKernel, launch_seconds: float) -> float | None:
+        """Measure the mean clock of the compute units in hertz, with additional launches that take about
+        ``launch_seconds`` each. Return None if this regime or device cannot measure it.
         """
         return None
 
@@ -234,27 +234,28 @@ class Regime(ABC):
         """
         return self.backend.record_idle_mark(after) if self.backend.has_idle_marks else None
 
-    def queue_marks_behind_flushes(self, flushes: int = _FLUSH_COUNT_AHEAD) -> tuple[object, object]:
+    def queue_marks_behind_flushes(self, flush_count: int = _FLUSHES_AHEAD_OF_MARKS) -> tuple[object, object]:
         """Queue a number of cache flushes, then a mark and an idle mark (which waits for all queues of the device), and
         return both. The idle mark is None on a device without idle marks. The flushes keep the device busy until the
         host has queued both marks.
         """
-        for _ in range(flushes):
+        for _ in range(flush_count):
             self.backend.flush_cache()
         mark = self.backend.record_mark()
         return mark, self.queue_idle_mark(mark)
 
     def wait_and_record_gap(self, checked: CheckedKernel, end: object, idle_mark: object) -> None:
-        """Wait for the device. Then store the gap from ``end``, the mark after the last launch, to ``idle``, a later
-        mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if ``idle`` is None.
+        """Wait for the device. Then store the gap from ``end``, the mark after the last launch, to ``idle_mark``, a
+        later mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if
+        ``idle_mark`` is None.
         """
         self.backend.synchronize()
         if idle_mark is not None:
             checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end, idle_mark))
 
-    def require_no_unseen_work(self, checked: CheckedKernel, seconds: float) -> None:
-        """Raise WrongResultError if the device was still working after the end marks of launches that took ``seconds``
-        each. In that case the kernel works in a queue that its end mark does not wait for.
+    def require_no_unseen_work(self, checked: CheckedKernel, launch_seconds: float) -> None:
+        """Raise WrongResultError if the device was still working after the end marks of launches that took
+        ``launch_seconds`` each. In that case the kernel works in a queue that its end mark does not wait for.
 
         mamf compares gaps: the time from an end mark to a mark that waits for all queues. It uses the median gap,
         because another process may delay a few marks. The gap also becomes longer if the process creates new streams
@@ -263,15 +264,15 @@ class Regime(ABC):
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gaps or [0.0]),
-            max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * seconds),
+            max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * launch_seconds),
         )
         # Return if the gap is as short as usual, or if there is no gap: the device has no idle marks, or it always
         # reached the end mark before the host had queued the idle mark.
         if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
-        flushes = [_FLUSH_COUNT_AHEAD] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
-        pairs = [list(self._measure_mark_gaps(flushes)) for _ in range(_GAP_MEDIAN_COUNT)]
-        medians = [statistics.median(seconds for seconds, _ in each) for each in pairs if each]
+        flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
+        pairs = [list(self._measure_mark_gaps(flush_counts)) for _ in range(_GAP_MEDIAN_COUNT)]
+        medians = [statistics.median(seconds for seconds, _ in group) for group in pairs if group]
         unseen = gap - min(max(medians, default=usual), usual + _MAX_GAP_INCREASE_SECONDS)
         if unseen > allowed:
             reason = (
@@ -280,14 +281,14 @@ class Regime(ABC):
             )
             raise WrongResultError(Verdict(math.inf, 0.0, reason=reason))
 
-    def _measure_mark_gaps(self, flushes: Iterable[int]) -> Iterator[tuple[float, float]]:
-        """For each number in ``flushes``, queue that many cache flushes, then a mark and an idle mark, but no launch.
+    def _measure_mark_gaps(self, flush_counts: Iterable[int]) -> Iterator[tuple[float, float]]:
+        """For each of ``flush_counts``, queue that many cache flushes, then a mark and an idle mark, but no launch.
         Yield the device seconds from mark to idle mark and the host seconds to queue both marks. Yield nothing if the
         device was idle before the host had queued both marks.
         """
-        for count in flushes:
+        for flush_count in flush_counts:
             start_time = self.backend.now()
-            mark, idle_mark = self.queue_marks_behind_flushes(count)
+            mark, idle_mark = self.queue_marks_behind_flushes(flush_count)
             queueing = self.backend.now() - start_time
             self.backend.synchronize()
             if idle_mark is not None:
@@ -298,17 +299,18 @@ class Regime(ABC):
         """The device seconds from a mark to a mark that waits for all queues, on an otherwise idle device (the minimum
         of several pairs); and the host seconds to queue such a pair.
         """
-        pairs = list(self._measure_mark_gaps(_FLUSH_COUNTS_AHEAD_OF_PAIRS)) or [(0.0, 0.0)]
+        pairs = list(self._measure_mark_gaps(_FLUSHES_AHEAD_OF_MARK_PAIRS)) or [(0.0, 0.0)]
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
-    def require_advancing_clock(self, rounds: int) -> None:
+    def require_advancing_clock(self, finished_rounds: int) -> None:
         """Raise PluginError if the backend's clock has not advanced during many rounds of a loop that ends by time,
-        because the loop would never end. Call this in each round. ``rounds``: the number of rounds before it.
+        because the loop would never end. Call this in each round. ``finished_rounds``: the number of
+        rounds before the current one.
         """
-        if rounds % _ROUNDS_PER_CLOCK_CHECK:
+        if finished_rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
         before, self._last_clock = self._last_clock, self.backend.now()
-        if rounds and before == self._last_clock:
+        if finished_rounds and before == self._last_clock:
             raise PluginError(
                 f"backend {self.backend.name} is broken: its clock did not advance during "
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
@@ -321,11 +323,11 @@ class Regime(ABC):
 
 #: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this
 #: many times as long as the other launches, the other launches skip work.
-_MAX_CHECKED_RATIO = 2.0
+_MAX_CHECKED_SLOWDOWN_RATIO = 2.0
 #: mamf needs at least this many checked launches to judge, because fewer may all be slow by chance.
 _MIN_CHECKED_LAUNCHES = 4
-#: A device may still work after the end mark of a launch, for these seconds and this share of the launch's time. If it
-#: works longer than both, the kernel works in a queue that is not timed.
+#: A device may still work after the end mark of a launch, for these seconds or this share of the launch's time,
+#: whichever is longer. If the device works for longer, the kernel works in a queue that is not timed.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
@@ -356,7 +358,7 @@ def require_no_skipped_work(checked_seconds: Sequence[float], unchecked_seconds:
     if len(checked_seconds) < _MIN_CHECKED_LAUNCHES or not unchecked_seconds:
         return
     ratio = min(checked_seconds) / max(statistics.median(unchecked_seconds), 1e-9)
-    if ratio > _MAX_CHECKED_RATIO:
+    if ratio > _MAX_CHECKED_SLOWDOWN_RATIO:
         reason = (
             f"launches take {ratio:.3g} times as long if their operands have changed: the kernel "
             "skips work if they have not"

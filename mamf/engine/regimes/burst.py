@@ -46,7 +46,7 @@ class BurstRegime(Regime):
     #: median needs at least ``min_trains_of_short_launches`` trains.
     max_short_launch_seconds: ClassVar[float] = 0.00025
     min_trains_of_short_launches: ClassVar[int] = 10
-    #: The number of cache flushes by which mamf measures how long a flush takes.
+    #: The number of cache flushes that mamf times to learn how long one flush takes.
     timed_flush_count: ClassVar[int] = 10
     #: The maximum device seconds of cache flushes that are queued ahead of a train.
     max_lead_seconds: ClassVar[float] = 0.004
@@ -87,9 +87,11 @@ class BurstRegime(Regime):
         return cls(backend, plan.flush)
 
     @classmethod
-    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launch_seconds_of_rows: Sequence[float]) -> float:
         traits, max_seconds = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
-        of_rows = (min(cls.usual_row_launches * launch, max(3 * launch, max_seconds)) for launch in launches)
+        of_rows = (
+            min(cls.usual_row_launches * launch, max(3 * launch, max_seconds)) for launch in launch_seconds_of_rows
+        )
         return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
@@ -99,10 +101,10 @@ class BurstRegime(Regime):
     def row_remark(self) -> str:
         return self.backend.burst_traits.remark
 
-    def explain_why_too_long(self, seconds: float) -> str | None:
+    def explain_why_too_long(self, launch_seconds: float) -> str | None:
         max_seconds = self.backend.burst_traits.train_seconds
-        durations = f"a launch takes {seconds * 1e3:.3g} ms, longer than a burst of {max_seconds * 1e3:.3g} ms"
-        return f"{durations}: measure it in the sustained regime" if seconds > max_seconds else None
+        durations = f"a launch takes {launch_seconds * 1e3:.3g} ms, longer than a burst of {max_seconds * 1e3:.3g} ms"
+        return f"{durations}: measure it in the sustained regime" if launch_seconds > max_seconds else None
 
     def prepare_device(self) -> None:
         # Begin with the longest rest, because earlier work may have left the device throttled.
@@ -157,15 +159,15 @@ class BurstRegime(Regime):
             lag_seconds = max(0.0, self._queueing_seconds - seconds_per_launch)
             self._rest_until_recovered()
 
-    def measure_true_clock(self, checked: CheckedKernel, seconds: float) -> float | None:
-        """Measure the mean clock of the compute units in hertz, during additional launches of about ``seconds`` each;
-        return None if this device cannot measure it. These launches give no samples, because reading the clock counter
-        makes launches of 0.2 ms 0.5 % slower.
+    def measure_true_clock(self, checked: CheckedKernel, launch_seconds: float) -> float | None:
+        """Measure the mean clock of the compute units in hertz, during additional launches that take about
+        ``launch_seconds`` each; return None if this device cannot measure it. These launches give no samples, because
+        reading the clock counter makes launches of 0.2 ms 0.5 % slower.
         """
         stamps = self.backend.clock_stamps
-        if isinstance(stamps, Unavailable) or seconds < self.min_clocked_launch_seconds:
+        if isinstance(stamps, Unavailable) or launch_seconds < self.min_clocked_launch_seconds:
             return None
-        train_size = self._compute_train_size(seconds + self._flush_seconds, self.max_train_launches)
+        train_size = self._compute_train_size(launch_seconds + self._flush_seconds, self.max_train_launches)
         clock_hz_of_launches: list[float] = []
         for _ in range(self.stamped_train_count):
             self._rest_until_recovered()
@@ -320,7 +322,7 @@ class BurstRegime(Regime):
         # Cache flushes draw less than the power limit, so the rest depends only on the time of the launches.
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
-        checked.verify_last_outputs()  # The device rests meanwhile.
+        checked.verify_last_outputs()  # The device rests during this verification.
         return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
 
     def _flush_and_queue_launch(self, launch: Launch) -> tuple[object, object]:

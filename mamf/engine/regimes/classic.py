@@ -43,9 +43,9 @@ class ClassicRegime(Regime):
         return cls(backend, options.warmup_launches, options.timed_launches)
 
     @classmethod
-    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launch_seconds_of_rows: Sequence[float]) -> float:
         regime = cls.make_from_plan(backend, plan)
-        return cls.warmup_seconds + sum(launches) * (regime.warmup_launches + regime.timed_launches)
+        return cls.warmup_seconds + sum(launch_seconds_of_rows) * (regime.warmup_launches + regime.timed_launches)
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         start_time, loops = self.backend.now(), 0
@@ -53,12 +53,12 @@ class ClassicRegime(Regime):
             self.backend.now()
         ):
             self.require_advancing_clock(loops)
-            self._run_loop(checked, rule)
+            self._run_classic_loop(checked, rule)
             loops += 1
         self._warmup_seconds_left = 0.0
-        return self._run_loop(checked, rule)
+        return self._run_classic_loop(checked, rule)
 
-    def _run_loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
+    def _run_classic_loop(self, checked: CheckedKernel, rule: StoppingRule) -> Samples:
         backend, start_time = self.backend, self.backend.now()
         launch_marks: list[tuple[object, object]] = []
         samples = Samples()

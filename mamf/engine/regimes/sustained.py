@@ -48,14 +48,14 @@ class LaunchBlock(NamedTuple):
     - ``seconds_per_launch``: the mean seconds of a launch. ``launch_count``: the number of launches.
     - ``reading``: what the sensors reported while the device was busy; None if the device has no sensors.
     - ``tick``: a change of the energy counter; None if the caller did not ask for one, or the counter did not change.
-    - ``was_queued_in_visit``: True if the block was queued after the visit's measured part began.
+    - ``was_queued_in_measured_part``: True if the block was queued after the visit's measured part began.
     """
 
     seconds_per_launch: float
     launch_count: int
     reading: Reading | None
     tick: EnergyTick | None
-    was_queued_in_visit: bool
+    was_queued_in_measured_part: bool
 
 
 class SustainedRegime(Regime):
@@ -75,7 +75,7 @@ class SustainedRegime(Regime):
     rotates_operands = True
     default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # A row takes one visit. The short visits to the ceiling's matmul before and after it take additional time.
+    # A row takes one visit. The short measurements of the ceiling's matmul before and after the row take time as well.
     default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
@@ -86,7 +86,7 @@ class SustainedRegime(Regime):
     max_settling_seconds: ClassVar[float] = 20.0
     #: The maximum number of launches that ``keep_device_loaded`` queues, because a vendor's queue has room for about a
     #: thousand.
-    max_keep_loaded_launches: ClassVar[int] = 500
+    max_launches_to_keep_loaded: ClassVar[int] = 500
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class SustainedRegime(Regime):
         return backend.sustained_traits.settle_seconds + cls.min_visit_seconds
 
     @classmethod
-    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launches: Sequence[float]) -> float:
+    def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launch_seconds_of_rows: Sequence[float]) -> float:
         visit = cls.compute_max_row_seconds(backend, plan)
-        return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launches)
+        return backend.sustained_traits.soak_seconds + sum(max(visit, 4 * launch) for launch in launch_seconds_of_rows)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
@@ -145,24 +145,24 @@ class SustainedRegime(Regime):
             return 0.0
         return self._compute_reset_visit_seconds(self.backend, self.reset_settling_seconds + self.visit_seconds)
 
-    def keep_device_loaded(self, launches: Sequence[Launch], seconds: float) -> None:
-        """Queue launches, each of ``seconds``, that keep the device loaded while the host prepares the next kernel.
+    def keep_device_loaded(self, launches: Sequence[Launch], launch_seconds: float) -> None:
+        """Queue launches, of ``launch_seconds`` each, that keep the device loaded while the host prepares a kernel.
 
         If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
         during these seconds are up to 1 % off (docs/measuring.md).
         """
         if self.reset_settling_seconds is not None or self.backend.timer == "host clock":
             return
-        count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.max_keep_loaded_launches, count)):
+        count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(launch_seconds, 1e-9))
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_launches_to_keep_loaded, count)):
             launch()
             self.backend.submit()
 
-    def make_confirmation_regime(self, chosen_conditions: Conditions, seconds: float) -> Regime:
+    def make_confirmation_regime(self, chosen_conditions: Conditions, max_visit_seconds: float) -> Regime:
         """Return the regime whose visits confirm a ceiling. If the device was throttled when the candidate was chosen
         (``chosen_conditions``), or does not report its clock, return a regime that rests before each visit. Each of its
-        visits spans as many whole oscillation periods of the power controller as fit into ``seconds``. Otherwise return
-        this regime.
+        visits spans as many whole oscillation periods of the power controller as fit into ``max_visit_seconds``.
+        Otherwise return this regime.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
         is_held_back = (
@@ -174,7 +174,7 @@ class SustainedRegime(Regime):
             return self
         period = traits.swing_seconds
         loaded_seconds = min(
-            seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
+            max_visit_seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
             traits.restart_seconds + self.min_visit_seconds,
         )
         periods = max(_MIN_OSCILLATIONS_PER_VISIT, int(loaded_seconds / period + 1e-9))
@@ -244,7 +244,7 @@ class SustainedRegime(Regime):
     def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, samples: Samples) -> None:
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
         # later blocks equally many launches.
-        blocks.is_in_visit = blocks.must_poison = True
+        blocks.is_in_measured_part = blocks.must_poison = True
         start_time, ticks = self.backend.now(), list[EnergyTick]()
         for block in blocks.finished_blocks:
             now = self.backend.now()
@@ -254,7 +254,7 @@ class SustainedRegime(Regime):
             # fall behind while it waits.
             is_near_end = now - start_time + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
             blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
-            if not block.was_queued_in_visit:  # The measured part of the visit begins after this block.
+            if not block.was_queued_in_measured_part:  # The measured part of the visit begins after this block.
                 start_time = now
                 continue
             samples.seconds_per_launch.append(block.seconds_per_launch)
@@ -287,7 +287,7 @@ class _BlockQueue:
     """The blocks of back-to-back launches of one visit. ``finished_blocks`` yields them without end. It queues the next
     block before it waits for the end of the last one, so that the device never idles.
 
-    - ``is_in_visit``: True if the next block is in the measured part of the visit.
+    - ``is_in_measured_part``: True if the next block is in the measured part of the visit.
     - ``must_poison``: True to change operands and poison outputs before the next block.
     - ``must_find_tick``: True to let the host wait for a change of the energy counter while the next block runs.
     - ``first_stamp``: the reading of the device's clock counter when the measured part of the visit began; None until
@@ -298,7 +298,7 @@ class _BlockQueue:
         self._regime, self._checked = regime, checked
         self._launches_per_block = 1
         self.must_poison = True
-        self.is_in_visit = False
+        self.is_in_measured_part = False
         self.must_find_tick = False
         self.first_stamp: object = None
         self.finished_blocks = self._run_blocks()
@@ -311,14 +311,14 @@ class _BlockQueue:
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
                 self._checked.change_operands_and_poison()
-                if self.is_in_visit and not isinstance(backend.clock_stamps, Unavailable):
+                if self.is_in_measured_part and not isinstance(backend.clock_stamps, Unavailable):
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()
             for launch in itertools.islice(rotation, self._launches_per_block):
                 launch()
                 backend.submit()
             end = backend.record_mark()
-            queued_blocks.append((last_mark, end, self._launches_per_block, self.is_in_visit))
+            queued_blocks.append((last_mark, end, self._launches_per_block, self.is_in_measured_part))
             last_mark = end
             if len(queued_blocks) < 2:
                 continue
@@ -327,11 +327,11 @@ class _BlockQueue:
             # energy counter.
             max_wait_seconds = min(_MAX_TICK_INTERVAL_SECONDS, _MAX_BLOCKS_TO_WAIT * block_seconds)
             tick = self._regime.wait_for_tick(max_wait_seconds) if self.must_find_tick else None
-            start, end, launch_count, was_queued_in_visit = queued_blocks.popleft()
+            start, end, launch_count, was_queued_in_measured_part = queued_blocks.popleft()
             backend.wait_for_mark(end)
             block_seconds = backend.compute_seconds_between(start, end)
             seconds = block_seconds / launch_count
-            yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_visit)
-            if not self.is_in_visit:
+            yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_measured_part)
+            if not self.is_in_measured_part:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._launches_per_block
                 self._launches_per_block = min(max(1, fitting), 4 * self._launches_per_block)

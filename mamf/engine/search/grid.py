@@ -86,8 +86,8 @@ class SearchSchedule:
 
     The phases of sustained:
 
-    - ``visit_end_share``: the end of the short measurements of the candidates.
-    - ``choose_visits_end_share``: the end of the rounds that choose among the best of the candidates.
+    - ``sustained_visits_end_share``: the end of the short measurements of the candidates.
+    - ``sustained_choose_end_share``: the end of the rounds that choose among the best of the candidates.
 
     How much the phases measure:
 
@@ -106,8 +106,8 @@ class SearchSchedule:
     candidate_count: int
     algorithm_shape_count: int
     sustained_round_counts: RoundCounts
-    visit_end_share: float = 1.0
-    choose_visits_end_share: float = 1.0
+    sustained_visits_end_share: float = 1.0
+    sustained_choose_end_share: float = 1.0
 
 
 THOROUGH_SCHEDULE = SearchSchedule(
@@ -119,8 +119,8 @@ THOROUGH_SCHEDULE = SearchSchedule(
     candidate_count=8,
     algorithm_shape_count=3,
     sustained_round_counts=RoundCounts(choosing_rounds=1, confirming_rounds=6),
-    visit_end_share=0.44,
-    choose_visits_end_share=0.51,
+    sustained_visits_end_share=0.44,
+    sustained_choose_end_share=0.51,
 )
 QUICK_SCHEDULE = SearchSchedule(
     scout_end_share=0.15,

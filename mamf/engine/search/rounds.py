@@ -28,7 +28,7 @@ from mamf.kernel import AnyKernel, Problem
 from mamf.measurement import Conditions, Measurement, group_pairs
 
 
-def find_best_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
+def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
     """Return the shape and kernel of the fastest row of each pair of M and N, fastest first. Rows whose shapes differ
     only in K, or in the order of M and N, count as one pair, because such shapes have nearly equal rates.
     """
@@ -184,7 +184,7 @@ class ConfirmationRounds:
         conditions = summarize_conditions(row for row in rows if [(row.shape, row.kernel)] == best_first[:1])
         # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
-            visits = yield from self._confirm_by_visits(
+            visits = yield from self._confirm_candidate_by_visits(
                 regime, conditions, candidate, counts.confirming_rounds, confirming_end_time
             )
             rows += visits
@@ -242,7 +242,7 @@ class ConfirmationRounds:
             else max((longest for _, longest in self._preparation_seconds.values()), default=0.0)
         )
 
-    def _confirm_by_visits(
+    def _confirm_candidate_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
     ) -> StepsWithRows:
         """Confirm a candidate: measure it in up to ``max_visits`` visits of the sustained regime, and return the rows.
@@ -277,10 +277,10 @@ class ConfirmationRounds:
             unmeasured = yield from self._run_round(phase, number, remaining)
             if unmeasured is None:
                 return remaining
-            seconds_each = (self.runner.now() - start_time) / max(len(rows), 1)
+            seconds_per_measurement = (self.runner.now() - start_time) / max(len(rows), 1)
             if phase.is_choosing:  # Leave time for the rounds that confirm.
                 phase.end_time = min(
-                    phase.end_time, self.deadline - MIN_CONFIRMING_ROUNDS * len(remaining) * seconds_each
+                    phase.end_time, self.deadline - MIN_CONFIRMING_ROUNDS * len(remaining) * seconds_per_measurement
                 )
             if not self._has_next_step(phase, number + 1, is_required=number < phase.min_rounds):
                 break
@@ -290,7 +290,7 @@ class ConfirmationRounds:
             )
             if number < phase.min_rounds and remaining and not self.runner.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
-                remaining = self._select_affordable_candidates(rows, remaining, seconds_each, rounds)
+                remaining = self._select_affordable_candidates(rows, remaining, seconds_per_measurement, rounds)
             failed = {(row.shape, row.kernel) for row in rows if not row.ok}
             remaining = [each for each in dict.fromkeys((*confirmed, *remaining)) if each not in failed]
             if len(remaining) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
@@ -335,12 +335,12 @@ class ConfirmationRounds:
         )
 
     def _select_affordable_candidates(
-        self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_each: float, rounds: int
+        self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_per_measurement: float, rounds: int
     ) -> list[Candidate]:
         """Return the best candidates so far, only as many as can be measured in the time for ``rounds`` more rounds;
-        at least one. ``seconds_each``: the seconds of one measurement.
+        at least one. ``seconds_per_measurement``: the seconds of one measurement.
         """
-        count = (self.deadline - self.runner.now()) / max(seconds_each, 1e-9) / rounds
+        count = (self.deadline - self.runner.now()) / max(seconds_per_measurement, 1e-9) / rounds
         rounds_by_candidate = group_rounds(rows)
         best_first = sorted(
             candidates, key=lambda each: compute_median_rate(rounds_by_candidate[each].values()), reverse=True

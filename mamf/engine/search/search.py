@@ -227,18 +227,18 @@ class ShapeSearch:
             ]
             self.is_exhausted = not untried
             return untried[int(self._random_generator.integers(len(untried)))] if untried else None
-        best_optimistic_rate = self._mask_excluded(
+        best_optimistic_rate = self._mask_excluded_candidates(
             self._surrogate.mean + _MAX_PROMISING_DEVIATIONS * self._surrogate.deviation
         ).max()
         is_sure = (
             len(self.measured_tflops) >= _MIN_MEASUREMENTS_TO_END
-            and best_optimistic_rate < self._surrogate.highest_observed + _MIN_LOG_GAIN
+            and best_optimistic_rate < self._surrogate.highest_observed_log_tflops + _MIN_LOG_GAIN
         )
         if is_sure or best_optimistic_rate == -math.inf:
             self.is_exhausted = True
             return None
         log_gain_per_second = self._surrogate.compute_log_improvement() - self._log_seconds
-        return self._candidates[int(np.argmax(self._mask_excluded(log_gain_per_second)))]
+        return self._candidates[int(np.argmax(self._mask_excluded_candidates(log_gain_per_second)))]
 
     @limit_blas_to_one_thread()
     def record_measurement(self, candidate: Candidate, tflops: float) -> None:
@@ -282,7 +282,7 @@ class ShapeSearch:
     def _select_measured_rates(self) -> dict[Candidate, float]:
         return {candidate: tflops for candidate, tflops in self.measured_tflops.items() if tflops > 0}
 
-    def _mask_excluded(self, candidate_values: Array) -> Array:
+    def _mask_excluded_candidates(self, candidate_values: Array) -> Array:
         """Set the values of candidates that were measured, or that are near failed ones (hopeless), to minus infinity.
         Change the array ``candidate_values``, which has one value per candidate, and return it.
         """

@@ -28,7 +28,7 @@ class SharesStrategy(RowsStrategy):
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.
     - ``search_plans``: the plans of the searches for ceilings that are still to be found.
-    - ``choose_references``: takes ceilings, and returns the kernels with which they were measured, by name.
+    - ``choose_reference_kernels``: takes ceilings, and returns the kernels with which they were measured, by name.
     - ``on_failure``: called with a message for each ceiling that could not be confirmed.
     """
 
@@ -38,12 +38,12 @@ class SharesStrategy(RowsStrategy):
         ceilings: dict[tuple[str, str], Ceiling],
         records: Iterable[LogRecord],
         search_plans: Iterable[Plan],
-        choose_references: Callable[[Ceilings], Mapping[str, AnyKernel]],
+        choose_reference_kernels: Callable[[Ceilings], Mapping[str, AnyKernel]],
         on_failure: Callable[[str], None],
     ) -> None:
         super().__init__(setup, ceilings, records=records)
         self.found_ceilings, self.search_plans = ceilings, search_plans
-        self.choose_references, self.on_failure = choose_references, on_failure
+        self.choose_reference_kernels, self.on_failure = choose_reference_kernels, on_failure
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
         start_time, budget = self.backend.now(), self.plan.budget_seconds
@@ -53,7 +53,7 @@ class SharesStrategy(RowsStrategy):
         if budget is not None:
             seconds_left = budget - (self.backend.now() - start_time)
             self.plan = replace(self.plan, budget_seconds=max(seconds_left, _MIN_BUDGET_SECONDS))
-        self.records, self.reference_kernels = (), self.choose_references(self.found_ceilings)
+        self.records, self.reference_kernels = (), self.choose_reference_kernels(self.found_ceilings)
         yield from super().yield_results()
 
     def _find_ceilings(self, search_plan: Plan) -> Iterator[Measurement | LogRecord]:

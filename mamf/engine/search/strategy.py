@@ -35,7 +35,7 @@ from mamf.engine.search.rounds import (
     RoundCounts,
     StepsWithRows,
     choose_visited_candidates,
-    find_best_per_size_pair,
+    find_best_candidate_per_size_pair,
     list_default_candidates,
 )
 from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_short_shapes
@@ -162,12 +162,14 @@ class FindStrategy(PlanStrategy):
             share = schedule.scout_end_share + (schedule.refine_end_share - schedule.scout_end_share) * number / len(
                 steps
             )
-            max_measured = len(search.measured_tflops) + self.options.refinements // len(steps)
-            yield from self._run_search(search, regime, "refine", max_measured, self._compute_phase_end(share), rule)
+            max_measurements = len(search.measured_tflops) + self.options.refinements // len(steps)
+            yield from self._run_search(
+                search, regime, "refine", max_measurements, self._compute_phase_end(share), rule
+            )
         # The single measurements so far cannot rank shapes whose rates differ by less than the precision. So continue
         # with the fastest shapes of several pairs of M and N, not only with the leaders.
         leaders = search.find_leaders(schedule.candidate_count)
-        size_pair_candidates = find_best_per_size_pair(self._scouted_rows)[: schedule.candidate_count // 2]
+        size_pair_candidates = find_best_candidate_per_size_pair(self._scouted_rows)[: schedule.candidate_count // 2]
         candidates = list(dict.fromkeys((*size_pair_candidates, *leaders)))[: schedule.candidate_count]
         self.runner.report_phase("burst: choosing the fastest algorithms of each shape")
         shapes = list(dict.fromkeys(shape for shape, _ in candidates[: schedule.algorithm_shape_count]))
@@ -188,9 +190,15 @@ class FindStrategy(PlanStrategy):
         return [*measured, *confirming]
 
     def _run_search(
-        self, search: ShapeSearch, regime: Regime, phase: str, max_measured: int, end_time: float, rule: StoppingRule
+        self,
+        search: ShapeSearch,
+        regime: Regime,
+        phase: str,
+        max_measurements: int,
+        end_time: float,
+        rule: StoppingRule,
     ) -> StepGenerator:
-        while len(search.measured_tflops) < max_measured and self.runner.has_next_step(
+        while len(search.measured_tflops) < max_measurements and self.runner.has_next_step(
             regime, phase, end_time, is_required=len(search.measured_tflops) < MIN_CONFIRMING_ROUNDS
         ):
             proposed = search.propose_candidate()
@@ -220,7 +228,7 @@ class FindStrategy(PlanStrategy):
         """
         if not kernels:
             return
-        best_first = [shape for shape, _ in find_best_per_size_pair(self._scouted_rows)]
+        best_first = [shape for shape, _ in find_best_candidate_per_size_pair(self._scouted_rows)]
         if self.options.is_quick:
             limit = self.max_trial_flop_share * self.options.grid.most_flop
             best_first.sort(key=lambda shape: shape.flop > limit)
@@ -323,7 +331,7 @@ class FindStrategy(PlanStrategy):
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
         chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
-        best_candidates = (chosen or find_best_per_size_pair(burst))[: self.sustained_round_candidate_count]
+        best_candidates = (chosen or find_best_candidate_per_size_pair(burst))[: self.sustained_round_candidate_count]
         if rounds.choosing_rounds:
             best_candidates = yield from self._visit_candidates(regime, burst)
             if not self._confirmation.has_time_to_confirm():
@@ -334,7 +342,7 @@ class FindStrategy(PlanStrategy):
             regime,
             best_candidates,
             rounds,
-            self._compute_phase_end(self.schedule.choose_visits_end_share),
+            self._compute_phase_end(self.schedule.sustained_choose_end_share),
             self._compute_phase_end(1.0),
         )
 
@@ -350,7 +358,7 @@ class FindStrategy(PlanStrategy):
         self, regime: Regime, burst: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure each candidate from burst for a short time in sustained, and return the best of them."""
-        candidates = find_best_per_size_pair(burst)[: self.sustained_candidate_count]
+        candidates = find_best_candidate_per_size_pair(burst)[: self.sustained_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._allocate_operands_and_prepare(
@@ -360,7 +368,7 @@ class FindStrategy(PlanStrategy):
         rule = StoppingRule(self.plan.precision, SUSTAINED_VISIT_SECONDS)
         visits: list[Measurement] = []
         for number, (shape, kernel) in enumerate(self._yield_candidates_and_variants(candidates, visits)):
-            end_time = self._compute_phase_end(self.schedule.visit_end_share)
+            end_time = self._compute_phase_end(self.schedule.sustained_visits_end_share)
             if not self.runner.has_next_step(regime, "visit", end_time, is_required=len(visits) < 2):
                 break
             step = Step(self._kernels_by_name[kernel], self.plan.problem, shape, regime, rule, "visit", number)
@@ -389,11 +397,11 @@ class FindStrategy(PlanStrategy):
                     yield other, kernel
 
 
-_ROUND_COUNTS = {
+_ROUND_COUNTS_BY_REGIME = {
     BURST: RoundCounts(choosing_rounds=4, confirming_rounds=7),
     SUSTAINED: RoundCounts(choosing_rounds=1, confirming_rounds=3),
 }
-_CANDIDATE_COUNTS = {BURST: 4, SUSTAINED: 2}
+_CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
 #: The share of the budget for measuring every row once; the share of the budget after which all regimes except the last
 #: must end, because sustained needs seconds to warm up the device; the share of a problem's time to choose a candidate.
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
@@ -430,7 +438,7 @@ class KernelsFindStrategy(RowsStrategy):
         deadline = math.inf if run.deadline is None else run.deadline
         kernels = {kernel.name: kernel for kernel in self.kernels.values()}
         for number, problem in enumerate(self.plan.problems):
-            candidates = self._find_best_candidates(problem, _CANDIDATE_COUNTS[regime.name])
+            candidates = self._find_best_candidates(problem, _CANDIDATE_COUNT_BY_REGIME[regime.name])
             if not candidates:
                 continue
             run.allocate_largest_operands(
@@ -447,7 +455,7 @@ class KernelsFindStrategy(RowsStrategy):
                 ConfirmationRounds(run, problem, kernels, self.plan.precision, random.Random(problem.seed), deadline),
             )
             end_time = now + _TIME_SHARE_FOR_CHOOSING * seconds_for_problem, now + seconds_for_problem
-            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS[regime.name], *end_time)
+            yield from confirmation.run_rounds(regime, candidates, _ROUND_COUNTS_BY_REGIME[regime.name], *end_time)
 
     def _find_best_candidates(self, problem: Problem, count: int) -> list[Candidate]:
         """Return the shape and kernel of the ``count`` fastest rows of a problem, fastest first. Skip rows of shapes

@@ -178,7 +178,7 @@ _INITIAL_KERNEL_SHARE = 0.1
 
 
 #: By hyperparameter: the factor by which one step changes it, its smallest value, and its largest value.
-_FACTORS_AND_BOUNDS = {
+_STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER = {
     "size_length": (2.0, 0.5, 8.0),
     "wave_length": (2.0, 0.4, 6.0),
     "asymmetry_share": (3.0, 0.001, 0.3),
@@ -211,7 +211,7 @@ class Hyperparameters:
         """Return these hyperparameters, and variants in which one hyperparameter is a step larger or smaller."""
         variants = (
             replace(self, **{name: value})
-            for name, (step, smallest, largest) in _FACTORS_AND_BOUNDS.items()
+            for name, (step, smallest, largest) in _STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER.items()
             for value in (getattr(self, name) * step, getattr(self, name) / step)
             if smallest <= value <= largest
         )
@@ -224,7 +224,7 @@ class Hyperparameters:
         defaults = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
             math.log(getattr(self, name) / getattr(defaults, name), step)
-            for name, (step, _, _) in _FACTORS_AND_BOUNDS.items()
+            for name, (step, _, _) in _STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER.items()
             if self.kernel_share or name != "kernel_share"
         )
         return -0.5 * sum(count**2 for count in steps)
@@ -243,7 +243,7 @@ class Surrogate:
     features: CandidateFeatures = field(init=False)
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     is_fitted: bool = False
-    highest_observed: float = -math.inf
+    highest_observed_log_tflops: float = -math.inf
 
     def fit_observations(self, rows: Sequence[int], values: Sequence[float]) -> None:
         """Fit the process to observations: the candidates with the numbers ``rows`` have the log TFLOPS ``values``.
@@ -252,8 +252,8 @@ class Surrogate:
         observed = list(rows)
         if self.features.kernel_indices is not None and not self.hyperparameters.kernel_share:
             self.hyperparameters = replace(self.hyperparameters, kernel_share=_INITIAL_KERNEL_SHARE)
-        self.highest_observed = max(values)
-        self._reference = self.highest_observed
+        self.highest_observed_log_tflops = max(values)
+        self._reference = self.highest_observed_log_tflops
         self._values = [self.compress_slow_value(value) for value in values]
         parts = CovarianceParts(compute_distances(self.features, observed, observed))
         self.hyperparameters = find_likeliest_hyperparameters(parts, np.array(self._values), self.hyperparameters)
@@ -274,7 +274,7 @@ class Surrogate:
 
     def add_observation(self, row: int, value: float) -> None:
         """Add the observation that the candidate ``row`` has the log TFLOPS ``value``, and update the predictions."""
-        self.highest_observed = max(self.highest_observed, value)
+        self.highest_observed_log_tflops = max(self.highest_observed_log_tflops, value)
         value = self.compress_slow_value(value)
         column = self._projected[:, row]
         noise = self.hyperparameters.noise_share

@@ -95,7 +95,7 @@ class GuardStrategy(RowsStrategy):
 
 
 #: The maximum number of times that ``mamf reproduce`` measures the row of a claimed rate.
-_MAX_VISITS = 5
+_MAX_VISITS_PER_CLAIM = 5
 
 
 class ReproduceStrategy(RowsStrategy):
@@ -104,7 +104,7 @@ class ReproduceStrategy(RowsStrategy):
     def yield_steps(self) -> StepGenerator:
         rows, measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
         by_name = {kernel.name: kernel for kernel in self.kernels.values()}
-        for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS + 1)):
+        for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
                 regime = self.runner.prepare_regime(self.make_regime(regime_name))
             elif visit == 2:  # From now on, rest before each visit if the power controller would stay in one state.
@@ -379,7 +379,7 @@ class _PairMeasurement:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             self.samples = {row: Samples() for row in PAIR_ROWS}
             for works in (both_works[:1], both_works[1:], both_works) * _OVERLAP_ROUND_COUNT:
-                self.is_host_slow = self._measure_visit(works) > _MAX_LATE_SHARE
+                self.is_host_slow = self._measure_works_in_round(works) > _MAX_LATE_SHARE
                 self._verify_outputs(works)
                 # If the host was late in too many windows, try more flushes and fewer launches per window.
                 if self.is_host_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
@@ -414,7 +414,7 @@ class _PairMeasurement:
             if checks_all_elements:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _measure_visit(self, works: Sequence[_TimedWork]) -> float:
+    def _measure_works_in_round(self, works: Sequence[_TimedWork]) -> float:
         """Launch these works for one oscillation period of the power controller without taking samples, then take
         samples for this round's share of the time. Return the share of windows in which the host of any rank was late.
         """

@@ -212,19 +212,14 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
 
 
 def make_explanation_document(
-    steps: Sequence[WaterfallStep],
-    rows: Sequence[Measurement],
-    lines_above: Sequence[str],
-    lines_below: Sequence[str] = (),
+    steps: Sequence[WaterfallStep], rows: Sequence[Measurement], top_lines: Sequence[str], end_lines: Sequence[str] = ()
 ) -> Document:
-    """Return the report of a waterfall. CSV contains the steps. ``lines_above``, ``lines_below``: the lines above and
-    below the tables.
-    """
+    """Return the report of a waterfall, with lines above and below its tables. CSV contains the steps."""
     normal, datasheet = find_row_on_data(rows, NORMAL_DATA, BURST), steps[0].tflops
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, is_left_aligned=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_four_digits),
-        Column("change", "change", lambda step: step.change_share, format_change_percent),
+        Column("change", "change", lambda step: step.change_share, format_change),
         Column(
             "share_of_datasheet",
             "% of datasheet",
@@ -243,23 +238,23 @@ def make_explanation_document(
             "change_to_normal",
             "to normal",
             lambda row: row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None,
-            format_change_percent,
+            format_change,
         ),
         *make_sensor_columns(lambda row: row.conditions),
     ]
     blocks: list[Block] = [
-        Lines(lines_above),
+        Lines(top_lines),
         Table(
             step_columns, steps, key="steps", get_remarks=lambda step: [step.cause], get_label=lambda step: step.name
         ),
         Table(data_columns, rank_burst_rows(rows), key="burst_by_data"),
-        Lines(lines_below),
+        Lines(end_lines),
         Answer(describe_waterfall_result(steps)),
     ]
     return Document("Where the FLOPS went", blocks)
 
 
-def format_change_percent(change: float) -> str:
+def format_change(change: float) -> str:
     return f"{100 * change:+.1f} %"
 
 
@@ -276,11 +271,7 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
         step.name: step.change_share or 0.0 for step in steps if not step.cause.endswith((NO_LOSS_CAUSE, NOISE_CAUSE))
     }
     largest = min(losses, key=losses.__getitem__, default="")
-    loss = (
-        f"; the largest loss: {largest}, {format_change_percent(losses[largest])}"
-        if largest and losses[largest] < 0
-        else ""
-    )
+    loss = f"; the largest loss: {largest}, {format_change(losses[largest])}" if largest and losses[largest] < 0 else ""
     return [f"{last}: {format_four_digits(rate)} TFLOPS{share}{loss}"]
 
 
@@ -322,7 +313,7 @@ def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops, interval = step.tflops or 0.0, step.interval
     lost = max(0.0, (step.previous_tflops or 0.0) - tflops)
     parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_PART_NAME, lost)]
-    note = "" if step.change_share is None else format_change_percent(step.change_share)
+    note = "" if step.change_share is None else format_change(step.change_share)
     ends = (interval.low, interval.high) if interval else None
     return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)
 

@@ -33,7 +33,7 @@ nitpick_ignore = [
     ("py:class", "mamf.kernel.ProblemT"),
     ("py:class", "mamf.kernel.ShapeT"),
     ("py:class", "mamf.logs.compared_rows.RowChange"),
-    ("py:class", "mamf.logs.compared_rows.RunDesign"),
+    ("py:class", "mamf.logs.compared_rows.RunOrder"),
     ("py:class", "mamf.logs.compared_rows.PooledRows"),
     ("py:class", "mamf.logs.compared_rows.ComparedRow"),
     ("py:class", "mamf.operation.Preset"),

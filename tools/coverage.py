@@ -118,7 +118,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
 
 def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
     """The card, and all that must be equal in two runs but shape and kernel."""
-    device, problem, packages = log.device(row.device), row.problem, log.header["environment"]["packages"]
+    device, problem, packages = log.get_device(row.device), row.problem, log.header["environment"]["packages"]
     problem = replace(problem, seed=0) if hasattr(problem, "seed") else problem
     software = (device.driver, *sorted((device.versions or {}).items()), packages.get("torch"))
     return (device.uuid_hash, software, problem, _state(row), getattr(log.plan, "flush", True))

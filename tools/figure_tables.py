@@ -24,7 +24,7 @@ from mamf.ceilings.ceiling import compute_mamfu, compute_share_of_known_ceiling
 from mamf.cli import main as mamf_command
 from mamf.cli import run_command
 from mamf.errors import MamfError
-from mamf.logs.compare import build_log_roofs
+from mamf.logs.compare import build_roofs_from_logs
 from mamf.logs.legacy import FinderRun
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
@@ -124,7 +124,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     """MAMFU by the ceiling in the log, else by the one that the log names."""
-    share = compute_mamfu(row, log.all_ceilings)
+    share = compute_mamfu(row, log.matmul_ceilings)
     return compute_share_of_known_ceiling(row, log.known_ceilings) if share is None else share
 
 
@@ -144,7 +144,9 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
     "cycles": lambda row, log: percent(row.conditions.cycles_used),
-    "MBU": lambda row, log: percent(ShareCalculator(log.header, roofs=build_log_roofs([log])).compute_row_mbu(row)),
+    "MBU": lambda row, log: percent(
+        ShareCalculator(log.header, roofs=build_roofs_from_logs([log])).compute_row_mbu(row)
+    ),
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
     "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
 }

@@ -25,7 +25,7 @@ import burst_clock
 from figure_tables import ROOT, read
 
 from mamf.kinds.registry import make_log_chart
-from mamf.logs.compare import build_log_roofs
+from mamf.logs.compare import build_roofs_from_logs
 from mamf.node.logs import make_log_path, read_node_folders
 from mamf.node.report import make_node_chart
 from mamf.node.verdict import judge_devices
@@ -50,7 +50,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
     """``mamf roofline`` of logs of rows under a log of ceilings."""
 
     def chart() -> Picture:
-        roofs = build_log_roofs([read(ceiling)])
+        roofs = build_roofs_from_logs([read(ceiling)])
         points = [point for log in map(read, rows) for point in select_roof_points(log.measurements, roofs)]
         return make_roofline_chart(roofs, points, read(ceiling).header)
 

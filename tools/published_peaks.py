@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mamf.contribution.known_ceilings import FIGURES_FILE, SHIPPED_FIGURES_FILE
+from mamf.contribution.known_ceilings import PUBLISHED_FIGURES_FILE, SHIPPED_PUBLISHED_FIGURES_FILE
 from mamf.errors import UsageError
 from mamf.files import write_file_atomically
 from mamf.peaks import UNKNOWN_CLOCK_HEADROOM, DeviceModel, find_device_models, find_peak_of_listed_device
@@ -51,7 +51,7 @@ def checked(row: Mapping[str, Any]) -> Published:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    write_file_atomically(ROOT / "mamf" / SHIPPED_FIGURES_FILE, format_csv(read_published(ROOT / "results")))
+    write_file_atomically(ROOT / "mamf" / SHIPPED_PUBLISHED_FIGURES_FILE, format_csv(read_published(ROOT / "results")))
 
 
 def read_published(results: Path) -> list[Published]:
@@ -59,7 +59,7 @@ def read_published(results: Path) -> list[Published]:
 
     Raises UsageError for a file that cannot be read, and for a malformed row.
     """
-    path = results / FIGURES_FILE
+    path = results / PUBLISHED_FIGURES_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return [checked(row) for row in csv.DictReader(file, strict=True)]

@@ -53,18 +53,18 @@ from mamf.errors import IncomparableError
 from mamf.logs.compare import (
     Comparison,
     RowPair,
-    add_design_and_pooled_rows,
+    add_order_and_pooled_rows,
     compare,
-    find_noted_differences,
+    find_setting_differences,
     pair_rows,
 )
 from mamf.logs.compared_rows import (
     SEPARATE_RUNS,
     ComparedRow,
-    RunDesign,
+    RunOrder,
     average_compared_rows,
     combine_measurements,
-    compute_decision_error,
+    compute_error_between_runs,
     group_by_step,
     list_compared_rows,
     make_pairing_fields,
@@ -121,8 +121,8 @@ _FEWEST_ROWS = 10
 _BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
 
 
-def in_turns(runs: int) -> RunDesign:
-    return RunDesign(f"{runs} + {runs} alternating runs", math.sqrt(2 / runs), 2 * runs - 2)
+def in_turns(runs: int) -> RunOrder:
+    return RunOrder(f"{runs} + {runs} alternating runs", math.sqrt(2 / runs), 2 * runs - 2)
 
 
 def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
@@ -157,9 +157,9 @@ def all_rows(log: RunLog) -> RunLog:
 def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
     """Compare every two runs of a card, in both orders, that differ in nothing that a header says."""
     for a, b in itertools.chain.from_iterable(itertools.permutations(logs, 2) for logs in cards):
-        if not find_noted_differences(a.header, b.header):
+        if not find_setting_differences(a.header, b.header):
             with contextlib.suppress(IncomparableError):
-                if not (comparison := compare(a, b)).dropped:
+                if not (comparison := compare(a, b)).ignored_differences:
                     yield comparison
 
 
@@ -169,7 +169,7 @@ def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
         in_order = sorted(logs, key=lambda log: log.header["started"])
         for runs in zip(*(in_order[start:] for start in range(4)), strict=False):
             for a, b in (runs[::2], runs[1::2]), (runs[1::2], runs[::2]):
-                if not any(find_noted_differences(runs[0].header, log.header) for log in runs):
+                if not any(find_setting_differences(runs[0].header, log.header) for log in runs):
                     with contextlib.suppress(IncomparableError):
                         yield compare(a, b)
 
@@ -178,7 +178,7 @@ def with_loss(comparison: Comparison, loss: float) -> Comparison:
     """Make every row of B slower by so much."""
     measured = [pair for pair in comparison.pairs if pair.b.rate is not None]
     pairs = tuple(replace(pair, b=replace(pair.b, rate=pair.b.rate * (1 - loss))) for pair in measured)
-    return add_design_and_pooled_rows(replace(comparison, pairs=pairs), comparison.design)
+    return add_order_and_pooled_rows(replace(comparison, pairs=pairs), comparison.run_order)
 
 
 class Scatter(NamedTuple):
@@ -191,9 +191,9 @@ class Scatter(NamedTuple):
 def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
     shifts, rows = [], []
     for comparison in pairs:
-        changes = [pair.change for pair in comparison.pairs if pair.fields["regime"] == BURST]
-        if len(changes) >= _FEWEST_ROWS and comparison.design.description != SEPARATE_RUNS.description:
-            (together,) = (each for each in comparison.together if each.regime == BURST)
+        changes = [pair.change for pair in comparison.pairs if pair.pairing_fields["regime"] == BURST]
+        if len(changes) >= _FEWEST_ROWS and comparison.run_order.description != SEPARATE_RUNS.description:
+            (together,) = (each for each in comparison.pooled_rows if each.regime == BURST)
             shift = math.log(together.ratio)
             shifts.append(shift / math.sqrt(2))
             rows += [(change.log_ratio - shift) / change.row_deviation for change in changes]
@@ -212,25 +212,25 @@ class DrawnRuns:
     scatter: Scatter
     regime: str
 
-    def comparison(self, chooser: random.Random, rows: int, design: RunDesign, loss: float) -> Comparison:
+    def comparison(self, chooser: random.Random, rows: int, run_order: RunOrder, loss: float) -> Comparison:
         known = [self._row(number) for number in range(rows)]
         odds = [chooser.random() for _ in known]
-        runs = range(design.extra_run_count // 2 + 1)
-        apart = _APART if design is SEPARATE_RUNS else 1.0
+        runs = range(run_order.extra_run_count // 2 + 1)
+        apart = _APART if run_order is SEPARATE_RUNS else 1.0
         sides = [
             average_compared_rows([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)
         ]
         log = RunLog(Path("drawn"), self.header)
-        return add_design_and_pooled_rows(pair_rows(log, log, *sides), design)
+        return add_order_and_pooled_rows(pair_rows(log, log, *sides), run_order)
 
     def _row(self, number: int) -> ComparedRow:
         of = self.template[number % len(self.template)]
         fields = {"regime": self.regime, "shape": number}
         if self.regime == BURST or of.error is None:
-            return replace(of, fields=fields)
+            return replace(of, pairing_fields=fields)
         known = look_up_repeatability("", SUSTAINED, MatmulProblem())
         error = compute_run_error([of.seconds_per_launch], of.seconds_per_launch, [0.0], known)
-        return replace(of, fields=fields, error=compute_decision_error(error, SUSTAINED, 1))
+        return replace(of, pairing_fields=fields, error=compute_error_between_runs(error, SUSTAINED, 1))
 
     def _run(
         self, chooser: random.Random, rows: Sequence[ComparedRow], odds: Sequence[float], apart: float, loss: float
@@ -246,9 +246,9 @@ class DrawnRuns:
             found.append(replace(row, rate=row.rate * (1 - loss) * math.exp(shift + own)))
         return found
 
-    def exits(self, rows: int, design: RunDesign, count: int, loss: float = 0.0) -> float:
+    def exits(self, rows: int, run_order: RunOrder, count: int, loss: float = 0.0) -> float:
         """Return the share of so many comparisons that end with exit code 3."""
-        found = (self.comparison(random.Random(seed), rows, design, loss) for seed in range(count))
+        found = (self.comparison(random.Random(seed), rows, run_order, loss) for seed in range(count))
         return sum(each.is_slower(TOLERANCE) for each in found) / count
 
 
@@ -278,10 +278,10 @@ def print_compare(folder: Path, count: int) -> None:
         rows = {each.description: percents(runs.exits(rows, each, n) for rows, n in sizes.items()) for each in designs}
         print_table(f"{runs.regime}, no change: exit code 3", [f"{rows} rows" for rows in sizes], rows)
         rows = {}
-        for design in (*map(in_turns, (1, 2, 3, 4)), SEPARATE_RUNS):
-            (together,) = runs.comparison(random.Random(1), 79, design, 0.0).together
-            shares = [runs.exits(79, design, count // 10, loss) for loss in LOSSES]
-            rows[design.description] = percents([*shares, together.compute_smallest_detectable_loss(TOLERANCE)])
+        for run_order in (*map(in_turns, (1, 2, 3, 4)), SEPARATE_RUNS):
+            (together,) = runs.comparison(random.Random(1), 79, run_order, 0.0).pooled_rows
+            shares = [runs.exits(79, run_order, count // 10, loss) for loss in LOSSES]
+            rows[run_order.description] = percents([*shares, together.compute_smallest_detectable_loss(TOLERANCE)])
         print_table(f"{runs.regime}, 79 rows, all slower by", [*percents(LOSSES), "found with 95 %"], rows)
 
 
@@ -343,7 +343,7 @@ class Guards:
         before = self._entries(self._visits(chooser, odds, None, {}))
         visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
         now = self._entries(iter(visits))
-        pairs = [RowPair(entry.fields, before[key], entry) for key, entry in now.items()]
+        pairs = [RowPair(entry.pairing_fields, before[key], entry) for key, entry in now.items()]
         outcomes = {pair.b.shape: judge_pair(pair, self.tolerance) for pair in pairs}
         failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
         return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))

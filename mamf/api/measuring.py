@@ -257,9 +257,9 @@ def measure_kernels(
       ``seq_lens=[1024, 4096]``, ``direction=["fwd", "bwd"]``.
     - ``kernel``: names of kernels; by default, all available kernels.
     - ``regime``: burst by default, but sustained for models.
-    - ``ceilings``: ceilings by dtype and regime, such as ``all_ceilings`` of a log of ``mamf find``. Rows show shares
-      of these ceilings, and mamf measures the matmul of each ceiling again between the rows. If the kernel of a matmul
-      is not installed, mamf leaves this matmul out and gives a MamfWarning.
+    - ``ceilings``: ceilings by dtype and regime, such as ``matmul_ceilings`` of a log of ``mamf find``. Rows show
+      shares of these ceilings, and mamf measures the matmul of each ceiling again between the rows. If the kernel of a
+      matmul is not installed, mamf leaves this matmul out and gives a MamfWarning.
     - ``ceiling_kernel``: kernels of the ceilings that are not installed, as ``package.module:Class``.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the

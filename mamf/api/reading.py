@@ -70,9 +70,9 @@ def compare(
     common, or if they are from different devices, dtypes or regimes (unless ``anyway``).
 
     >>> comparison = mamf.compare("before.jsonl", "after.jsonl")
-    >>> comparison.regressions(tolerance=0.01)
+    >>> comparison.find_regressions(tolerance=0.01)
     []
-    >>> [pair.verdict() for pair in comparison.pairs]
+    >>> [pair.decide_verdict() for pair in comparison.pairs]
     ['SAME', 'SAME']
     >>> comparison.rows()[0]["verdict"]
     'SAME'

@@ -67,7 +67,7 @@ def read_given_ceilings(
     ceilings_by_key: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
         log = read_run_log(path)
-        ceilings_of_log = {**log.all_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
+        ceilings_of_log = {**log.matmul_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
         if not ceilings_of_log:
             raise UsageError(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
@@ -110,7 +110,7 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
         if row.ok and row.operation == Bandwidth.name and not row.phase
     ]
     bandwidths_by_key: dict[tuple[str, str], Ceiling] = {}
-    for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.own_ceilings.values()):
+    for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.other_ceilings.values()):
         problem = ceiling.problem
         is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ_PATTERN
         if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY_LEVEL:
@@ -125,7 +125,7 @@ def require_same_ceilings(
 
     ``log``, ``logged_plan``: the resumed log and its plan. ``given_ceilings``: the ceilings in the logs of --ceiling.
     """
-    logged_ceilings, no_ceiling_text = log.all_ceilings, "no ceiling"
+    logged_ceilings, no_ceiling_text = log.matmul_ceilings, "no ceiling"
     logged_choice = (
         "a search for its own ceiling"
         if logged_plan.searches

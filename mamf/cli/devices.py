@@ -204,7 +204,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs, getattr(options, "baseline", None))),
     )
     print_line(f"logs: {folder}", choose_note_stream(options))
-    working = sorted({part.header["device"]["index"] for part in log.parts} - failure_reasons.keys())
+    working = sorted({part.header["device"]["index"] for part in log.part_logs} - failure_reasons.keys())
     if failure_reasons:
         resume_command = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(working)} to use only the other devices" if working else ""
@@ -246,7 +246,7 @@ def _resume_logs_in_folder(options: argparse.Namespace) -> int:
     commands, resumed_paths = dict[int, list[list[str]]](), list[str]()
     for device, log in [(index, log) for index in devices_to_use for log in logs[index]]:
         plan = log.plan
-        is_complete = log.tier == "complete" and len(log.lasting_rows) == len(log.measurements)
+        is_complete = log.tier == "complete" and len(log.rows_kept_on_resume) == len(log.measurements)
         if not is_complete or (plan.kind == VERIFY and options.budget is not None):
             rank_and_count = [plan.options.rank, plan.options.ranks] if plan.is_shared else [0, 0]
             commands.setdefault(device, []).append(_make_device_command(options, device, rank_and_count, log.path))

@@ -38,9 +38,9 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
     """
-    from mamf.logs.compare import build_log_roofs
+    from mamf.logs.compare import build_roofs_from_logs
 
-    return build_log_roofs([*map(read_log, options.ceiling)]) if options.ceiling else None
+    return build_roofs_from_logs([*map(read_log, options.ceiling)]) if options.ceiling else None
 
 
 @contextmanager

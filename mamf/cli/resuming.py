@@ -256,14 +256,14 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
     """Open the device on which a log was measured. Raises LogMismatchError if the options name another device, or if
     the device has changed.
     """
-    from mamf.logs.compare import require_device_of_log
+    from mamf.logs.compare import require_logged_device
 
     require_trusted_names(log, options)
     if log.devices:
         raise LogMismatchError(
             f"{log.path} has rows of several devices, which this version cannot resume: start a new run"
         )
-    logged_device = log.device(None)
+    logged_device = log.get_device(None)
     backend = open_backend(
         options.backend or logged_device.backend, logged_device.index if options.device is None else options.device
     )
@@ -273,7 +273,7 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
         raise make_contradiction_error(options, "backend", logged_device.backend, backend.info.backend)
     if not is_same_card and options.device not in (None, logged_device.index):
         raise make_contradiction_error(options, "device", logged_device.index, options.device)
-    require_device_of_log(log, logged_device, backend.info)
+    require_logged_device(log, logged_device, backend.info)
     return backend
 
 

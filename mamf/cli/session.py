@@ -133,7 +133,7 @@ class Session:
             self.plan,
             self.backend,
             self.kernels,
-            list(self.resumed_log.lasting_rows) if self.resumed_log else [],
+            list(self.resumed_log.rows_kept_on_resume) if self.resumed_log else [],
             make_run_strategy=self.make_strategy,
             log_path=options.output or default_path,
             may_add_number=not options.output,  # number the name, because another run may start in the same second

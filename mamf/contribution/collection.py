@@ -30,7 +30,7 @@ from mamf.report.shares import make_problem_title
 
 #: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
 #: of other operations.
-TABLES = MATMUL_TABLE, SHARES_TABLE, OTHERS_TABLE = "products", "shares", "other operations"
+TABLES = MATMUL_TABLE, SHARES_TABLE, OTHER_OPERATIONS_TABLE = "products", "shares", "other operations"
 #: The names of two files in results/: one has the path and the submitter of each log, the other the accounts of the
 #: maintainers. Each has one entry per line.
 SUBMITTERS_FILE, MAINTAINERS_FILE = "submitters.txt", "maintainers.txt"
@@ -45,7 +45,7 @@ _MAX_CARD_SPREAD = 0.05
 class ResultRate(Rate):
     """A rate in a log of results/, with the row and the ceiling that it comes from.
 
-    - ``place``: the path of the log in results/. ``header``: the header of the log.
+    - ``log_path``: the path of the log in results/. ``header``: the header of the log.
     - ``table``: the table that shows the rate, one of TABLES.
     - ``ceiling``: the ceiling that has this rate, if a search found the rate and then confirmed it with new
       measurements. None if the rate is that of a single row.
@@ -56,7 +56,7 @@ class ResultRate(Rate):
 
     regime: str
     header: Mapping[str, Any]
-    place: Path
+    log_path: Path
     table: str
     row: Measurement
     ceiling: Ceiling | None = None
@@ -113,34 +113,38 @@ def list_software_versions(header: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(version) for name, version in named.items() if version and version != "True"}
 
 
-def collect_rates(log: RunLog, place: Path) -> list[ResultRate]:
+def collect_rates(log: RunLog, log_path: Path) -> list[ResultRate]:
     """Return the rates of a log that the tables of results/ may show.
 
     These are the ceilings of a matmul search, the best rows of a matmul sweep, the rows of attention with their share
     of the ceiling, or all rows and ceilings of another operation. A log of a split or shared card has no rates for the
-    tables. ``place``: the path of the log in results/.
+    tables. ``log_path``: the path of the log in results/.
     """
     plan = log.plan
     if parse_sharing_ways(log.header["device"]["name"]):  # The tables compare whole cards only.
         return []
     if plan.is_search:
-        return [_make_rate(log, place, MATMUL_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.all_ceilings)]
+        return [
+            _make_rate(log, log_path, MATMUL_TABLE, *each)
+            for each in _pair_ceilings_with_rows(log, log.matmul_ceilings)
+        ]
     if plan.kind == SWEEP and is_compute_roof(plan.operation):
-        return [_make_rate(log, place, MATMUL_TABLE, best) for best, *_ in rank_by_regime(log.measurements).values()]
+        return [_make_rate(log, log_path, MATMUL_TABLE, best) for best, *_ in rank_by_regime(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = get_operation(plan.operation)
     if of.has_shares and not of.has_memory_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
-        mamfus = ((row, compute_mamfu(row, log.all_ceilings)) for row in measured)
-        return [_make_rate(log, place, SHARES_TABLE, row, None, mamfu) for row, mamfu in mamfus if mamfu is not None]
-    rates = [_make_rate(log, place, OTHERS_TABLE, row) for row in rows if not row.phase]
+        mamfus = ((row, compute_mamfu(row, log.matmul_ceilings)) for row in measured)
+        return [_make_rate(log, log_path, SHARES_TABLE, row, None, mamfu) for row, mamfu in mamfus if mamfu is not None]
+    rates = [_make_rate(log, log_path, OTHER_OPERATIONS_TABLE, row) for row in rows if not row.phase]
     return rates + [
-        _make_rate(log, place, OTHERS_TABLE, *each) for each in _pair_ceilings_with_rows(log, log.own_ceilings)
+        _make_rate(log, log_path, OTHER_OPERATIONS_TABLE, *each)
+        for each in _pair_ceilings_with_rows(log, log.other_ceilings)
     ]
 
 
 def _make_rate(
-    log: RunLog, place: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
+    log: RunLog, log_path: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
     interval = row.rate_interval if row.best_by == row.figure else None
@@ -154,10 +158,10 @@ def _make_rate(
         uuid_hash=device["uuid_hash"],
         source="contributed",
         tier=log.tier,
-        reference=place.as_posix(),
+        reference=log_path.as_posix(),
         date=log.header["started"],
         header=log.header,
-        place=place,
+        log_path=log_path,
         table=table,
         row=row,
         ceiling=ceiling,
@@ -192,11 +196,11 @@ class Submitters:
 
         ``others``: rates from complete runs that have the same ``confirmation_key``.
         """
-        account = self.account_by_log.get(entry.place)
+        account = self.account_by_log.get(entry.log_path)
         if account is None or account in self.maintainers:
             return account is not None
         return any(
-            self.account_by_log.get(other.place, account) != account
+            self.account_by_log.get(other.log_path, account) != account
             and abs(other.rate - entry.rate) <= _MAX_CARD_SPREAD * max(other.rate, entry.rate)
             for other in others
         )
@@ -216,14 +220,14 @@ def read_submitters(root: Path) -> Submitters:
     """Read the submitters and maintainers from the files in a results folder. Paths and accounts are in lower case,
     because GitHub ignores the case of account names.
     """
-    accounts = {Path(place): account for place, account in _read_submitter_lines(root)}
+    accounts = {Path(log_path): account for log_path, account in _read_submitter_lines(root)}
     return Submitters(accounts, frozenset(_read_content_lines(root / MAINTAINERS_FILE)))
 
 
 def _read_submitter_lines(root: Path) -> list[tuple[str, str]]:
     """Return the path of a log and the account of its submitter from each line of submitters.txt."""
     parts = (line.rpartition(" ") for line in _read_content_lines(root / SUBMITTERS_FILE))
-    return [(place, account) for place, _, account in parts]
+    return [(log_path, account) for log_path, _, account in parts]
 
 
 def _read_content_lines(path: Path) -> list[str]:
@@ -239,16 +243,16 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
     """
     path, named = root / SUBMITTERS_FILE, _read_submitter_lines(root)
     findings = [
-        (path, Finding("submitter", f"{place}: write the path of a log in {root.name}/, a space and one account"))
-        for place, account in named
-        if not account or Path(place) not in log_paths
+        (path, Finding("submitter", f"{log_path}: write the path of a log in {root.name}/, a space and one account"))
+        for log_path, account in named
+        if not account or Path(log_path) not in log_paths
     ]
-    listed = Counter(Path(place) for place, _ in named)
-    twice = sorted(place for place, count in listed.items() if count > 1)
-    findings += [(path, Finding("submitter", f"{place} is listed twice: delete one line")) for place in twice]
+    listed = Counter(Path(log_path) for log_path, _ in named)
+    twice = sorted(log_path for log_path, count in listed.items() if count > 1)
+    findings += [(path, Finding("submitter", f"{log_path} is listed twice: delete one line")) for log_path in twice]
     unnamed = f"{SUBMITTERS_FILE} does not list this log: the workflow that merges the pull request adds it"
     missing = sorted(set(log_paths) - set(listed))
-    return findings + [(root / place, Finding("submitter", unnamed, is_warning=True)) for place in missing]
+    return findings + [(root / log_path, Finding("submitter", unnamed, is_warning=True)) for log_path in missing]
 
 
 # -- reading all logs of results/ and choosing the best rates ----------------------------------------------------------
@@ -282,11 +286,11 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     rates: list[ResultRate] = []
     legacy_runs: list[tuple[FinderRun, Path]] = []
     for path in paths:
-        place = path.relative_to(root)
+        log_path = path.relative_to(root)
         if (run := read_legacy_or_none(path)) is not None:
-            legacy_runs.append((run, place))
+            legacy_runs.append((run, log_path))
         else:
-            rates += collect_rates(read_run_log(path), place)
+            rates += collect_rates(read_run_log(path), log_path)
     return ResultsCollection(rates, legacy_runs, read_submitters(root))
 
 

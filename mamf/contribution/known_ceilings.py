@@ -50,8 +50,8 @@ from mamf.peaks import (
 from mamf.plans import CEILING_REGIMES
 from mamf.plugins.discovery import open_backend
 
-FIGURES_FILE, NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
-SHIPPED_FIGURES_FILE = "published.csv"
+PUBLISHED_FIGURES_FILE, PUBLISHED_NOTICE_FILE = Path("published", "figures.csv"), Path("published", "NOTICE.md")
+SHIPPED_PUBLISHED_FIGURES_FILE = "published.csv"
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 #: Devices whose datasheet rates differ by less than this share count as equally fast, because datasheets round.
 _DATASHEET_ROUNDING = 0.01
@@ -228,7 +228,7 @@ def _find_measured_ceiling(backend: Backend, dtype: str, regime: str) -> Ceiling
 
 def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bool) -> Rate | None:
     # Do not use contributed rates of CPUs, because virtual machines give different CPUs the same name.
-    rows = _find_contributed_rates_of([info.name], dtype, regime) if info.is_accelerator else []
+    rows = _find_contributed_rates([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
     row = min(rows, key=lambda each: bool(_describe_differences(each, info)))
@@ -241,7 +241,7 @@ def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bo
     return _make_contributed_rate(row, f", although it has {differences}" if differences else "")
 
 
-def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
+def _find_contributed_rates(names: Collection[str], dtype: str, regime: str) -> list[ContributedRate]:
     """Return the contributed rates of the devices with these names, for a dtype and a regime.
 
     If there are rates without fast accumulation, those with fast accumulation are left out.
@@ -252,7 +252,7 @@ def _find_contributed_rates_of(names: Collection[str], dtype: str, regime: str) 
 
 
 def _find_max_contributed_rate(device: DeviceModel, regime: str, dtype: str) -> Rate | None:
-    rows = _find_contributed_rates_of(device.names, dtype, regime)
+    rows = _find_contributed_rates(device.names, dtype, regime)
     return _make_contributed_rate(max(rows, key=lambda row: row.rate)) if rows else None
 
 
@@ -304,7 +304,7 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     In a row, ``statistic`` says from how many measurements the publisher chose the figure, and how. ``accelerator`` is
     the publisher's name for the device. Other people wrote these texts, so escape them before use in a page.
     """
-    return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_FIGURES_FILE)}
+    return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_PUBLISHED_FIGURES_FILE)}
 
 
 def _find_published_rate(device: DeviceModel, dtype: str) -> Rate | None:

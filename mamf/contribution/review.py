@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mamf.contribution.collection import MAINTAINERS_FILE, SUBMITTERS_FILE, check_submitters
-from mamf.contribution.known_ceilings import FIGURES_FILE, NOTICE_FILE
+from mamf.contribution.known_ceilings import PUBLISHED_FIGURES_FILE, PUBLISHED_NOTICE_FILE
 from mamf.contribution.rules import (
     LOG_TIERS,
     MIN_DISTINCTIVE_SAMPLES,
@@ -27,7 +27,7 @@ from mamf.files import yield_numbered_paths
 from mamf.kinds.registry import get_kind
 from mamf.logs.legacy import LEGACY_TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
-    MALFORMED_ERRORS,
+    MALFORMED_LOG_ERRORS,
     ReadProgressCallback,
     build_run_log,
     describe_error,
@@ -82,13 +82,13 @@ def make_legacy_file_name(run: FinderRun) -> str:
     return f"{join_to_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
-def is_at_expected_path(actual: Path, place: Path) -> bool:
-    """Return whether ``actual`` is the path ``place``, or ``place`` with a number at the end of its file name.
+def is_at_expected_path(actual: Path, expected: Path) -> bool:
+    """Return whether ``actual`` is the path ``expected``, or ``expected`` with a number at the end of its file name.
 
     The number distinguishes the logs of runs that started in the same second.
     """
-    numbered = re.fullmatch(re.escape(place.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
-    return numbered is not None and actual.with_stem(place.stem) == place
+    numbered = re.fullmatch(re.escape(expected.stem) + r"(-([2-9]|[1-9]\d+))?", actual.stem)
+    return numbered is not None and actual.with_stem(expected.stem) == expected
 
 
 def format_start(iso: str) -> str:
@@ -111,15 +111,15 @@ class Review:
 
     - ``findings``: the problems that the rules found.
     - ``tier``: complete, interrupted or legacy; None for an unreadable log.
-    - ``place``: the path in results/ where the log belongs; None for an unreadable log.
-    - ``samples``: one hash for each row, of its samples, to find copied logs. Other processes compute other hashes.
+    - ``results_path``: the path in results/ where the log belongs; None for an unreadable log.
+    - ``sample_hashes``: a hash of the samples of each row, to find copied logs. The hashes differ between processes.
     """
 
     path: Path
     findings: tuple[Finding, ...]
     tier: str | None = None
-    place: Path | None = None
-    samples: frozenset[int] = field(default=frozenset(), repr=False)
+    results_path: Path | None = None
+    sample_hashes: frozenset[int] = field(default=frozenset(), repr=False)
 
     def is_rejected(self) -> bool:
         return any(not finding.is_warning for finding in self.findings)
@@ -132,7 +132,7 @@ def review_log(path: Path, on_read: ReadProgressCallback | None = None) -> Revie
     """
     try:
         return _review_by_rules(path, on_read)
-    except (*MALFORMED_ERRORS, RecursionError) as error:
+    except (*MALFORMED_LOG_ERRORS, RecursionError) as error:
         return Review(path, (_make_unreadable_finding(path, error),))
 
 
@@ -162,11 +162,11 @@ def _review_by_rules(path: Path, on_read: ReadProgressCallback | None) -> Review
     reviewed_log = ReviewedLog(all_records, log)
     for rule in RULES:
         findings += rule(reviewed_log)
-    samples = frozenset(
+    sample_hashes = frozenset(
         hash(row.samples) for _, _, row in reviewed_log.rows if len(row.samples) >= MIN_DISTINCTIVE_SAMPLES
     )
-    place = Path(make_folder_name(header["device"]["name"]), make_file_name(header))
-    return Review(path, tuple(findings), log.tier, place, samples)
+    results_path = Path(make_folder_name(header["device"]["name"]), make_file_name(header))
+    return Review(path, tuple(findings), log.tier, results_path, sample_hashes)
 
 
 def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]], findings: list[Finding]) -> Review:
@@ -180,8 +180,8 @@ def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]]
     run = build_legacy_run(path, check_and_yield_records())
     findings += check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
-    place = Path(make_folder_name(run.device or ""), make_legacy_file_name(run))
-    return Review(path, tuple(findings), LEGACY_TIER, place, frozenset([figures]))
+    results_path = Path(make_folder_name(run.device or ""), make_legacy_file_name(run))
+    return Review(path, tuple(findings), LEGACY_TIER, results_path, frozenset([figures]))
 
 
 def _make_unreadable_finding(path: Path, error: Exception) -> Finding:
@@ -211,13 +211,13 @@ def review_results(root: Path, paths: Iterable[Path], on_read: ReadProgressCallb
     If submitters.txt has errors, the last review is the review of submitters.txt.
     """
     reviews: dict[Path, Review] = {}
-    place_by_samples: dict[int, Path] = {}
+    path_by_sample_hash: dict[int, Path] = {}
     for path in paths:
         result = review_log(path, on_read)
-        place, more = path.relative_to(root), []
-        if result.place is not None and not is_at_expected_path(place, result.place):
-            more.append(Finding("misplaced", f"move this log to {root.name}/{result.place}"))
-        if copied := {place_by_samples.setdefault(each, place) for each in result.samples} - {place}:
+        actual, more = path.relative_to(root), []
+        if result.results_path is not None and not is_at_expected_path(actual, result.results_path):
+            more.append(Finding("misplaced", f"move this log to {root.name}/{result.results_path}"))
+        if copied := {path_by_sample_hash.setdefault(each, actual) for each in result.sample_hashes} - {actual}:
             more.append(Finding("duplicate", f"the log has the same samples as {min(copied)}: remove one of the two"))
         reviews[path] = replace(result, findings=(*result.findings, *more))
     for path, finding in check_submitters(root, [path.relative_to(root) for path in reviews]):
@@ -230,7 +230,9 @@ def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
     """Return a review with an error for each file in a results folder that is neither a log nor a file that mamf
     writes.
     """
-    written = {root / each for each in (FIGURES_FILE, NOTICE_FILE, SUBMITTERS_FILE, MAINTAINERS_FILE)}
+    written = {
+        root / each for each in (PUBLISHED_FIGURES_FILE, PUBLISHED_NOTICE_FILE, SUBMITTERS_FILE, MAINTAINERS_FILE)
+    }
     strays = [path for path in files if path.suffix != ".jsonl" and path.name != "README.md" and path not in written]
     misplaced = Finding(
         "misplaced", "results/ has only run logs (*.jsonl) and files that mamf writes: remove this file"
@@ -238,17 +240,17 @@ def review_stray_files(root: Path, files: Iterable[Path]) -> list[Review]:
     return [Review(path, (misplaced,)) for path in strays]
 
 
-def find_free_place(review: Review, root: Path) -> Path:
+def find_free_path(review: Review, root: Path) -> Path:
     """Find the first free path for a log in the results folder ``root``.
 
     Raises UsageError if the folder already has this run, or if the log is unreadable.
     """
-    if review.place is None:
+    if review.results_path is None:
         raise UsageError(f"{review.path} cannot be added to {root.name}/: run 'mamf results check' to see why")
-    for target in (root / place for place in yield_numbered_paths(review.place)):
+    for target in (root / path for path in yield_numbered_paths(review.results_path)):
         if not target.exists():
             break
-        if review_log(target).samples & review.samples:
+        if review_log(target).sample_hashes & review.sample_hashes:
             raise UsageError(f"this run is already in {target}, and each run can be submitted only once")
     return target
 
@@ -267,17 +269,17 @@ def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
     ]
 
 
-def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> Document:
+def make_reviews_document(reviews: Sequence[Review], named_paths: Container[Path]) -> Document:
     """Make the report of ``mamf results check``.
 
-    ``named``: the logs whose warnings are printed, which are those that the user named. The warnings of a whole folder
-    would hide its errors.
+    ``named_paths``: the logs whose warnings are printed, which are those that the user named. The warnings of a whole
+    folder would hide its errors.
     """
     names = ("rule", "level", "line", "message")
     columns: list[Column[Review]] = [  # These columns are for JSON; people read the lines.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
-        Column("place", "", lambda review: review.place and review.place.as_posix()),
+        Column("place", "", lambda review: review.results_path and review.results_path.as_posix()),
         Column("accepted", "", lambda review: not review.is_rejected()),
         Column(
             "findings", "", lambda review: [{name: getattr(each, name) for name in names} for each in review.findings]
@@ -290,7 +292,7 @@ def make_reviews_document(reviews: Sequence[Review], named: Container[Path]) -> 
     verdict = f"{rejected} rejected" if rejected else "all accepted"
     more = f", {format_count(warnings, 'warning')}" if warnings else ""
     blocks: list[Block] = [
-        Lines([line for each in reviews for line in format_findings(each, each.path in named)]),
+        Lines([line for each in reviews for line in format_findings(each, each.path in named_paths)]),
         Table(columns, reviews, key="logs"),
         Answer([f"{format_count(len(reviews), 'file')} checked ({by_tier}): {verdict}{more}"]),
     ]

@@ -108,7 +108,7 @@ class ReviewedLog:
         """All measurements, including failed and repeated ones: the line number, the record, and the row
         read from it.
         """
-        written = zip(self.select_records("measurement"), self.log.every_row, strict=True)
+        written = zip(self.select_records("measurement"), self.log.all_rows, strict=True)
         return tuple((line, record, row) for (line, record), row in written)
 
     @property
@@ -187,7 +187,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Check that vendor, backend and memory match the device, and that the names of devices and kernels are plain text.
     Names of known devices must also have the usual spelling.
     """
-    devices = {device.name: device for device in (*reviewed_log.log.devices, reviewed_log.log.device(None))}
+    devices = {device.name: device for device in (*reviewed_log.log.devices, reviewed_log.log.get_device(None))}
     for text in {*devices, reviewed_log.header["kernel"], *(row.kernel for _, _, row in reviewed_log.rows)}:
         if not _PLAIN_TEXT.fullmatch(text):
             yield Finding(
@@ -299,7 +299,7 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
             if not values_agree(record.get(name), recomputed_record.get(name)):
                 message = f"{row.shape}: {name} differs from the value that follows from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
-        seen, info = row.conditions, reviewed_log.log.device(row.device)
+        seen, info = row.conditions, reviewed_log.log.get_device(row.device)
         if row.ok and seen.cycles_used is not None:
             used = compute_cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
             if not values_agree(seen.cycles_used, used):
@@ -370,14 +370,14 @@ def check_summary(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     log, plan = reviewed_log.log, reviewed_log.log.plan
     if not any(row.operation == plan.operation for _, row in reviewed_log.valid_rows):
         yield Finding("missing-row", "the log has no measured row")
-    elif plan.is_search and not log.all_ceilings:
+    elif plan.is_search and not log.matmul_ceilings:
         yield Finding("missing-row", "the search confirmed no ceiling: complete it with 'mamf find --resume LOG'")
     if log.tier == "interrupted":
         reason = log.summary["reason"] or "reason unknown" if log.summary else "no summary"
         message = f"the run was interrupted ({reason}), so it may have missed the best shape"
         yield Finding("interrupted", message, is_warning=True)
     if log.summary is not None:
-        ceilings = recompute_ceilings(reviewed_log) if plan.kind in (FIND, ROOFLINE) else log.all_ceilings
+        ceilings = recompute_ceilings(reviewed_log) if plan.kind in (FIND, ROOFLINE) else log.matmul_ceilings
         recomputed_summary = get_kind(plan).make_summary(plan, log.measurements, ceilings, RunEnd("complete"))
         for name in ("measured", "best"):
             if not values_agree(log.summary.get(name), recomputed_summary[name]):
@@ -395,7 +395,7 @@ def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     clock.
     """
     for line, row in reviewed_log.valid_rows:
-        info, operation = reviewed_log.log.device(row.device), get_operation(row.operation)
+        info, operation = reviewed_log.log.get_device(row.device), get_operation(row.operation)
         # An approximate kernel has no limit, because it is unknown how much work it does.
         limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
@@ -435,7 +435,7 @@ def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
             count = without_clock or len(rows)
             yield Finding("sensors", f"the device has sensors, but {count} rows lack clock or power")
     for line, _, row in reviewed_log.rows:
-        seen, info = row.conditions, reviewed_log.log.device(row.device)
+        seen, info = row.conditions, reviewed_log.log.get_device(row.device)
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
         min_watts = _MIN_POWER_SHARE * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not min_watts <= seen.watts <= _MAX_POWER_SHARE * limit:

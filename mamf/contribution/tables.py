@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from mamf.contribution.collection import (
     MATMUL_TABLE,
-    OTHERS_TABLE,
+    OTHER_OPERATIONS_TABLE,
     SHARES_TABLE,
     TABLES,
     BestRate,
@@ -71,7 +71,9 @@ them, and never ranks them with measured figures.
 def make_results_pages(collection: ResultsCollection) -> dict[Path, str]:
     """Make all pages of results/. Returns their Markdown by path in results/."""
     entries = group_pairs((make_folder_name(each.device), each) for each in collection.rates)
-    legacy = group_pairs((make_folder_name(run.device or ""), (run, place)) for run, place in collection.legacy_runs)
+    legacy = group_pairs(
+        (make_folder_name(run.device or ""), (run, log_path)) for run, log_path in collection.legacy_runs
+    )
     parts = {
         folder: ResultsCollection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*entries, *legacy})
@@ -134,7 +136,9 @@ def _write_device_page(part: ResultsCollection) -> str:
         ranked[table] = [entry for entry in confirmed if entry.tier == "complete"]
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
-    best = group_pairs((entry.row.operation, entry) for entry in select_best_per_problem(ranked[OTHERS_TABLE]))
+    best = group_pairs(
+        (entry.row.operation, entry) for entry in select_best_per_problem(ranked[OTHER_OPERATIONS_TABLE])
+    )
     legacy = sorted(part.legacy_runs, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     sections = [
         f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
@@ -150,7 +154,7 @@ def _write_device_page(part: ResultsCollection) -> str:
         _format_section(_INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(interrupted)),
         _format_section(_UNCONFIRMED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(unconfirmed)),
         _format_section(
-            _LEGACY_TITLE, _LEGACY_COLUMNS, [(run, place, name) for run, place in legacy for name in run.best]
+            _LEGACY_TITLE, _LEGACY_COLUMNS, [(run, log_path, name) for run, log_path in legacy for name in run.best]
         ),
     ]
     return "\n".join(filter(None, sections))
@@ -158,8 +162,8 @@ def _write_device_page(part: ResultsCollection) -> str:
 
 def _select_best_per_log(entries: Iterable[ResultRate]) -> list[ResultRate]:
     """Select the highest rate of each log. Returns them sorted by path of the log."""
-    groups = group_pairs((entry.place, entry) for entry in entries)
-    return [max(groups[place], key=lambda entry: entry.rate) for place in sorted(groups)]
+    groups = group_pairs((entry.log_path, entry) for entry in entries)
+    return [max(groups[log_path], key=lambda entry: entry.rate) for log_path in sorted(groups)]
 
 
 def make_rate_columns() -> list[Column[ResultRate]]:
@@ -187,12 +191,12 @@ def make_date_column() -> Column[ResultRate]:
     return Column("", "date", lambda entry: entry.date[:10])
 
 
-def make_log_column(get_place: Callable[[RowT], Path]) -> Column[RowT]:
-    """Return the column with links to the logs of the rows. ``get_place``: returns the path of the log of a row."""
-    return Column("", "log", lambda row: Markup(f"[log]({quote(get_place(row).name)})"), Markup)
+def make_log_column(get_log_path: Callable[[RowT], Path]) -> Column[RowT]:
+    """Return the column with links to the logs of the rows. ``get_log_path``: returns the path of the log of a row."""
+    return Column("", "log", lambda row: Markup(f"[log]({quote(get_log_path(row).name)})"), Markup)
 
 
-_LOG_COLUMN: Column[ResultRate] = make_log_column(lambda entry: entry.place)
+_LOG_COLUMN: Column[ResultRate] = make_log_column(lambda entry: entry.log_path)
 
 
 def make_ceiling_columns() -> list[Column[BestRate]]:
@@ -227,7 +231,7 @@ def make_ceiling_columns() -> list[Column[BestRate]]:
         ),
         make_text_column("software", lambda row: format_software_versions(row[0].header)),
         Column("", "date", lambda row: row[0].date[:10]),
-        make_log_column(lambda row: row[0].place),
+        make_log_column(lambda row: row[0].log_path),
     ]
 
 
@@ -328,7 +332,7 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
                 "tflops": round_to_six_digits(best.rate),
                 "low": round_to_six_digits(best.interval.low),
                 "high": round_to_six_digits(best.interval.high),
-                "log": best.place.as_posix(),
+                "log": best.log_path.as_posix(),
                 "shapes": " ".join(shapes),
                 "kernel": next((each.row.kernel for each in fastest if len(each.header["plan"]["kernels"]) > 1), ""),
                 "cards": len(cards),

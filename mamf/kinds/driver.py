@@ -193,7 +193,7 @@ class Run(RunSetup):
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
         )
         if before := self.resumed_log and self.resumed_log.log:
-            log.all_ceilings, log.own_ceilings = dict(before.all_ceilings), dict(before.own_ceilings)
+            log.matmul_ceilings, log.other_ceilings = dict(before.matmul_ceilings), dict(before.other_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
         for each in self._other_records:
             add_record(log, {"record": each.kind, **each.fields})

@@ -91,9 +91,9 @@ class RunKind:
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
         shares = ShareCalculator(
-            log.header, log.all_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
+            log.header, log.matmul_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
         )
-        confirmed = log.own_ceilings if self.has_ceilings else None
+        confirmed = log.other_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
         return make_kernels_document(
             rows, shares, end, top=report_options.max_rows, confirmed_ceilings=confirmed, baseline=baseline
@@ -139,7 +139,7 @@ class SweepKind(RunKind):
 
         rows, header, operation = log.measurements, log.header, get_operation(log.plan.operation)
         if operation.chart == "lengths":
-            return make_attention_chart(rows, log.all_ceilings, header, regime, directions)
+            return make_attention_chart(rows, log.matmul_ceilings, header, regime, directions)
         if operation.chart == "caches":
             return make_decode_chart(
                 [row for row in rows if row.operation == operation.name], _build_confirmed_roofs(log), header, regime
@@ -193,14 +193,14 @@ class FindKind(RunKind):
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
-        if log.parts:
+        if log.part_logs:
             return make_find_by_device_document(log)
         if log.plan.is_search:
             return make_find_document(log.measurements, log.ceilings, log.header, log.summary)
         return super().make_document(log, report_options)
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        if log.parts:
+        if log.part_logs:
             raise UsageError(f"{log.path} has a separate search for each device: draw the log of one device")
         if not log.plan.is_search:
             return super().make_chart(log, regime)
@@ -220,10 +220,10 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
     """Build the roofs of the ceilings that a log has confirmed. Return None if the log confirmed no ceiling, or if the
     rows of its operation are not compared with memory bandwidth.
     """
-    if not get_operation(log.plan.operation).has_memory_shares or not log.own_ceilings:
+    if not get_operation(log.plan.operation).has_memory_shares or not log.other_ceilings:
         return None
     return build_roofs(
-        [*log.all_ceilings.values(), *log.own_ceilings.values()], cache_bytes=log.header["device"]["cache_bytes"]
+        [*log.matmul_ceilings.values(), *log.other_ceilings.values()], cache_bytes=log.header["device"]["cache_bytes"]
     )
 
 

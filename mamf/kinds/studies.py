@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, FindKind, ReportOptions, RunKind
-from mamf.logs.compare import Difference, build_log_roofs
+from mamf.logs.compare import Difference, build_roofs_from_logs
 from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
 from mamf.logs.run_log import RunLog
@@ -123,10 +123,12 @@ class RooflineKind(FindKind):
     noun_phrase = "a roofline"
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
-        return make_roofline_document(build_log_roofs([log]), [], describe_machine(log.header), report_options.max_rows)
+        return make_roofline_document(
+            build_roofs_from_logs([log]), [], describe_machine(log.header), report_options.max_rows
+        )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        return make_roofline_chart(build_log_roofs([log]), [], log.header)
+        return make_roofline_chart(build_roofs_from_logs([log]), [], log.header)
 
 
 class VerifyKind(RunKind):

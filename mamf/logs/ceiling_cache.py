@@ -26,14 +26,14 @@ from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import get_package_version
 from mamf.measurement import label_dtype
 
-CACHE_VARIABLE = "MAMF_CACHE"
+CACHE_FOLDER_VARIABLE = "MAMF_CACHE"
 
 
 def get_cache_folder() -> Path:
     """Return the folder that the environment variable MAMF_CACHE names, or ``mamf`` in the cache folder of the
     platform.
     """
-    if named := os.environ.get(CACHE_VARIABLE):
+    if named := os.environ.get(CACHE_FOLDER_VARIABLE):
         return Path(named)
     if sys.platform == "win32":
         caches = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
@@ -67,7 +67,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         yield f"the operands of this run are {log.plan.problem.data}, but a ceiling needs normally distributed values"
         return
     torch = log.header["environment"]["packages"].get("torch")
-    make_folder(get_cache_folder(), f"; set {CACHE_VARIABLE} to another folder")
+    make_folder(get_cache_folder(), f"; set {CACHE_FOLDER_VARIABLE} to another folder")
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
         new, cached = _add_origin(ceiling, log, target), None

@@ -40,9 +40,9 @@ from mamf.logs.compared_rows import (
     PairingFields,
     PooledRows,
     RowChange,
-    RunDesign,
+    RunOrder,
     average_compared_rows,
-    find_run_design,
+    find_run_order,
     is_search_log,
     list_compared_rows,
     pool_rows,
@@ -69,15 +69,15 @@ _EQUIVALENCE_CONFIDENCE = 0.90
 class RowPair:
     """A row that both sides measured: ``a`` is from side A, ``b`` from side B.
 
-    - ``fields``: the values by which the two rows were paired.
-    - ``design``: the order in which the runs of the two sides were measured.
+    - ``pairing_fields``: the values by which the two rows were paired.
+    - ``run_order``: the order in which the runs of the two sides were measured.
     - ``row_count``: the number of rows in the comparison.
     """
 
-    fields: PairingFields
+    pairing_fields: PairingFields
     a: ComparedRow
     b: ComparedRow
-    design: RunDesign = SEPARATE_RUNS
+    run_order: RunOrder = SEPARATE_RUNS
     row_count: int = 1
 
     @property
@@ -124,7 +124,7 @@ class RowPair:
         assert a is not None and b is not None, "only measured rows are paired"
         coverage = max(0.0, a.coverage + b.coverage - 1)
         change = self.change
-        deviation = math.hypot(self.design.shift_factor * change.common_deviation, change.row_deviation)
+        deviation = math.hypot(self.run_order.shift_factor * change.common_deviation, change.row_deviation)
         half_width = (
             compute_student_t_quantile(change.degrees_of_freedom, confidence) * deviation + change.temperature_effect
         )
@@ -133,7 +133,7 @@ class RowPair:
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage
         )
 
-    def verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> RowVerdict:
+    def decide_verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> RowVerdict:
         """Decide whether B is faster than A: return SAME if the 90 % interval of the ratio is within the tolerance,
         FASTER or SLOWER if a difference of any size is certain, otherwise UNDECIDED.
         """
@@ -156,7 +156,7 @@ class RowPair:
 
     def is_regression(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
         """Return whether B is certainly slower than A (SLOWER), and by more than the tolerance."""
-        return self.verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
+        return self.decide_verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
     def flatten(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
         """Return the pair as one row of a table: its values by column. Rates are in TFLOPS unless there is a column
@@ -166,7 +166,7 @@ class RowPair:
         assert a.interval is not None and b.interval is not None, "only measured rows are paired"
         rate = "tflops" if a.unit == "TFLOPS" else "rate"
         return {
-            **self.fields,
+            **self.pairing_fields,
             "shape_a": a.shape,
             "shape_b": b.shape,
             "kernel_a": a.kernel,
@@ -182,7 +182,7 @@ class RowPair:
             "ratio_interval_low": interval.low,
             "ratio_interval_high": interval.high,
             "coverage_at_least": interval.coverage,
-            "verdict": self.verdict(tolerance),
+            "verdict": self.decide_verdict(tolerance),
             "is_too_short": self.is_too_short(tolerance),
             "is_regression": self.is_regression(tolerance),
         }
@@ -193,41 +193,42 @@ class Comparison(NotebookTable):
     """The logs of two sides, A and B, compared row by row.
 
     - ``a``, ``b``: the first log of each side.
-    - ``names``: the paths of all logs of each side, as the user gave them, because logs in different folders often have
-      the same file name.
+    - ``log_paths``: the paths of all logs of each side, as the user gave them, because logs in different folders often
+      have the same file name.
     - ``pairs``: the rows that both sides measured, from the slowest to the fastest in B.
-    - ``only_a``, ``only_b``: the rows that have a rate on this side only, each with the failed row of the other side,
-      if there is one.
-    - ``dropped``: the fields that pairing ignored, because their values differ between the logs.
-    - ``noted``: the differences in software and settings, which do not prevent a comparison.
-    - ``forced``: the differences that make the logs incomparable, if the user asked to compare the logs anyway.
-    - ``design``: the order in which the runs of the two sides were measured.
-    - ``together``: for each regime, one ratio from all its rows.
+    - ``rows_only_in_a``, ``rows_only_in_b``: the rows that have a rate on this side only, each with the failed row of
+      the other side, if there is one.
+    - ``ignored_differences``: the fields that pairing ignored, because their values differ between the logs.
+    - ``noted_differences``: the differences in software and settings, which do not prevent a comparison.
+    - ``forced_differences``: the differences that make the logs incomparable, if the user asked to compare the logs
+      anyway.
+    - ``run_order``: the order in which the runs of the two sides were measured.
+    - ``pooled_rows``: for each regime, one ratio from all its rows.
     """
 
     a: RunLog
     b: RunLog
-    names: tuple[str, str]
+    log_paths: tuple[str, str]
     pairs: tuple[RowPair, ...]
-    only_a: tuple[tuple[ComparedRow, ComparedRow | None], ...]
-    only_b: tuple[tuple[ComparedRow, ComparedRow | None], ...]
-    dropped: tuple[Difference, ...] = ()
-    noted: tuple[Difference, ...] = ()
-    forced: tuple[Difference, ...] = ()
-    design: RunDesign = SEPARATE_RUNS
-    together: tuple[PooledRows, ...] = ()
+    rows_only_in_a: tuple[tuple[ComparedRow, ComparedRow | None], ...]
+    rows_only_in_b: tuple[tuple[ComparedRow, ComparedRow | None], ...]
+    ignored_differences: tuple[Difference, ...] = ()
+    noted_differences: tuple[Difference, ...] = ()
+    forced_differences: tuple[Difference, ...] = ()
+    run_order: RunOrder = SEPARATE_RUNS
+    pooled_rows: tuple[PooledRows, ...] = ()
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.counts().items() if count)
-        return f"Comparison({self.names[0]} against {self.names[1]}: {counts})"
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in self.count_verdicts().items() if count)
+        return f"Comparison({self.log_paths[0]} against {self.log_paths[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[dict[str, Any]]:
         """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
         return [pair.flatten(tolerance) for pair in self.pairs]
 
-    def counts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
+    def count_verdicts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
-        found = Counter(pair.verdict(tolerance) for pair in self.pairs)
+        found = Counter(pair.decide_verdict(tolerance) for pair in self.pairs)
         return {verdict: found[verdict] for verdict in ROW_VERDICTS}
 
     @property
@@ -235,13 +236,13 @@ class Comparison(NotebookTable):
         """The geometric mean of the ratio B/A over all pairs."""
         return geometric_mean(pair.ratio for pair in self.pairs)
 
-    def regressions(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[RowPair]:
+    def find_regressions(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[RowPair]:
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
     def is_slower(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
         """Return whether B is slower than A: a single row is a regression, or the pooled rows of a regime are one."""
-        return bool(self.regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.together)
+        return bool(self.find_regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.pooled_rows)
 
 
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
@@ -267,7 +268,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             each
             for side in (side_a, side_b)
             for log in side[1:]
-            for each in find_noted_differences(side[0].header, log.header)
+            for each in find_setting_differences(side[0].header, log.header)
         ),
     ]
     cards = [each for each in differences if each.is_of_card]
@@ -290,43 +291,48 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             f"the two logs have no measured row in common: {_describe_measured_rows(first, rows_a)}; "
             f"{_describe_measured_rows(other, rows_b)}"
         )
-    name_a, name_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
-    noted = (*dict.fromkeys(cards), *comparison.noted) if in_cycles else comparison.noted
-    comparison = replace(comparison, names=(name_a, name_b), forced=tuple(dict.fromkeys(forced)), noted=noted)
-    return add_design_and_pooled_rows(comparison, find_run_design(side_a, side_b))
+    paths_a, paths_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
+    noted = (*dict.fromkeys(cards), *comparison.noted_differences) if in_cycles else comparison.noted_differences
+    comparison = replace(
+        comparison,
+        log_paths=(paths_a, paths_b),
+        forced_differences=tuple(dict.fromkeys(forced)),
+        noted_differences=noted,
+    )
+    return add_order_and_pooled_rows(comparison, find_run_order(side_a, side_b))
 
 
-def add_design_and_pooled_rows(comparison: Comparison, design: RunDesign) -> Comparison:
+def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Comparison:
     """Return a copy of a comparison with the order in which its runs were measured, and with the pooled rows of each
     regime.
     """
-    pairs = tuple(replace(pair, design=design, row_count=len(comparison.pairs)) for pair in comparison.pairs)
-    regimes = group_pairs((pair.fields.get("regime", "all regimes"), pair) for pair in pairs)
+    pairs = tuple(replace(pair, run_order=run_order, row_count=len(comparison.pairs)) for pair in comparison.pairs)
+    regimes = group_pairs((pair.pairing_fields.get("regime", "all regimes"), pair) for pair in pairs)
     # Pool only rows that both sides measured on the same device, and only if a regime has several of them.
     pairs_of_one_device = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
     changes = {regime: [pair.change for pair in rows] for regime, rows in pairs_of_one_device.items() if len(rows) > 1}
     chance = FALSE_ALARM_CHANCE / 2 / max(1, len(changes))
-    together = tuple(pool_rows(str(regime), rows, design, chance) for regime, rows in changes.items())
-    return replace(comparison, pairs=pairs, design=design, together=together)
+    pooled_rows = tuple(pool_rows(str(regime), rows, run_order, chance) for regime, rows in changes.items())
+    return replace(comparison, pairs=pairs, run_order=run_order, pooled_rows=pooled_rows)
 
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
     """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pair."""
     # Ignore each field that has one value in all rows of A and another value in all rows of B: with this field, no row
     # of A could be paired with a row of B.
-    dropped = [
+    ignored_differences = [
         each
         for each in find_field_differences(rows_a, rows_b, ignored_fields=("shape",))
         if len(list_distinct_values(rows_a, each.what)) == len(list_distinct_values(rows_b, each.what)) == 1
     ]
-    ignored = {difference.what for difference in dropped}
+    ignored_names = {difference.what for difference in ignored_differences}
     by_a, by_b = (
-        {row.pairing_key: row for row in (row.copy_without_fields(ignored) for row in rows)}
+        {row.pairing_key: row for row in (row.copy_without_fields(ignored_names) for row in rows)}
         for rows in (rows_a, rows_b)
     )
     by_a = {key: row.scale_to_device_of(by_b[key]) if key in by_b else row for key, row in by_a.items()}
     measured_a, measured_b = ({key: row for key, row in rows.items() if row.rate is not None} for rows in (by_a, by_b))
-    pairs = [RowPair(row.fields, row, measured_b[key]) for key, row in measured_a.items() if key in measured_b]
+    pairs = [RowPair(row.pairing_fields, row, measured_b[key]) for key, row in measured_a.items() if key in measured_b]
     return Comparison(
         a,
         b,
@@ -334,8 +340,8 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Seque
         tuple(sorted(pairs, key=lambda pair: pair.ratio)),
         tuple((row, by_b.get(key)) for key, row in measured_a.items() if key not in measured_b),
         tuple((row, by_a.get(key)) for key, row in measured_b.items() if key not in measured_a),
-        tuple(dropped),
-        tuple(find_noted_differences(a.header, b.header)),
+        tuple(ignored_differences),
+        tuple(find_setting_differences(a.header, b.header)),
     )
 
 
@@ -387,7 +393,7 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     return [each for each in found if each.a != each.b]
 
 
-def find_noted_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def find_setting_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Find the differences between the software and the settings of two runs, from the headers of their logs. They do
     not prevent a comparison, because often the user compares the runs to see the effect of these differences.
     """
@@ -423,7 +429,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
 
 def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]:
     """Return the distinct values of a field in these rows, in the order of the log."""
-    return list({row.fields[name]: None for row in rows if name in row.fields})
+    return list({row.pairing_fields[name]: None for row in rows if name in row.pairing_fields})
 
 
 def find_field_differences(
@@ -432,7 +438,7 @@ def find_field_differences(
     """Find the fields, except those named in ``ignored_fields``, whose values in A and in B have nothing in common."""
     if not a or not b:
         return []
-    names = [name for name in a[0].fields if name in b[0].fields and name not in ignored_fields]
+    names = [name for name in a[0].pairing_fields if name in b[0].pairing_fields and name not in ignored_fields]
     found = ((name, list_distinct_values(a, name), list_distinct_values(b, name)) for name in names)
     return [
         Difference(name, ", ".join(map(str, of_a)), ", ".join(map(str, of_b)))
@@ -441,32 +447,32 @@ def find_field_differences(
     ]
 
 
-def build_log_roofs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
+def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
     """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
     several logs.
 
     Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
     """
     for log in logs:
-        if not log.all_ceilings and not log.own_ceilings:
+        if not log.matmul_ceilings and not log.other_ceilings:
             raise UsageError(
                 f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf find --operation bandwidth' or 'mamf "
                 "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
             )
     return build_roofs(
-        [each for log in logs for each in (*log.all_ceilings.values(), *log.own_ceilings.values())],
+        [each for log in logs for each in (*log.matmul_ceilings.values(), *log.other_ceilings.values())],
         next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None),
         anyway,
     )
 
 
-def require_card_of_roofs(log: RunLog, roofs: Roofs) -> None:
+def require_same_card(log: RunLog, roofs: Roofs) -> None:
     """Raise IncomparableError if a log and the roofs (the highest rates of a device) are from different cards."""
     device = log.header["device"]
     require_same_device((roofs.device, roofs.uuid_hash), (device["name"], device["uuid_hash"]))
 
 
-def require_device_of_log(log: RunLog, logged_device: DeviceInfo, open_device: DeviceInfo) -> None:
+def require_logged_device(log: RunLog, logged_device: DeviceInfo, open_device: DeviceInfo) -> None:
     """Raise LogMismatchError unless the open device and its software are those of a log, because a log must not mix
     rows of different devices.
 

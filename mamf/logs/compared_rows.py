@@ -47,16 +47,16 @@ from mamf.statistics import (
 FALSE_ALARM_CHANCE = 0.01
 #: A loss of all rows together counts as a regression if it exceeds this share of the tolerance for single rows.
 POOLED_TOLERANCE_SHARE = 0.25
-#: The largest exponent whose exponential is a finite float, as a limit because a manipulated log may state any error.
+#: The largest x for which math.exp(x) is finite. It limits errors, because a manipulated log may contain any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# Runs with a longer pause than _MAX_SHORT_PAUSE between them differ _LONG_PAUSE_SHIFT_FACTOR times as much as others.
+# After a pause longer than _MAX_SHORT_PAUSE, equal runs differ _LONG_PAUSE_SHIFT_FACTOR times as much as otherwise.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the common shift of a run: results/ has 26 pairs of equal runs, but 20 match the tails. If equal
-# runs of one side differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their own spread replaces the
-# calibration.
+# Degrees of freedom of the common shift of a run: a t distribution with 20 matches the tails of the differences between
+# the 26 pairs of equal runs in results/. If equal runs of one side differ by more than _CONTRADICTION_FACTOR times the
+# shift that was calibrated with these pairs, the spread of these runs is used instead of the calibrated shift.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# The standard deviation of the timer correction between runs in seconds, from logs that device events timed.
+# The standard deviation between runs of the overhead of device events as a timer, in seconds.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
@@ -66,8 +66,8 @@ _POWER_STATE_ERROR = 0.0055
 _SUSTAINED_RUN_SHIFT = 0.0012
 
 
-def compute_decision_error(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
-    """Return the error of a rate for the decision whether the rate differs from that of another run.
+def compute_error_between_runs(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
+    """Compute the error with which to decide whether a rate differs from a rate in another run.
 
     ``measurement_count``: the number of measurements that gave the rate. The result has the heavy tails of errors
     between runs, so it is larger than the calibrated ``error`` of the rate.
@@ -76,12 +76,12 @@ def compute_decision_error(error: FigureUncertainty, regime: str, measurement_co
     smallest = _POWER_STATE_ERROR / math.sqrt(measurement_count) if is_sustained else 1e-6
     return FigureUncertainty(
         common=max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common,
-        own=min(max(error.own, smallest), 10.0),  # A manipulated log may state any error.
+        own=min(max(error.own, smallest), 10.0),  # A manipulated log may contain any error.
         degrees=_ROW_DEGREES_OF_FREEDOM[is_sustained],
     )
 
 
-class RunDesign(NamedTuple):
+class RunOrder(NamedTuple):
     """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
     order.
 
@@ -96,18 +96,18 @@ class RunDesign(NamedTuple):
 
 
 #: The order of two single runs with a long pause between them, which is the default.
-SEPARATE_RUNS = RunDesign("more than 10 minutes between runs", math.sqrt(2) * _LONG_PAUSE_SHIFT_FACTOR, 0)
+SEPARATE_RUNS = RunOrder("more than 10 minutes between runs", math.sqrt(2) * _LONG_PAUSE_SHIFT_FACTOR, 0)
 
 
-def find_run_design(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunDesign:
+def find_run_order(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunOrder:
     """Find the order of the runs of A and B from start times and durations. Only alternating runs average out drift."""
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_SHORT_PAUSE for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE_RUNS._replace(extra_run_count=len(runs) - 2)
     sides = [side for _, side in runs]
     if len(a) == len(b) and all(one != two for one, two in zip(sides[::2], sides[1::2], strict=True)):
-        return RunDesign(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
-    return RunDesign(f"{len(a)} + {len(b)} runs without a long pause", math.sqrt(2), len(runs) - 2)
+        return RunOrder(f"{len(a)} + {len(b)} alternating runs", math.sqrt(2 / len(a)), len(runs) - 2)
+    return RunOrder(f"{len(a)} + {len(b)} runs without a long pause", math.sqrt(2), len(runs) - 2)
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
@@ -184,7 +184,7 @@ class RowChange(NamedTuple):
     temperature_effect: float = 0.0
 
 
-def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chance: float) -> PooledRows:
+def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, chance: float) -> PooledRows:
     """Pool the changes of all rows of a regime to one ratio, weighted by their inverse variances.
 
     ``chance``: the chance of a false alarm. The common shift of a run combines the calibrated shift and the spread of
@@ -197,34 +197,32 @@ def pool_rows(regime: str, changes: Sequence[RowChange], design: RunDesign, chan
         weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
         for weight, each in zip(weights, changes, strict=True)
     )
-    common, observed_variance = max(timer, *(each.common_deviation for each in changes)), 0.0
+    common, observed = max(timer, *(each.common_deviation for each in changes)), 0.0
     for side in (0, 1):
         rows = [
             [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
         ]
-        observed_variance += math.fsum(
+        observed += math.fsum(
             math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
             for run in zip(*rows, strict=True)
         )
     prior = (
-        0
-        if observed_variance > design.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2
-        else _SHIFT_DEGREES_OF_FREEDOM
+        0 if observed > run_order.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
     )
-    shift = design.shift_factor * math.sqrt((prior * common**2 + observed_variance) / (prior + design.extra_run_count))
+    shift = run_order.shift_factor * math.sqrt((prior * common**2 + observed) / (prior + run_order.extra_run_count))
     return PooledRows(
         regime,
         rows=len(changes),
         ratio=math.exp(math.fsum(weight * each.log_ratio for weight, each in zip(weights, changes, strict=True))),
         deviation=math.hypot(shift, total**-0.5),
-        degrees=prior + design.extra_run_count,
+        degrees=prior + run_order.extra_run_count,
         chance=chance,
         by_temperature=max(each.temperature_effect for each in changes),
     )
 
 
 # Half the width of a 95 % interval of a normal distribution, in standard deviations.
-_NORMAL_95 = 1.96
+_NORMAL_95_HALF_WIDTH = 1.96
 #: The unit of a row whose rate was replaced by the share of the cycles of the compute units that its kernel used.
 CYCLES_UNIT = "% of cycles"
 #: The fields by which the rows of two logs are paired, by name: regime, the fields of the problem, shape and kernel.
@@ -235,7 +233,7 @@ PairingFields = dict[str, object]
 class ComparedRow:
     """A row of a log in the form in which it is compared with a row of another log.
 
-    - ``fields``: the values by which the row is paired with a row of the other log.
+    - ``pairing_fields``: the values by which the row is paired with a row of the other log.
     - ``rate``: the rate in ``unit``; None if the row has no rate. ``status`` and ``reason`` then say why.
     - ``interval``: the interval in which the rate of another run is expected.
     - ``repetition_count``: in a log of ``mamf guard``, the number of repeated measurements that gave the rate.
@@ -249,7 +247,7 @@ class ComparedRow:
     - ``device_speed_half_width``: half the width of the interval of this speed, as a share.
     """
 
-    fields: PairingFields
+    pairing_fields: PairingFields
     shape: str
     kernel: str
     rate: float | None = None
@@ -272,11 +270,13 @@ class ComparedRow:
     @property
     def pairing_key(self) -> object:
         """The pairing fields of the row as a hashable key."""
-        return frozenset(self.fields.items())
+        return frozenset(self.pairing_fields.items())
 
     def copy_without_fields(self, names: Collection[str]) -> ComparedRow:
         """Return a copy without the fields that have these names, so that pairing ignores them."""
-        return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
+        return replace(
+            self, pairing_fields={key: each for key, each in self.pairing_fields.items() if key not in names}
+        )
 
     def convert_to_cycles(self) -> ComparedRow:
         """Return a copy whose rate is the share of the cycles of the compute units that the kernel used, in percent.
@@ -286,7 +286,7 @@ class ComparedRow:
         """
         if self.rate is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.rate is None else replace(self, rate=None, status="the true clock was not measured")
-        percent, half = 100 * self.cycles_used, _NORMAL_95 * self.cycles_error.own
+        percent, half = 100 * self.cycles_used, _NORMAL_95_HALF_WIDTH * self.cycles_error.own
         return replace(
             self,
             rate=percent,
@@ -317,7 +317,7 @@ class ComparedRow:
             self,
             rate=self.rate * factor,
             interval=replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor),
-            error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95)),
+            error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95_HALF_WIDTH)),
         )
 
 
@@ -333,7 +333,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
-    if log.parts and is_search_log(log):
+    if log.part_logs and is_search_log(log):
         raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
@@ -342,7 +342,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     if not is_search_log(log) or (plan.confirms_best_rows and not as_ceilings):
         return _make_compared_rows_of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms_best_rows:
-        return [_make_row_of_ceiling(ceiling) for ceiling in log.own_ceilings.values()]
+        return [_make_row_of_ceiling(ceiling) for ceiling in log.other_ceilings.values()]
     if not as_ceilings:
         return list(_yield_confirmed_candidates(rows))
     by_regime = group_pairs((row.regime, row) for row in rows)
@@ -362,7 +362,7 @@ def get_problem_fields(problem: Any) -> PairingFields:
 
 
 def make_pairing_fields(step: StepKey) -> PairingFields:
-    """Return the regime, the problem's fields, the shape and the kernel of a step, by which rows are paired."""
+    """Return the fields by which the rows of a step are paired: its regime, problem fields, shape and kernel."""
     return {"regime": step.regime, **get_problem_fields(step.problem), "shape": str(step.shape), "kernel": step.kernel}
 
 
@@ -380,7 +380,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
     """Return a copy of a row with the error, temperature and used cycles of the measurements that gave its rate."""
     return replace(
         compared_row,
-        error=compute_decision_error(
+        error=compute_error_between_runs(
             compute_combined_rate_error(measurements), measurements[0].regime, len(measurements)
         ),
         seconds_per_launch=measurements[0].seconds,
@@ -401,8 +401,8 @@ def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
     """Convert rows to compared rows.
 
-    If several devices shared the run, a row of another device than the first one names its device and the relative
-    speed of that device.
+    If several devices shared the run, each row that was not measured on the first device gets the device that measured
+    it, and the relative speed of that device.
     """
     found = [_make_compared_row(row) for row in rows]
     own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)
@@ -461,7 +461,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         ceiling.rate,
         ceiling.interval,
         unit=ceiling.unit,
-        error=compute_decision_error(error, ceiling.regime, ceiling.rounds),
+        error=compute_error_between_runs(error, ceiling.regime, ceiling.rounds),
         seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
         loss_per_degree=known.per_degree,

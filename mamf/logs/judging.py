@@ -76,7 +76,7 @@ class GuardFileKeys(Struct, kw_only=True):
 
 # A row is measured again if its first measurement is slower than the baseline by this share of the tolerance. The
 # share is below 1, because a single measurement may be a percent faster than the average of many.
-_DOUBT_SHARE = 0.5
+_REPETITION_LOSS_SHARE = 0.5
 # A row counts as failed after this many failures. A single failure may be transient, so the row is measured again.
 _MAX_FAILURES = 2
 
@@ -111,9 +111,9 @@ def needs_repetition(baseline: ComparedRow, measurements: Sequence[Measurement],
         return False
     if not measurements[-1].ok:
         return sum(not row.ok for row in measurements) < _MAX_FAILURES
-    pair = RowPair(before.fields, before, now)
+    pair = RowPair(before.pairing_fields, before, now)
     if not any(row.phase == CONFIRM_PHASE for row in measurements):
-        return pair.ratio < 1 - _DOUBT_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
+        return pair.ratio < 1 - _REPETITION_LOSS_SHARE * tolerance or is_interval_too_wide(pair, tolerance)
     return pair.b.repetition_count < MIN_CONFIRMING_ROUNDS or pair.interval.low <= 1 - tolerance <= pair.interval.high
 
 
@@ -158,15 +158,17 @@ class GuardResult:
         )
 
 
-def judge_guard_log(baseline: RunLog, log: RunLog, tolerance: float, by: str = COMPARE_RATE) -> GuardResult:
-    """Compare the log of a run of ``mamf guard`` with its baseline, an earlier log. ``by``: the compared figure,
-    ``rate`` or ``cycles``, as in COMPARED_FIGURES.
+def judge_guard_log(
+    baseline: RunLog, log: RunLog, tolerance: float, compared_figure: str = COMPARE_RATE
+) -> GuardResult:
+    """Compare the log of a run of ``mamf guard`` with its baseline, an earlier log. ``compared_figure``: ``rate`` or
+    ``cycles``, as in COMPARED_FIGURES.
     """
-    comparison = pair_rows(baseline, log, list_guarded_rows(baseline, by), list_guarded_rows(log, by))
+    comparison = pair_rows(baseline, log, *(list_guarded_rows(each, compared_figure) for each in (baseline, log)))
     found = [
         *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
-        *(JudgedRow(now, "failed") for _, now in comparison.only_a if now is not None),
-        *(JudgedRow(now, "new") for now, _ in comparison.only_b),
+        *(JudgedRow(now, "failed") for _, now in comparison.rows_only_in_a if now is not None),
+        *(JudgedRow(now, "new") for now, _ in comparison.rows_only_in_b),
     ]
     found.sort(key=lambda row: GUARD_OUTCOMES.index(row.outcome))  # worst first
     ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
@@ -209,9 +211,9 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
 _VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
-# _NORMAL_95: half the width of a 95 % interval of a normal distribution, in standard deviations.
+# _NORMAL_95_HALF_WIDTH: half the width of a 95 % interval of a normal distribution, in standard deviations.
 # _SAME_CLOCK_TOLERANCE: the largest relative difference of two clocks that count as equal.
-_NORMAL_95, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
+_NORMAL_95_HALF_WIDTH, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
 def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceOptions:
@@ -230,7 +232,7 @@ def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceO
         Claim(row.step, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
         for entry in (ceilings or list_compared_rows(log) if not log.counter_records else ())
         if entry.rate and entry.interval and entry.interval.low > 0
-        if (row := rows.get(frozenset({**entry.fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
+        if (row := rows.get(frozenset({**entry.pairing_fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
     ]
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
@@ -272,7 +274,7 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> str:
-        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.verdict(self.tolerance)]
+        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.decide_verdict(self.tolerance)]
 
     @property
     def used_cycle_shares(self) -> tuple[float | None, float | None]:
@@ -303,7 +305,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence
     if here is None or here.rate is None:
         return judged
     assert here.error is not None, "a figure has an error"
-    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95)
+    scatter = math.hypot(here.error.own, claim.interval.half_width / claim.rate / _NORMAL_95_HALF_WIDTH)
     there = replace(
         here,
         kernel=claim.step.kernel,
@@ -315,7 +317,7 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence
         there, here = (each.convert_to_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
     return replace(
         judged,
-        pair=RowPair(here.fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
+        pair=RowPair(here.pairing_fields, there, here, row_count=max(options.chosen_from, len(options.claims))),
         clock_hz=summarize_conditions([row for row in measurements if row.ok]).clock_hz,
     )
 

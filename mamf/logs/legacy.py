@@ -19,7 +19,7 @@ from mamf.errors import RunLogError
 from mamf.files import create_file_atomically
 from mamf.logs.records import make_json_values, read_record
 from mamf.logs.run_log import (
-    MALFORMED_ERRORS,
+    MALFORMED_LOG_ERRORS,
     SCHEMA_VERSION,
     ReadProgressCallback,
     describe_error,
@@ -171,6 +171,6 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
             raise ValueError(f"missing field `best.{unnamed[0]}.tflops.{unnamed[0]}`")
     except RunLogError:
         raise
-    except MALFORMED_ERRORS as error:
+    except MALFORMED_LOG_ERRORS as error:
         raise RunLogError(f"{path}: {describe_error(error)}; import the original log again") from None
     return run

@@ -234,13 +234,13 @@ class RunEnd:
     """How a run ended, for the summary in its log.
 
     - ``status``: ``complete`` or ``interrupted``. ``reason``: why the run ended early; empty if it did not.
-    - ``elapsed_seconds``: how long the run took. ``left_count``: the number of steps that were not measured.
+    - ``elapsed_seconds``: how long the run took. ``unmeasured_count``: the number of steps that were not measured.
     """
 
     status: str
     reason: str = ""
     elapsed_seconds: float = 0.0
-    left_count: int = 0
+    unmeasured_count: int = 0
 
     def make_summary(self, measured: int) -> dict[str, Any]:
         """Make the fields that the summary of every kind of run has. ``measured``: the number of rows with a rate."""
@@ -248,7 +248,7 @@ class RunEnd:
             "status": self.status,
             "reason": self.reason,
             "measured": measured,
-            "left": self.left_count,
+            "left": self.unmeasured_count,
             "elapsed_seconds": round(self.elapsed_seconds, 3),
         }
 

@@ -127,7 +127,7 @@ def find_repeated_fields(line: bytes) -> list[str]:
 SCHEMA_VERSION = 5
 TRANSIENT_STATUSES = ("failed", "out_of_memory")
 #: The errors that mamf code may raise when it reads a log with values of the wrong type.
-MALFORMED_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
+MALFORMED_LOG_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, MamfError)
 #: Ceilings by problem and regime, for operations other than matmul.
 CeilingsByProblemAndRegime = dict[tuple[Any, str], Ceiling]
 
@@ -149,30 +149,30 @@ class RunLog(NotebookTable):
     """A run log that was read from a file, or the joined logs of several devices.
 
     - ``header``: the first record, with device, software, settings and plan.
-    - ``measurements``: the last row of each step (regime, problem, shape and kernel). ``every_row``: all rows as
+    - ``measurements``: the last row of each step (regime, problem, shape and kernel). ``all_rows``: all rows as
       written.
-    - ``all_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime.
-    - ``own_ceilings``: ceilings of other operations, by problem and regime.
+    - ``matmul_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime.
+    - ``other_ceilings``: ceilings of other operations, by problem and regime.
     - ``known_ceilings``: ceilings that the run did not measure and that reports compare rows with, by dtype and regime.
     - ``counter_records``: records of hardware counters, which mamf.profiling.counters.log reads.
     - ``summary``: the last summary record; None if the run was killed before it wrote one.
     - ``valid_bytes``: the length of the file in bytes up to the end of the last complete line.
     - ``is_truncated``: True if an incomplete line follows the last complete line.
-    - ``parts``: the logs that were joined to this one, if several devices shared the run (mamf.logs.shared_runs).
+    - ``part_logs``: the logs that were joined to this one, if several devices shared the run (mamf.logs.shared_runs).
     """
 
     path: Path
     header: dict[str, Any]
     measurements: list[Measurement] = field(default_factory=list)
-    all_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
-    own_ceilings: CeilingsByProblemAndRegime = field(default_factory=dict)
+    matmul_ceilings: dict[tuple[str, str], Ceiling] = field(default_factory=dict)
+    other_ceilings: CeilingsByProblemAndRegime = field(default_factory=dict)
     known_ceilings: dict[tuple[str, str], Rate] = field(default_factory=dict)
     counter_records: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] | None = None
     valid_bytes: int = 0
     is_truncated: bool = False
-    every_row: list[Measurement] = field(default_factory=list)
-    parts: list[RunLog] = field(default_factory=list)
+    all_rows: list[Measurement] = field(default_factory=list)
+    part_logs: list[RunLog] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"RunLog({self.path}: {len(self.measurements)} rows, {self.tier})"
@@ -186,14 +186,14 @@ class RunLog(NotebookTable):
         """The devices that shared the run; an empty list if the run used one device."""
         return [DeviceInfo(**device) for device in self.header.get("devices", ())]
 
-    def device(self, index: int | None) -> DeviceInfo:
+    def get_device(self, index: int | None) -> DeviceInfo:
         """Return the device with this index among the devices that shared the run, or else the device in the header."""
         return next((device for device in self.devices if device.index == index), DeviceInfo(**self.header["device"]))
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
         """The ceilings of matmuls by regime, for logs of ``mamf find``, which have only one dtype."""
-        return {regime: ceiling for (_, regime), ceiling in self.all_ceilings.items()}
+        return {regime: ceiling for (_, regime), ceiling in self.matmul_ceilings.items()}
 
     @property
     def tier(self) -> str:
@@ -204,16 +204,16 @@ class RunLog(NotebookTable):
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
         if is_compute_roof(ceiling.problem.operation):
-            self.all_ceilings[ceiling.dtype, ceiling.regime] = ceiling
+            self.matmul_ceilings[ceiling.dtype, ceiling.regime] = ceiling
         else:
-            self.own_ceilings[ceiling.problem, ceiling.regime] = ceiling
+            self.other_ceilings[ceiling.problem, ceiling.regime] = ceiling
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one mapping for each measurement: its values by column, for ``pandas.DataFrame(log.rows())``."""
         return [flatten_record(make_measurement_record(row)) for row in self.measurements]
 
     @property
-    def lasting_rows(self) -> list[Measurement]:
+    def rows_kept_on_resume(self) -> list[Measurement]:
         """The rows that a resumed run does not measure again.
 
         A resumed run repeats rows that failed or ran out of memory, because the cause may have gone. It does not repeat
@@ -242,10 +242,10 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
     for number, record in numbered:
         try:
             add_record(log, record)
-        except MALFORMED_ERRORS as error:
+        except MALFORMED_LOG_ERRORS as error:
             raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
     log.header = add_sharing_to_header(log.header, log.summary)
-    log.every_row = add_device_speeds(log.measurements)
+    log.all_rows = add_device_speeds(log.measurements)
     log.measurements = add_device_speeds(keep_latest_rows(log.measurements))
     return log
 
@@ -291,7 +291,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
         if read.devices:
             header["devices"] = devices[1:]
         read_plan_record(header["plan"])
-    except MALFORMED_ERRORS as error:
+    except MALFORMED_LOG_ERRORS as error:
         raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
     return header
 

@@ -83,12 +83,12 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
             "command": str(first.header.get("command", "")).partition(" --share ")[0],
         },
         measurements=add_device_speeds(rows),
-        every_row=add_device_speeds(
-            [replace(row, device=indices[log.path]) for log in by_start for row in log.every_row]
+        all_rows=add_device_speeds(
+            [replace(row, device=indices[log.path]) for log in by_start for row in log.all_rows]
         ),
         summary=_summarize_run(logs, plan, rows),
         is_truncated=any(log.is_truncated for log in logs),
-        parts=list(logs),
+        part_logs=list(logs),
     )
 
 
@@ -193,7 +193,7 @@ def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining
         for shape in log.plan.list_assigned_shapes()
     }
     for log in every:
-        plan, rows = log.plan, {row.step for row in log.lasting_rows if not row.is_reference and not row.phase}
+        plan, rows = log.plan, {row.step for row in log.rows_kept_on_resume if not row.is_reference and not row.phase}
         needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
         owned |= {shape for shape in plan.list_assigned_shapes() if sum(step[2] == shape for step in rows) >= needed}
     missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
@@ -218,6 +218,6 @@ def _start_log_of_missing_shapes(folder: Path, device_log: RunLog, shapes: Seque
     with RunLogWriter.create(
         folder / f"device{device_log.header['device']['index']}.jsonl", header, may_add_number=True
     ) as log:
-        for ceiling in device_log.all_ceilings.values():
+        for ceiling in device_log.matmul_ceilings.values():
             log.write("ceiling", make_ceiling_record(ceiling))
     return read_run_log(log.path)

@@ -405,10 +405,10 @@ def _make_pictures(log: RunLog) -> Iterator[Picture]:
 
 def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
     """Return the ceilings that the run confirmed, or else the best row of each problem and regime."""
-    ceilings = [*log.all_ceilings.values(), *log.own_ceilings.values()]
+    ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_HEADLINE_FIGURES]]
-    shares = ShareCalculator(log.header, log.all_ceilings, log.known_ceilings)
+    shares = ShareCalculator(log.header, log.matmul_ceilings, log.known_ceilings)
     return [_make_row_figure(row, shares) for row in _find_best_rows(log)]
 
 

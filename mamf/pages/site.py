@@ -172,7 +172,7 @@ def make_index_entry(ceiling: SiteCeiling) -> dict[str, Any]:
         "lowest_tflops": round_to_six_digits(ceiling.card_rates[-1].tflops) if ceiling.card_rates else None,
         "compute_units": device.get("compute_units"),
         "power_limit_watts": device.get("power_limit_watts"),
-        "source": ceiling.place.as_posix(),
+        "source": ceiling.log_path.as_posix(),
         "software": dict(ceiling.software),
     }
 
@@ -387,7 +387,7 @@ def _make_log_column(logs_address: str) -> Column[Any]:
     """Return a column with links to the log of each row. ``logs_address``: the address of the folder with the logs,
     which ends with a slash.
     """
-    return Column("", "log", lambda row: _make_log_link(logs_address, row.place))
+    return Column("", "log", lambda row: _make_log_link(logs_address, row.log_path))
 
 
 def _make_log_link(logs_address: str, path: Path, text: str = "log") -> Link:

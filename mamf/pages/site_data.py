@@ -62,7 +62,7 @@ class SiteLog:
 class SiteCeiling(Rate):
     """The highest rate of a device for a dtype and a regime, among the logs of one tier.
 
-    - ``place``: the path of the log in results/.
+    - ``log_path``: the path of the log in results/.
     - ``datasheet_rate``: the dense peak that the datasheet states, None if it is unknown.
     - ``best_rate``: the row of this rate with the header of its log; None for a figure of mamf-finder.
     - ``card_rates``: the highest rate of each card of the device, the fastest card first.
@@ -70,7 +70,7 @@ class SiteCeiling(Rate):
 
     regime: str
     vendor: str
-    place: Path
+    log_path: Path
     software: Mapping[str, str]
     datasheet_rate: DatasheetRate | None
     best_rate: ResultRate | None = None
@@ -190,7 +190,7 @@ def _make_site_ceiling(tier: str, best: ResultRate, rates: Sequence[ResultRate])
     - ``best``: the highest rate of this device, dtype and regime.
     - ``rates``: all rates of this device, dtype and regime.
     """
-    ordered = sorted(rates, key=lambda rate: (-rate.tflops, rate.place))
+    ordered = sorted(rates, key=lambda rate: (-rate.tflops, rate.log_path))
     rates_by_card = group_pairs((str(rate.uuid_hash), rate) for rate in ordered)
     return SiteCeiling(
         rate=best.rate,
@@ -200,7 +200,7 @@ def _make_site_ceiling(tier: str, best: ResultRate, rates: Sequence[ResultRate])
         device=best.device,
         source=best.source,
         tier=tier,
-        place=best.place,
+        log_path=best.log_path,
         vendor=best.header["device"]["vendor"] or UNKNOWN_NAME,
         software=list_software_versions(best.header),
         datasheet_rate=best.datasheet_peak,
@@ -227,7 +227,7 @@ def _make_legacy_ceilings(
             device=site_log.device,
             source="contributed",
             tier=LEGACY_TIER,
-            place=site_log.path,
+            log_path=site_log.path,
             vendor=vendors.get(site_log.device, UNKNOWN_NAME),
             software=site_log.software,
             datasheet_rate=find_peak(site_log.device, log.dtype) if log.dtype in DTYPES else None,

@@ -23,7 +23,7 @@ from mamf.errors import RunLogError, UsageError
 from mamf.files import create_file_atomically
 from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_known_ceiling_record, read_record
 from mamf.logs.run_log import (
-    MALFORMED_ERRORS,
+    MALFORMED_LOG_ERRORS,
     SCHEMA_VERSION,
     describe_error,
     explain_unreadable_schema,
@@ -117,7 +117,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
                     read_known_ceiling_record(record) if expected_type is Rate else read_record(record, expected_type)
                 )
         raise ValueError("the log has no summary, because its end was cut off")
-    except MALFORMED_ERRORS as error:
+    except MALFORMED_LOG_ERRORS as error:
         raise RunLogError(f"{path}, line {line_number}: {describe_error(error)}") from None
 
 

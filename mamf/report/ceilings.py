@@ -210,8 +210,8 @@ def make_find_by_device_document(log: RunLog) -> Document:
     """
     rows = [
         (part.header["device"], ceiling)
-        for part in log.parts
-        for ceiling in (*part.all_ceilings.values(), *part.own_ceilings.values())
+        for part in log.part_logs
+        for ceiling in (*part.matmul_ceilings.values(), *part.other_ceilings.values())
     ]
     unit, factor = choose_unit(rows[0][1].unit, [each.rate for _, each in rows]) if rows else ("TFLOPS", 1.0)
     columns: list[Column[tuple[dict[str, Any], Ceiling]]] = [

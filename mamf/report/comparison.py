@@ -52,7 +52,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     - ``top``: the number of rows that tables for people show, None for all. They show more if more rows changed or are
       undecided.
     """
-    verdicts = {id(pair): pair.verdict(tolerance) for pair in comparison.pairs}
+    verdicts = {id(pair): pair.decide_verdict(tolerance) for pair in comparison.pairs}
     shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
     different_count = sum(verdict != "SAME" for verdict in verdicts.values())
     table: Table[RowPair] = Table(
@@ -61,16 +61,18 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
         shown_rows=shown,
         max_shown_rows=None if top is None else max(top, different_count, _MIN_SHOWN_ROWS),
         get_remarks=lambda pair: yield_pair_remarks(pair, tolerance),
-        get_label=lambda pair: f"{pair.fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip(),
+        get_label=lambda pair: (
+            f"{pair.pairing_fields.get('regime', '')} {format_shapes(pair)} by {pair.b.kernel}".strip()
+        ),
     )
-    together = [describe_overall_change(each, comparison, tolerance) for each in comparison.together]
+    together = [describe_overall_change(each, comparison, tolerance) for each in comparison.pooled_rows]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
     chance = f"at most {format_as_percent(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
     alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
     blocks: list[Block] = [
         Lines(describe_runs(comparison, tolerance)),
         table,
-        Lines([*together, *([] if comparison.forced else [alarms])]),
+        Lines([*together, *([] if comparison.forced_differences else [alarms])]),
         Answer(summarize_verdicts(comparison, tolerance)),
     ]
     return Document("Comparison", blocks, make_comparison_data(comparison, tolerance))
@@ -95,18 +97,22 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
         Column(
             "", "interval", lambda pair: pair.interval, format_ratio_interval, drop_priority=3, is_left_aligned=True
         ),
-        Column("", "verdict", lambda pair: pair.verdict(tolerance), is_left_aligned=True),
+        Column("", "verdict", lambda pair: pair.decide_verdict(tolerance), is_left_aligned=True),
         *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], has_titles=False),
     ]
 
 
 def _read_field(name: str, pair: RowPair) -> object:
-    return pair.fields[name]
+    return pair.pairing_fields[name]
 
 
 def find_varying_fields(pairs: Sequence[RowPair]) -> list[str]:
     """Return the names of the fields whose values differ between pairs, without the shape, which tables always show."""
-    return [name for name in pairs[0].fields if name != "shape" and len({pair.fields[name] for pair in pairs}) > 1]
+    return [
+        name
+        for name in pairs[0].pairing_fields
+        if name != "shape" and len({pair.pairing_fields[name] for pair in pairs}) > 1
+    ]
 
 
 def format_shapes(pair: RowPair) -> str:
@@ -136,7 +142,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
 
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
-    if pair.verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
+    if pair.decide_verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
     if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
@@ -149,14 +155,14 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
 def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
     """Return the lines above the table: the two runs, their differences, and the fields that are equal in all rows."""
     first, varied = comparison.pairs[0], {*find_varying_fields(comparison.pairs), "shape"}
-    shared = [f"{name} {value}" for name, value in first.fields.items() if name not in varied]
-    kernels = [each for each in comparison.dropped if each.what == "kernel"]
+    shared = [f"{name} {value}" for name, value in first.pairing_fields.items() if name not in varied]
+    kernels = [each for each in comparison.ignored_differences if each.what == "kernel"]
     lines = [
         f"{letter}: {name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
         + (", interrupted" if side.tier == "interrupted" else "")
-        for letter, name, side in zip("AB", comparison.names, (comparison.a, comparison.b), strict=True)
+        for letter, name, side in zip("AB", comparison.log_paths, (comparison.a, comparison.b), strict=True)
     ]
-    shared += [] if "shape" in first.fields else ["the ceilings of two runs of 'mamf find'"]
+    shared += [] if "shape" in first.pairing_fields else ["the ceilings of two runs of 'mamf find'"]
     figures = (
         "shares of the compute units' cycles in percent instead of rates, because the cards differ"
         if first.a.unit == CYCLES_UNIT
@@ -164,9 +170,11 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
     )
     return [
         *lines,
-        *describe_differences("these runs are not comparable, but --anyway compares them: ", comparison.forced),
+        *describe_differences(
+            "these runs are not comparable, but --anyway compares them: ", comparison.forced_differences
+        ),
         *describe_differences("rows are paired without the kernel, which differs: ", kernels),
-        *describe_differences("the runs differ in ", comparison.noted),
+        *describe_differences("the runs differ in ", comparison.noted_differences),
         f"all rows: {', '.join(shared)}",
         f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_as_percent(tolerance)}",
     ]
@@ -197,15 +205,15 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
     else:
         smallest = format_as_percent(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
         result = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
-    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.design.description}): B/A {figures}: {result}"
+    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.run_order.description}): B/A {figures}: {result}"
 
 
 def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
     """Return two lines: the number of rows with each verdict, and which rows are slower."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.counts(tolerance).items())
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in comparison.count_verdicts(tolerance).items())
     unpaired = ", ".join(
         f"{len(rows)} only in {name}{_describe_failed_rows(rows, other)}"
-        for name, other, rows in (("A", "B", comparison.only_a), ("B", "A", comparison.only_b))
+        for name, other, rows in (("A", "B", comparison.rows_only_in_a), ("B", "A", comparison.rows_only_in_b))
     )
     return [
         f"{format_count(len(comparison.pairs), 'row')}: {counts}; "
@@ -218,13 +226,13 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
     """Name the row with the largest slowdown, or else the regimes whose rows together are slower, or else say that
     there is no regression.
     """
-    if regressions := comparison.regressions(tolerance):
+    if regressions := comparison.find_regressions(tolerance):
         worst = regressions[0]
         return (
             f"slower by more than {format_as_percent(tolerance)}: {format_count(len(regressions), 'row')}, above all "
             f"{worst.b.shape} by {worst.b.kernel} ({format_as_percent(round(worst.ratio - 1, 4))})"
         )
-    if together := ", ".join(each.regime for each in comparison.together if each.is_regression(tolerance)):
+    if together := ", ".join(each.regime for each in comparison.pooled_rows if each.is_regression(tolerance)):
         return (
             f"slower by more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}: "
             f"all rows together, in {together}"
@@ -244,25 +252,25 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
     and the number of rows with each verdict.
     """
     return {
-        "a": {"log": comparison.names[0], "tier": comparison.a.tier, "header": comparison.a.header},
-        "b": {"log": comparison.names[1], "tier": comparison.b.tier, "header": comparison.b.header},
+        "a": {"log": comparison.log_paths[0], "tier": comparison.a.tier, "header": comparison.a.header},
+        "b": {"log": comparison.log_paths[1], "tier": comparison.b.tier, "header": comparison.b.header},
         "tolerance": tolerance,
-        "compared_anyway": [asdict(each) for each in comparison.forced],
-        "paired_without": [asdict(each) for each in comparison.dropped],
-        "differences": [asdict(each) for each in comparison.noted],
-        "design": comparison.design.description,
-        "chance_of_false_alarm": None if comparison.forced else FALSE_ALARM_CHANCE,
-        "together": [each.flatten(tolerance) for each in comparison.together],
+        "compared_anyway": [asdict(each) for each in comparison.forced_differences],
+        "paired_without": [asdict(each) for each in comparison.ignored_differences],
+        "differences": [asdict(each) for each in comparison.noted_differences],
+        "design": comparison.run_order.description,
+        "chance_of_false_alarm": None if comparison.forced_differences else FALSE_ALARM_CHANCE,
+        "together": [each.flatten(tolerance) for each in comparison.pooled_rows],
         **{
             key: [
-                {**row.fields, "tflops": row.rate, "status_in_other": other.status if other else "missing"}
+                {**row.pairing_fields, "tflops": row.rate, "status_in_other": other.status if other else "missing"}
                 for row, other in rows
             ]
-            for key, rows in (("only_in_a", comparison.only_a), ("only_in_b", comparison.only_b))
+            for key, rows in (("only_in_a", comparison.rows_only_in_a), ("only_in_b", comparison.rows_only_in_b))
         },
         "summary": {
-            **comparison.counts(tolerance),
-            "regressions": len(comparison.regressions(tolerance)),
+            **comparison.count_verdicts(tolerance),
+            "regressions": len(comparison.find_regressions(tolerance)),
             "geometric_mean_ratio": comparison.geometric_mean_ratio,
         },
     }
@@ -295,7 +303,9 @@ def describe_guard_verdict(result: GuardResult) -> str:
 def describe_judged_row(row: JudgedRow) -> str:
     """Return the name of a row that a guard judged: its kernel, its shape and its other fields."""
     other_fields = [
-        f"{field} {value}" for field, value in row.compared_row.fields.items() if field not in ("shape", "kernel")
+        f"{field} {value}"
+        for field, value in row.compared_row.pairing_fields.items()
+        if field not in ("shape", "kernel")
     ]
     return f"{row.compared_row.kernel} {row.compared_row.shape} ({', '.join(other_fields)})"
 

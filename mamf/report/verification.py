@@ -159,7 +159,7 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
 
 def make_reproduction_command(log: RunLog, row: Measurement) -> str:
     """Return the command line that verifies the problem of a row again."""
-    plan, device = log.plan, log.device(row.device)
+    plan, device = log.plan, log.get_device(row.device)
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
     return shlex.join(
         [

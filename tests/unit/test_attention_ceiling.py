@@ -59,7 +59,7 @@ def read(tmp_path):
 def complete_without_ceilings(tmp_path):
     """The log of a run that measured every kernel and confirmed no ceiling."""
     log = read(tmp_path)
-    assert (log.tier, log.all_ceilings, len(steps(log))) == ("complete", {}, STEPS)
+    assert (log.tier, log.matmul_ceilings, len(steps(log))) == ("complete", {}, STEPS)
     return log
 
 
@@ -110,7 +110,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     log = read(tmp_path)
     before = steps(log)
     assert before and all(row.ok for row in before)
-    assert log.all_ceilings == {}
+    assert log.matmul_ceilings == {}
     assert {best["mamfu"] for best in log.summary["best"].values()} == {None}
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
     code, out, err = resume("--budget", "20s")
@@ -118,7 +118,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert "complete; 4 measurements" in out
     assert "no shares" not in err
     after = read(tmp_path)
-    assert set(after.all_ceilings) == {("bfloat16", "burst")}
+    assert set(after.matmul_ceilings) == {("bfloat16", "burst")}
     assert steps(after)[: len(before)] == before, "they are not measured again"
     assert len(steps(after)) == STEPS
     assert all(0.1 < best["mamfu"] < 1 for best in after.summary["best"].values())
@@ -158,7 +158,7 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     assert "4 measurements left: continue with --resume" in out
     before = read(tmp_path)
     assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}
-    assert before.all_ceilings == {}
+    assert before.matmul_ceilings == {}
     on_launch(lambda count: None)
     assert resume()[0] == 0
     after = read(tmp_path)
@@ -167,7 +167,7 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     own = (row for row in written if row["phase"])
     assert max(Counter((row["phase"], row["round"], str(row["shape"])) for row in own).values()) == 1
     assert len(steps(after)) == STEPS
-    (ceiling,), (usual,) = after.all_ceilings.values(), complete.all_ceilings.values()
+    (ceiling,), (usual,) = after.matmul_ceilings.values(), complete.matmul_ceilings.values()
     assert ceiling.tflops == pytest.approx(usual.tflops, rel=0.01)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 

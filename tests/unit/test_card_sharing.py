@@ -52,7 +52,7 @@ def test_a_comparison_with_a_whole_card_is_refused_or_says_so(logs):
     whole, shared = map(read_run_log, logs)
     with pytest.raises(IncomparableError, match=r"\(shared: "):
         compare(whole, shared)
-    assert "(shared: " in str(compare(whole, shared, anyway=True).forced[0])
+    assert "(shared: " in str(compare(whole, shared, anyway=True).forced_differences[0])
 
 
 @pytest.mark.parametrize("way", ["--format=table", "--format=markdown"])

@@ -65,7 +65,7 @@ def replace_by(make):
 
 
 def steps(log):
-    return sorted(row.shape.m for row in read_run_log(log).every_row)
+    return sorted(row.shape.m for row in read_run_log(log).all_rows)
 
 
 CHANGES = {

@@ -92,14 +92,14 @@ def write(tmp_path):
 )
 def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
     (pair,) = compare(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
-    assert pair.verdict(0.01) == verdict
+    assert pair.decide_verdict(0.01) == verdict
     assert pair.ratio == pytest.approx(1 / seconds)
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(1, "UNDECIDED"), (2, "UNDECIDED"), (3, "SLOWER")])
 def test_fewer_than_three_samples_prove_nothing(count, verdict):
     (pair,) = compare(log(row(count=count)), log(row(2.0, count=count))).pairs
-    assert pair.verdict(0.01) == verdict
+    assert pair.decide_verdict(0.01) == verdict
 
 
 def printed_table(comparison, top=0):
@@ -109,13 +109,13 @@ def printed_table(comparison, top=0):
 def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide():
     short = log(row(20e-6, spread=0.001)), log(row(20e-6, spread=0.001))
     (pair,) = compare(*short).pairs
-    assert (pair.verdict(0.01), pair.is_too_short(0.01)) == ("UNDECIDED", True)
+    assert (pair.decide_verdict(0.01), pair.is_too_short(0.01)) == ("UNDECIDED", True)
     assert "the run is too short to decide, because the interval is wider than +-1 %" in printed_table(compare(*short))
     assert compare(*short).rows()[0]["is_too_short"] is True
     many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
     a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))
     longer = compare(a, b).pairs[0]
-    assert (longer.verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
+    assert (longer.decide_verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
 
 
 def test_the_table_shows_what_differs_first_and_counts_the_same():
@@ -146,12 +146,12 @@ def test_the_seed_does_not_part_rows_and_a_reference_is_none():
     b = log(row(problem=MatmulProblem(seed=7)), row(1.0, SHAPES[1], is_reference=True))
     comparison = compare(a, b)
     assert len(comparison.pairs) == 1
-    assert comparison.only_a == comparison.only_b == ()
+    assert comparison.rows_only_in_a == comparison.rows_only_in_b == ()
 
 
 def test_one_kernel_each_is_paired_without_it_and_said():
     comparison = compare(log(row()), log(row(kernel="cublaslt")))
-    assert str(comparison.dropped[0]) == "kernel torch.mm against cublaslt"
+    assert str(comparison.ignored_differences[0]) == "kernel torch.mm against cublaslt"
     assert "kernel torch.mm against cublaslt" in FORMATTERS["table"](make_comparison_document(comparison, 0.01), None)
 
 
@@ -160,14 +160,14 @@ def test_several_kernels_are_paired_by_name():
     b = log(attention_row(kernel="flex"), attention_row(kernel="sdpa"), plan=ATTENTION_PLAN)
     comparison = compare(a, b)
     assert [pair.a.kernel for pair in comparison.pairs] == ["flex"]
-    assert [entry.kernel for entry, _ in comparison.only_a] == ["eager"]
-    assert [entry.kernel for entry, _ in comparison.only_b] == ["sdpa"]
+    assert [entry.kernel for entry, _ in comparison.rows_only_in_a] == ["eager"]
+    assert [entry.kernel for entry, _ in comparison.rows_only_in_b] == ["sdpa"]
 
 
 def test_a_row_that_fails_in_one_log_is_told():
     comparison = compare(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
     assert len(comparison.pairs) == 1
-    assert comparison.only_a[0][1].status == "out_of_memory"
+    assert comparison.rows_only_in_a[0][1].status == "out_of_memory"
     assert "1 only in A (1 out_of_memory in B), 0 only in B" in FORMATTERS["table"](
         make_comparison_document(comparison, 0.01), None
     )
@@ -235,7 +235,7 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
     comparison = compare(a, b)
     (pair,) = comparison.pairs
     assert (pair.a.rate, pair.b.rate, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
-    assert pair.verdict(0.03) == verdict
+    assert pair.decide_verdict(0.03) == verdict
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03), None)
     assert "cycles in percent" in text and "device H100 against H200" in text
     assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"

@@ -31,7 +31,7 @@ def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
         judged = review_log(write(tmp_path / "log.jsonl", records))
         assert judged.findings == ()
         assert judged.tier == "complete"
-        assert str(judged.place.parent) == "nvidia-h100-80gb-hbm3"
+        assert str(judged.results_path.parent) == "nvidia-h100-80gb-hbm3"
 
 
 def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_path):

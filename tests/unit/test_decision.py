@@ -13,7 +13,7 @@ from mamf.calibration import look_up_repeatability
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import RowPair, compare
-from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RowChange, RunDesign, find_run_design, pool_rows
+from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RowChange, RunOrder, find_run_order, pool_rows
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -25,7 +25,7 @@ from mamf.statistics import FigureUncertainty, Interval, Repeatability
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "nvidia-h200"
 KNOWN = Repeatability(run=0.0014)
-ONE_VISIT = RunDesign("1 + 1 alternating runs", math.sqrt(2), 0)
+ONE_VISIT = RunOrder("1 + 1 alternating runs", math.sqrt(2), 0)
 SUMMARY = {"status": "complete", "reason": "", "measured": 20, "elapsed_seconds": 30.0, "best": {}}
 MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
 
@@ -60,9 +60,9 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
     ],
 )
 def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
-    design = find_run_design(*([timed(minute=minute) for minute in side] for side in (a, b)))
-    assert (design.description, design.extra_run_count) == (label, len(a) + len(b) - 2)
-    assert design.shift_factor == pytest.approx(factor)
+    run_order = find_run_order(*([timed(minute=minute) for minute in side] for side in (a, b)))
+    assert (run_order.description, run_order.extra_run_count) == (label, len(a) + len(b) - 2)
+    assert run_order.shift_factor == pytest.approx(factor)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
 
     warm, cold = (compare(at(celsius, 1.0, 0), at(46.0, 1.006, 1)) for celsius in (46.0, 34.0))
     assert (warm.is_slower(), cold.is_slower()) == (True, False)
-    assert cold.together[0].by_temperature == pytest.approx(12 * known.per_degree)
+    assert cold.pooled_rows[0].by_temperature == pytest.approx(12 * known.per_degree)
     assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
     assert "A was at 34 C and B at 46 C, which makes the interval wider" in "\n".join(lines_of(cold))
     assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].temperature_effect == 0.0
@@ -104,17 +104,17 @@ def pair_of(ratio, **fields):
 
 
 def test_more_is_asked_of_a_row_among_many():
-    alone, among_many = (pair_of(0.985, design=ONE_VISIT, row_count=rows) for rows in (1, 1279))
-    assert (alone.verdict(), alone.is_regression()) == ("SLOWER", True)
-    assert (among_many.verdict(), among_many.is_regression()) == ("UNDECIDED", False)
-    assert pair_of(0.9, design=ONE_VISIT, row_count=1279).is_regression()
+    alone, among_many = (pair_of(0.985, run_order=ONE_VISIT, row_count=rows) for rows in (1, 1279))
+    assert (alone.decide_verdict(), alone.is_regression()) == ("SLOWER", True)
+    assert (among_many.decide_verdict(), among_many.is_regression()) == ("UNDECIDED", False)
+    assert pair_of(0.9, run_order=ONE_VISIT, row_count=1279).is_regression()
 
 
 # -- rows together -----------------------------------------------------------------------------------------------------
 
 
-def together(changes, design=ONE_VISIT):
-    return pool_rows("burst", changes, design, 0.005)
+def together(changes, run_order=ONE_VISIT):
+    return pool_rows("burst", changes, run_order, 0.005)
 
 
 def changed(logarithm, own=0.001, seconds=1e-3, rates=((), ())):
@@ -128,7 +128,7 @@ def test_the_timer_shifts_all_short_rows():
 def test_runs_of_a_side_that_lie_far_apart_are_believed():
     def of_runs(apart):
         rates = (1 + apart, 1 - apart), (1 - apart, 1 + apart)
-        return together([changed(-0.01, rates=rates)] * 50, RunDesign("", 1.0, 2))
+        return together([changed(-0.01, rates=rates)] * 50, RunOrder("", 1.0, 2))
 
     assert of_runs(0.0005).is_regression(0.01)
     assert not of_runs(0.02).is_regression(0.01)
@@ -151,7 +151,7 @@ def test_a_row_that_a_run_lacks_is_not_compared():
     for other in (less, log(row())):
         comparison = compare([whole, other], [whole, whole])
         assert [pair.a.shape for pair in comparison.pairs] == ["1024x1024x1024"]
-        assert [(entry.shape, there.status) for entry, there in comparison.only_b] in (
+        assert [(entry.shape, there.status) for entry, there in comparison.rows_only_in_b] in (
             [("2048x1024x1024", "out_of_memory")],
             [("2048x1024x1024", "not measured in one of the runs")],
         )
@@ -169,14 +169,14 @@ def test_a_uniform_loss_of_half_a_percent_is_found_by_runs_in_turns():
     slow = 1.005
     once = compare(run(minute=0), run(slow, 1))
     turns = compare([run(minute=0), run(minute=2)], [run(slow, 1), run(slow, 3)])
-    assert not once.regressions()
+    assert not once.find_regressions()
     assert (once.is_slower(), turns.is_slower()) == (False, True) or once.is_slower()
     apart = compare(run(minute=0), run(slow, 50))
     assert (apart.is_slower(), turns.is_slower()) == (False, True)
-    assert apart.together[0].compute_smallest_detectable_loss(0.01) > turns.together[
+    assert apart.pooled_rows[0].compute_smallest_detectable_loss(0.01) > turns.pooled_rows[
         0
     ].compute_smallest_detectable_loss(0.01)
-    assert turns.together[0].compute_smallest_detectable_loss(0.01) < 0.005
+    assert turns.pooled_rows[0].compute_smallest_detectable_loss(0.01) < 0.005
 
 
 # -- what is printed ---------------------------------------------------------------------------------------------------

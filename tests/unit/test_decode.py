@@ -136,7 +136,7 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     assert code == 0, err
     log = read_run_log(tmp_path / "run.jsonl")
     assert log.plan.operation == "decode"
-    assert [ceiling.problem.pattern for ceiling in log.own_ceilings.values()] == ["read"]
+    assert [ceiling.problem.pattern for ceiling in log.other_ceilings.values()] == ["read"]
     (row,) = [each for each in json.loads(out)["measurements"] if each["operation"] == "decode"]
     assert row["mbu"] == pytest.approx(0.5, abs=0.02)
     assert row["bound_by"] == "bandwidth"

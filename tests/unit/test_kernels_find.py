@@ -30,7 +30,7 @@ def log(run, measured, tmp_path):
 
 def test_ceilings_are_what_fresh_rounds_give(log):
     device = log.header["device"]
-    for (problem, regime), ceiling in log.own_ceilings.items():
+    for (problem, regime), ceiling in log.other_ceilings.items():
         rows = [row for row in log.measurements if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
         own = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         again = confirm_ceiling(own, device["name"], device["uuid_hash"], "simulated-attention")
@@ -48,7 +48,7 @@ def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, log, tmp_path)
         again = read_run_log(path)
         steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in again.measurements]
         assert len(steps) == len(set(steps)) == path.read_text().count('"record": "measurement"')
-        assert again.own_ceilings.keys() == log.own_ceilings.keys()
+        assert again.other_ceilings.keys() == log.other_ceilings.keys()
         assert not found(path) & {"ceiling-mismatch", "best-mismatch", "duplicate-row", "foreign-row", "missing-row"}
 
 
@@ -57,5 +57,5 @@ def test_a_budget_is_kept_and_says_what_is_lacking(run, tmp_path):
     log = read_run_log(tmp_path / "short.jsonl")
     assert code == 0
     assert (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
-    assert log.summary["left"] == 4 - len(log.own_ceilings) > 0
+    assert log.summary["left"] == 4 - len(log.other_ceilings) > 0
     assert f"{log.summary['left']} measurements left: continue with --resume" in out

@@ -73,7 +73,7 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     small = ["--size", "small", "--batch", "1", "--context-lengths", "256"]
     code, out, err = run(*MODEL, *small, "--regime", "burst", "--ceiling", find, "--output", "run.jsonl")
     assert code == 0, err
-    ceiling = read_run_log(Path(find)).all_ceilings["bfloat16", "burst"]
+    ceiling = read_run_log(Path(find)).matmul_ceilings["bfloat16", "burst"]
     assert f", the bfloat16 burst ceiling: {ceiling.shape} by {ceiling.kernel}, from --ceiling" in out
     assert [row["ceiling_tflops"] for row in flat(run)] == [ceiling.tflops]
     assert run(*STEP, "--regime", "sustained", "--ceiling", find)[::2] == (

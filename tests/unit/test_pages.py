@@ -54,8 +54,8 @@ class Parsed(html.parser.HTMLParser):
 @pytest.mark.parametrize(("times", "is_credible"), [(1.0, True), (0.2, False)])
 def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible):
     log = read_run_log(H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl")
-    log.all_ceilings = {
-        key: dataclasses.replace(ceiling, rate=times * ceiling.rate) for key, ceiling in log.all_ceilings.items()
+    log.matmul_ceilings = {
+        key: dataclasses.replace(ceiling, rate=times * ceiling.rate) for key, ceiling in log.matmul_ceilings.items()
     }
     source = make_run_log_content(log)
     answer = [text for block in source.document.blocks if isinstance(block, Answer) for text in block.texts]

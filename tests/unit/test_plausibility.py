@@ -129,7 +129,9 @@ def clock_ratios(path: Path):
     for _, row in reviewed_log.valid_rows:
         clock = row.conditions.clock_hz
         bound = (
-            compute_max_flops_at_clock(reviewed_log.log.device(row.device), row.problem.dtype, clock) if clock else None
+            compute_max_flops_at_clock(reviewed_log.log.get_device(row.device), row.problem.dtype, clock)
+            if clock
+            else None
         )
         if bound and has_exact_kernel(row):
             yield row.best_rate * 1e12 / bound * READ_CLOCK_HEADROOM

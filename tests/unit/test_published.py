@@ -9,7 +9,7 @@ import pytest
 from contribution_logs import write
 from published_peaks import COLUMNS, read_published
 
-from mamf.contribution.known_ceilings import FIGURES_FILE, NOTICE_FILE
+from mamf.contribution.known_ceilings import PUBLISHED_FIGURES_FILE, PUBLISHED_NOTICE_FILE
 from mamf.errors import UsageError
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
@@ -22,7 +22,7 @@ def published():
 
 
 def written(folder, *rows, header=COLUMNS):
-    path = folder / FIGURES_FILE
+    path = folder / PUBLISHED_FIGURES_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *rows])
@@ -38,7 +38,7 @@ def cells(**values):
 
 
 def test_each_licensed_source_stands_in_the_notice(published):
-    notice = (RESULTS / NOTICE_FILE).read_text(encoding="utf-8")
+    notice = (RESULTS / PUBLISHED_NOTICE_FILE).read_text(encoding="utf-8")
     licensed = {re.match(r"https://[^/]+/[^/]+/[^/]+", page)[0]: license for page, license in licensed_pages(published)}
     assert licensed
     for address, license in licensed.items():
@@ -95,7 +95,7 @@ def test_a_malformed_row_is_an_error(tmp_path, values, message):
 def test_the_check_of_results_accepts_the_files_and_no_others_beside_them(run, sweep_records):
     results = run.folder / "results"
     written(results, cells())
-    for name in ("README.md", NOTICE_FILE, "published/more.csv"):
+    for name in ("README.md", PUBLISHED_NOTICE_FILE, "published/more.csv"):
         (results / name).write_text("")
     (results / "simulated").mkdir()
     write(results / "simulated" / "a.jsonl", sweep_records)

@@ -48,19 +48,19 @@ def log_of(*ceilings):
 
 @pytest.mark.parametrize("ceilings", [(PLAIN, WITH_INT8_OUTPUT), (WITH_INT8_OUTPUT, PLAIN)])
 def test_the_ceiling_with_int8_output_is_never_that_of_int8(ceilings):
-    held = log_of(*ceilings).all_ceilings
+    held = log_of(*ceilings).matmul_ceilings
     assert held == {("int8", "burst"): PLAIN, ("int8, int8 output", "burst"): WITH_INT8_OUTPUT}
     row = replace(attention_row(), problem=AttentionProblem("int8"))
     assert compute_mamfu(row, held) == pytest.approx(row.tflops / PLAIN.tflops)
-    assert find_row_ceiling(row, log_of(WITH_INT8_OUTPUT).all_ceilings) is None
+    assert find_row_ceiling(row, log_of(WITH_INT8_OUTPUT).matmul_ceilings) is None
     assert find_rate(held, "int8, int8 output", "burst") is WITH_INT8_OUTPUT
 
 
 def test_a_ceiling_with_fast_accumulation_counts_where_there_is_no_other():
-    held = log_of(FAST).all_ceilings
+    held = log_of(FAST).matmul_ceilings
     assert find_rate(held, "float8_e4m3fn", "burst") is FAST
     exact = ceiling(1300.0, problem=MatmulProblem("float8_e4m3fn"))
-    assert find_rate(log_of(FAST, exact).all_ceilings, "float8_e4m3fn", "burst") is exact
+    assert find_rate(log_of(FAST, exact).matmul_ceilings, "float8_e4m3fn", "burst") is exact
     assert find_rate(held, "float8_e4m3fn", "sustained") is None
 
 

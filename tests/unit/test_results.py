@@ -40,7 +40,7 @@ def collected():
         if path.name.startswith("find-"):
             compared[path] = (
                 log.ceilings,
-                {each.fields["regime"]: each for each in list_compared_rows(log, as_ceilings=True)},
+                {each.pairing_fields["regime"]: each for each in list_compared_rows(log, as_ceilings=True)},
             )
         return log
 

@@ -107,7 +107,7 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
     assert {row.device for row in own(log)} == {0, 2, 3}
     again = shared("sweep", "--resume", "out")[1]
-    assert len(again.every_row) == len(log.every_row), "nothing is measured twice"
+    assert len(again.all_rows) == len(log.all_rows), "nothing is measured twice"
 
 
 def test_a_budget_leaves_the_rest_for_later_and_a_lost_device_its_rows_to_another(shared):
@@ -116,7 +116,7 @@ def test_a_budget_leaves_the_rest_for_later_and_a_lost_device_its_rows_to_anothe
     assert 0 < len(own(log)) == 12 - log.summary["left"] < 12
     (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "3")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
-    assert len(log.parts) == 5
+    assert len(log.part_logs) == 5
 
 
 @pytest.mark.parametrize("devices", [["2"], ["0", "7"]])
@@ -217,7 +217,7 @@ def require_resumable(shared):
     before = read_log_or_shared_run(Path("out"))
     (code, _, err), log = shared("sweep", "--resume", "out")
     assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 12)
-    assert sum(not row.is_reference for row in log.every_row) == 12 > len(own(before)) > 0
+    assert sum(not row.is_reference for row in log.all_rows) == 12 > len(own(before)) > 0
 
 
 def test_ctrl_c_keeps_every_row(waiting, shared):
@@ -278,7 +278,7 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
     assert [code for *_, code in printed] == [0, 0]
     assert [out for out, *_ in printed] == ["logs: out; run 'mamf show out' when all ranks have ended\n", ""]
     log = read_log_or_shared_run(tmp_path / "out")
-    assert [part.path.name for part in log.parts] == ["rank0.jsonl", "rank1.jsonl"]
+    assert [part.path.name for part in log.part_logs] == ["rank0.jsonl", "rank1.jsonl"]
     assert [device.index for device in log.devices] == [0, 1]
     assert [code for *_, code in started("sweep", "--devices", "ranks", "--resume", "out")] == [0, 0]
     log = read_log_or_shared_run(tmp_path / "out")
@@ -307,7 +307,9 @@ def test_ranks_without_a_launcher_are_a_line(run, monkeypatch, variables, messag
 
 def test_devices_of_several_machines_are_told_apart(run, shared):
     _, log = shared(*SWEEP, *GRID)
-    logs = [replace(part, header=part.header | {"device": part.header["device"] | {"index": 0}}) for part in log.parts]
+    logs = [
+        replace(part, header=part.header | {"device": part.header["device"] | {"index": 0}}) for part in log.part_logs
+    ]
     joined = join_logs(logs, run.folder)
     assert [device.index for device in joined.devices] == [0, 1, 2, 3]
     assert {row.shape: row.device for row in own(joined)} == {row.shape: row.device for row in own(log)}
@@ -353,9 +355,9 @@ def test_what_is_not_one_run_is_refused(run, shared):
 
 def test_logs_of_two_models_are_not_one_run(shared):
     _, log = shared(*SWEEP, *GRID)
-    log.parts[2].header["device"]["name"] = "Simulated H200"
+    log.part_logs[2].header["device"]["name"] = "Simulated H200"
     with pytest.raises(UsageError, match="their devices are Simulated H100, Simulated H200"):
-        join_logs(log.parts, log.path)
+        join_logs(log.part_logs, log.path)
 
 
 def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(run, shared):
@@ -383,8 +385,8 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert "not compared, and ranked after the others: device 1" in describe_devices(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
-    assert {there.status for _, there in compared.only_b} == {"the device did not measure the reference shape"}
-    assert len(compared.only_b) == last.count(True) and compared.pairs
+    assert {there.status for _, there in compared.rows_only_in_b} == {"the device did not measure the reference shape"}
+    assert len(compared.rows_only_in_b) == last.count(True) and compared.pairs
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -457,21 +459,21 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
     (code, out, err), log = shared(*ATTENTION, *SWEEP[1:], "--no-flush")
     assert "relative to device 0, by their ceilings" in out
     assert (code, err, log.tier) == (0, "", "complete")
-    rates = [part.all_ceilings["bfloat16", "burst"].rate for part in log.parts]
+    rates = [part.matmul_ceilings["bfloat16", "burst"].rate for part in log.part_logs]
     assert [rate / rates[0] for rate in rates] == pytest.approx(SPEEDS, rel=0.01)
     visits = [row for row in log.measurements if row.is_reference and row.shape == COMMON_MATMUL_SHAPE]
     assert {row.device for row in visits} == {0, 1, 2, 3}
     for row in log.measurements:
         assert row.device_speed == pytest.approx(rates[row.device] / rates[0], rel=1e-4)
     joined = {(row.shape, row.kernel): row for row in own(log)}
-    for part in log.parts:
+    for part in log.part_logs:
         for row in own(part):
             same = joined[row.shape, row.kernel]
-            assert compute_mamfu(same, log.all_ceilings) == pytest.approx(
-                compute_mamfu(row, part.all_ceilings), rel=1e-4
+            assert compute_mamfu(same, log.matmul_ceilings) == pytest.approx(
+                compute_mamfu(row, part.matmul_ceilings), rel=1e-4
             )
-            assert compute_card_drift(same, log.all_ceilings) == pytest.approx(
-                compute_card_drift(row, part.all_ceilings), abs=1e-4
+            assert compute_card_drift(same, log.matmul_ceilings) == pytest.approx(
+                compute_card_drift(row, part.matmul_ceilings), abs=1e-4
             )
 
 
@@ -480,7 +482,7 @@ def test_finds_of_each_device_are_its_ceilings_in_a_later_run(run, shared, monke
     monkeypatch.setenv(simulated_node.DEVICES, "2")
     asked = ["find", *SWEEP[1:3], "--regime", "burst", "--devices", "all", "--output", "finds"]
     (code, out, _), log = shared(*asked, folder="finds")
-    assert (code, len(log.parts), len(log.all_ceilings)) == (0, 2, 1)
+    assert (code, len(log.part_logs), len(log.matmul_ceilings)) == (0, 2, 1)
     assert "burst (MAMF), bfloat16: the slowest device is " in out
     rows = list(csv.DictReader(io.StringIO(run("show", "finds", "--format", "csv")[1])))
     assert [(row["device"], row["uuid_hash"]) for row in rows] == [(str(i), f"card{i}") for i in range(2)]
@@ -488,4 +490,6 @@ def test_finds_of_each_device_are_its_ceilings_in_a_later_run(run, shared, monke
         assert run(*command)[0] == 2
     (code, _, err), log = shared(*ATTENTION, *SWEEP[1:], "--ceiling", "finds")
     assert (code, err) == (0, "")
-    assert [part.all_ceilings["bfloat16", "burst"].uuid_hash for part in log.parts] == [f"card{i}" for i in range(2)]
+    assert [part.matmul_ceilings["bfloat16", "burst"].uuid_hash for part in log.part_logs] == [
+        f"card{i}" for i in range(2)
+    ]

@@ -156,7 +156,7 @@ def test_two_cards_are_two_and_the_slower_is_the_lowest(root):
     put(root, FIND, "b.jsonl", uuid_hash="two", slowed=1.001)
     put(root, FIND, "c.jsonl", uuid_hash="two", slowed=1.002)
     lines = [line for line in read_site_data(root).ceilings if line.regime == "burst"]
-    assert [[entry.place.name for entry in line.card_rates] for line in lines] == [["a.jsonl", "b.jsonl"]]
+    assert [[entry.log_path.name for entry in line.card_rates] for line in lines] == [["a.jsonl", "b.jsonl"]]
 
 
 def test_figures_of_mamf_finder_are_a_tier_under_their_device(root):

@@ -61,7 +61,7 @@ def sweep(folder, *sizes, output="log.jsonl", **plugins):
 
 
 def rows(folder, name="log.jsonl"):
-    return {row.shape.m: (row.status, row.reason) for row in read_run_log(folder / name).every_row}
+    return {row.shape.m: (row.status, row.reason) for row in read_run_log(folder / name).all_rows}
 
 
 def crash(m, name):
@@ -90,7 +90,7 @@ def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name, prefix):
     failed = ("failed", f"crashed the process ({name})")
     assert rows(tmp_path) == {256: ("ok", ""), m: failed, 1024: ("ok", "")}
     log = read_run_log(tmp_path / "log.jsonl")
-    assert (log.tier, len(log.every_row)) == ("complete", 3)
+    assert (log.tier, len(log.all_rows)) == ("complete", 3)
     rules = {each.rule for each in review_log(log.path).findings}
     assert rules <= {"missing-field", "simulated", "wide-interval", "equal-samples"}, "a crash is no fault of the log"
     before = launched(tmp_path)
@@ -134,7 +134,7 @@ def test_each_of_several_logs_is_resumed(tmp_path):
     for name, count in (("float16", 0), ("bfloat16", 1)):
         log = read_run_log(tmp_path / f"log-{name}.jsonl")
         assert log.ceilings.keys() == {"burst"}
-        assert sum(row.is_fatal for row in log.every_row) == count
+        assert sum(row.is_fatal for row in log.all_rows) == count
 
 
 def test_what_crashed_processes_spent_is_part_of_the_budget():

@@ -118,7 +118,7 @@ class _AttentionSession(Session):
 
         super().__init__(request, options, *session_arguments)
         logged_ceilings = (
-            [*self.resumed_log.all_ceilings.values(), *self.resumed_log.own_ceilings.values()]
+            [*self.resumed_log.matmul_ceilings.values(), *self.resumed_log.other_ceilings.values()]
             if self.resumed_log
             else []
         )

@@ -163,7 +163,7 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
     from mamf.ceilings.ceiling import require_usable_ceiling
     from mamf.logs.run_log import read_run_log
 
-    ceilings = read_run_log(path).all_ceilings
+    ceilings = read_run_log(path).matmul_ceilings
     dtypes = [name for name, regime in ceilings if regime == BURST]
     wanted_dtype = dtype or next(iter(dtypes), "")
     ceiling = find_rate(ceilings, wanted_dtype, BURST)

@@ -200,7 +200,7 @@ class _MatmulSearchSession(Session):
         from mamf.logs.ceiling_cache import cache_ceilings
 
         exit_code = super().print_report(log)
-        for ceiling in log.all_ceilings.values():
+        for ceiling in log.matmul_ceilings.values():
             if comparison := compare_with_known_ceilings(ceiling, log.header["device"]):
                 print_line(f"{ceiling.regime}, {comparison}", choose_note_stream(self.options))
         cache_ceilings(log.path, warn)

@@ -214,7 +214,7 @@ class _GuardSession(Session):
             make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.list_steps()
         ]
         if not any(
-            entry.fields in planned_fields
+            entry.pairing_fields in planned_fields
             for entry in list_guarded_rows(baseline, self.options.compared_figure)
             if entry.rate is not None
         ):

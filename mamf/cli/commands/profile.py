@@ -291,7 +291,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
         if SUSTAINED not in log.ceilings:
             regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
-        given_ceilings |= {key: mark_source_as_option(each) for key, each in log.all_ceilings.items()}
+        given_ceilings |= {key: mark_source_as_option(each) for key, each in log.matmul_ceilings.items()}
     return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
 
 

@@ -125,7 +125,7 @@ def submit_logs(options: argparse.Namespace) -> int:
 
 
 def _submit_log(options: argparse.Namespace, path: Path) -> int:
-    from mamf.contribution.review import find_free_place, format_findings
+    from mamf.contribution.review import find_free_path, format_findings
 
     root, review = options.results, _review_file(path)
     for line in format_findings(review):
@@ -134,7 +134,7 @@ def _submit_log(options: argparse.Namespace, path: Path) -> int:
         warn(f"{path} was not submitted: fix the errors, or measure again")
         return FAILURE_EXIT_CODE
     content = path.read_bytes()
-    target_path = find_free_place(review, root)
+    target_path = find_free_path(review, root)
     print_line(f"tier {review.tier}, {len(content) / 1e3:.0f} kB, to be copied to {target_path}")
     if options.dry_run:
         print_line("dry run: nothing is written")

@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.resuming import format_option_name
-    from mamf.logs.compare import build_log_roofs, require_card_of_roofs
+    from mamf.logs.compare import build_roofs_from_logs, require_same_card
     from mamf.report.charts.picture import check_image_path, draw_figure, make_file_exists_error, save_figure
     from mamf.report.document import describe_machine
     from mamf.report.roofline import (
@@ -121,13 +121,13 @@ def run_with_options(options: argparse.Namespace) -> int:
         if options.dry_run:
             return exit_code
     logs = [read_log(path) for path in options.ceiling]
-    roofs = build_log_roofs(logs, options.anyway)
+    roofs = build_roofs_from_logs(logs, options.anyway)
     if options.regime:
         roofs = roofs.select_regimes(options.regime)
     roof_points: list[RoofPoint] = []
     for log in row_logs:
         if not options.anyway:
-            require_card_of_roofs(log, roofs)
+            require_same_card(log, roofs)
         points_of_log = select_roof_points(log.measurements, roofs)
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
@@ -172,7 +172,7 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
             if exit_code == INTERRUPTED_EXIT_CODE:
                 break
     logs_by_path = {path: read_log(path) for path in paths if path.exists()}
-    logs_with_ceiling = [path for path, log in logs_by_path.items() if log.all_ceilings or log.own_ceilings]
+    logs_with_ceiling = [path for path, log in logs_by_path.items() if log.matmul_ceilings or log.other_ceilings]
     if not logs_with_ceiling and not options.dry_run:
         raise UsageError(
             f"mamf could not confirm a ceiling: continue with 'mamf roofline --output-folder {folder}', and give a "

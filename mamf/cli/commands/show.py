@@ -82,7 +82,7 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
 def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document:
     from mamf.kinds.kind import ReportOptions
     from mamf.kinds.registry import get_kind
-    from mamf.logs.compare import require_card_of_roofs
+    from mamf.logs.compare import require_same_card
     from mamf.operations.unknown import get_operation
     from mamf.profiling.counters.report import make_counters_document
 
@@ -93,7 +93,7 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
                 f"--ceiling works only for logs of 'mamf sweep', and {log.path} is not a log of this command: use "
                 "'mamf roofline LOG --ceiling LOG'"
             )
-        require_card_of_roofs(log, roofs)
+        require_same_card(log, roofs)
     if log.counter_records:
         return make_counters_document(log)
     return get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs))

@@ -191,7 +191,7 @@ def confirm_ceiling(
     # Logs converted from an older version have only one phase. Its rounds choose the winner and also give its rate,
     # which is therefore biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    winner = next((each for each in rank_candidates(choosing or rows) if each not in failed), None)
+    winner = next((candidate for candidate in rank_candidates(choosing or rows) if candidate not in failed), None)
     if winner is None or len(confirming_rounds.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
         return None
     winner_rounds = confirming_rounds[winner]
@@ -235,7 +235,7 @@ def _find_remaining_candidates(
     because the last round may be incomplete.
     """
     round_count = max(map(len, rounds_by_candidate.values()), default=0)
-    return [candidate for candidate, found in rounds_by_candidate.items() if len(found) >= round_count - 1]
+    return [candidate for candidate, rounds in rounds_by_candidate.items() if len(rounds) >= round_count - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
@@ -313,18 +313,18 @@ def compute_median_rate(rows: Iterable[Measurement]) -> float:
     return stdlib_statistics.median(row.best_rate for row in rows)
 
 
-def compute_rate_ratios(winner: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> list[float]:
+def compute_rate_ratios(rounds: Mapping[int, Measurement], other_rounds: Mapping[int, Measurement]) -> list[float]:
     """Return the rate of one candidate divided by the rate of another, for each round that measured both candidates."""
-    return [winner[number].best_rate / other[number].best_rate for number in winner if number in other]
+    return [rounds[number].best_rate / other_rounds[number].best_rate for number in rounds if number in other_rounds]
 
 
-def is_tied(winner: Mapping[int, Measurement], other: Mapping[int, Measurement]) -> bool:
-    """Return whether the ``other`` candidate may be as fast as the winner: the interval of the ratio of their rates,
-    winner divided by other, is not entirely above 1.
+def is_tied(winner_rounds: Mapping[int, Measurement], other_rounds: Mapping[int, Measurement]) -> bool:
+    """Return whether another candidate may be as fast as the winner: the interval of the ratio of their rates, winner
+    divided by other candidate, is not entirely above 1.
 
     A candidate that is faster than the winner in these rounds is tied as well, because earlier rounds chose the winner.
     """
-    ratios = compute_rate_ratios(winner, other)
+    ratios = compute_rate_ratios(winner_rounds, other_rounds)
     return bool(ratios) and compute_median_interval(ratios).low <= 1.0
 
 
@@ -355,8 +355,8 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
 
 def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
     metered = [(row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None]
-    seconds = sum(lasted for lasted, _ in metered)
-    return round(sum(lasted * watts for lasted, watts in metered) / seconds, 1) if seconds else None
+    total_seconds = sum(seconds for seconds, _ in metered)
+    return round(sum(seconds * watts for seconds, watts in metered) / total_seconds, 1) if total_seconds else None
 
 
 # -- shares of a ceiling that rows reach -------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ NEAR_LIMIT_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Roofs:
-    """All known ceilings of one device.
+    """All known ceilings of one device, which give the roofs of its rows.
 
     - ``device``, ``uuid_hash``: the name of the device and a hash of its UUID, if it has one.
     - ``compute_ceilings``: matmul ceilings by dtype and regime.

@@ -122,6 +122,8 @@ class CommandParser(argparse.ArgumentParser):
             name = unknown[0].partition("=")[0]
             similar_options = difflib.get_close_matches(name, parser._option_string_actions, n=1)
             suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists them"
+            if not name.startswith("-"):
+                parser.error(f"unexpected argument {unknown[0]!r}: --help shows how many values each option takes")
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
             parser.error(f"unknown option {unknown[0]!r}{f': {advice}' if advice else suggestion}")
         return options

@@ -29,7 +29,8 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey
 
 #: The sizes (M = N = K) of the smallest and the largest matmul that ``measure_matmul_flops`` launches, and of the
-#: smallest one on a CPU. A CPU emulates some dtypes, so a matmul that takes an accelerator 1 ms may take it a minute.
+#: smallest one on a CPU. A CPU emulates some dtypes, so a matmul that takes 1 ms on an accelerator may take a minute on
+#: a CPU.
 MIN_PROBE_SIZE, _MAX_PROBE_SIZE, _MIN_PROBE_SIZE_ON_CPU = 1024, 8192, 128
 _MIN_PROBE_LAUNCH_SECONDS = 0.001
 # If a matmul below MIN_PROBE_SIZE takes this many seconds, do not launch a larger one, which would take far longer.
@@ -70,7 +71,7 @@ def measure_matmul_flops(
             return flops
         if status == "unsupported":
             raise UnsupportedError(
-                f"{kernel.name} does not support {problem.dtype} on {backend.name}: {reason}"
+                f"kernel {kernel.name} does not support {problem.dtype} on {backend.name}: {reason}"
             ) from error
         raise DeviceError(
             f"the first matmul failed ({size}x{size}x{size}, kernel {kernel.name}, backend {backend.name}): "
@@ -88,8 +89,8 @@ def choose_working_kernels(
     If ``kernel_names`` is None, leave out, with a warning, all kernels before the first one that works. In a quick
     search, also leave out kernels that must be compiled and were never the fastest on cards of this model in results/.
 
-    If no kernel works and the first kernel does not support the problem, return only that kernel: the row of the log
-    that it gets then says why. Raises DeviceError if no kernel works for another reason, and whatever
+    If no kernel works and the first kernel does not support the problem, return only the first kernel, so that its row
+    of the log says why. Raises DeviceError if no kernel works for another reason, and whatever
     ``choose_search_kernels`` raises.
     """
     if kernel_names is not None:

@@ -67,15 +67,15 @@ def launch_in_profiler_window(
         with kernel.apply_settings(backend, problem):
             start_time = backend.now()
             pool = backend.make_operand_pool(problem.data, problem.seed)
-            ready = kernel.prepare(backend, problem, shape, pool)
-            checked = CheckedKernel(ready)
+            prepared = kernel.prepare(backend, problem, shape, pool)
+            checked = CheckedKernel(prepared)
             if must_verify:
                 checked.warm_up_and_verify(backend)
                 checked.poison_outputs()
             else:
                 launch_between_marks(checked.launches[0], backend)
                 backend.synchronize()
-            prepared = backend.now()
+            window_start_time = backend.now()
             with backend.open_profiler_window(f"{kernel.name} {shape}"):
                 marks = [launch_between_marks(checked.launches[0], backend) for _ in range(launch_count)]
             backend.synchronize()
@@ -84,10 +84,10 @@ def launch_in_profiler_window(
                 checked.require_unchanged_operands()
             return ProfiledLaunches(
                 launch_seconds=tuple(backend.compute_seconds_between(*each) for each in marks),
-                preparation_seconds=prepared - start_time,
+                preparation_seconds=window_start_time - start_time,
                 worst_verdict=checked.verdict if must_verify else None,
                 device_kernel_names=find_device_kernels and tuple(find_device_kernels(checked.launches[0])),
-                is_deterministic=_check_determinism(checked, backend, repeat_count, ready.queue_checksum),
+                is_deterministic=_check_determinism(checked, backend, repeat_count, prepared.queue_checksum),
             )
     except MamfError:
         raise
@@ -123,18 +123,20 @@ def _check_determinism(
     checked: CheckedKernel,
     backend: Backend,
     repeat_count: int,
-    checksum: Callable[[int, object], Callable[[], int]] | None,
+    queue_checksum: Callable[[int, object], Callable[[], int]] | None,
 ) -> bool | None:
     """Launch ``repeat_count`` times, and return whether all launches give equal bits; None if that cannot be checked or
-    ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, ``checksum`` of their output.
+    ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, checksums of their outputs.
+
+    ``queue_checksum``: queues the checksum of an output on the device, and returns a function that reads the checksum.
     """
     digests = set[object]()
     for _ in range(repeat_count):
         checked.poison_outputs()
         returned = checked.launches[0]()
-        summed = checksum and checksum(0, returned)
+        read_checksum = queue_checksum and queue_checksum(0, returned)
         backend.submit()
         backend.synchronize()
         digest = backend.compute_digest(returned)
-        digests.add(summed() if digest is None and summed else digest)
+        digests.add(read_checksum() if digest is None and read_checksum else digest)
     return None if None in digests or not digests else len(digests) == 1

@@ -49,19 +49,21 @@ class ClockPolicy:
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
     def should_measure_clock(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str, rate: float) -> bool:
-        """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s). The result is False for
-        rows of a ``phase`` of a search that only chooses which shapes to confirm.
+        """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s), and remember the rate to
+        compare later rows with it. The result is False for rows of a ``phase`` of a search that only chooses which
+        shapes to confirm.
         """
         if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
         # In the confirming phase of a search, any candidate may get the highest median, so measure the clock of each.
-        of_shape = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
-        key = (regime, problem, *of_shape)
-        best_rate = self._best_rate_by_group.get(key, 0.0)
-        self._best_rate_by_group[key] = max(rate, best_rate)
+        shape_key = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
+        group_key = (regime, problem, *shape_key)
+        best_rate = self._best_rate_by_group.get(group_key, 0.0)
+        self._best_rate_by_group[group_key] = max(rate, best_rate)
         return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
+#: The number of launches whose shortest time shows whether a launch is too long for the regime burst.
 _LAUNCHES_PER_TIME_ESTIMATE = 3
 
 
@@ -251,9 +253,9 @@ def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any,
 
 def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
-    run must measure the row again. In the regime sustained, the launches of such a row took less than the time of a
-    measurement; in other regimes, the row has too few samples. If only the verification ended after ``deadline``,
-    the row is complete.
+    run must measure the row again. A row of the regime sustained was cut short if its launches took less time than a
+    visit should take; a row of another regime, if it has too few samples. A row is complete if only its verification
+    ended after ``deadline``.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

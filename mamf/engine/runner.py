@@ -38,6 +38,7 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, StepKey
 from mamf.plugins.contracts import convert_plugin_errors
 
+#: A kernel that has crashed the process this many times is not launched again.
 _MAX_CRASHES_PER_KERNEL = 3
 #: The name by which the user requested a kernel, and the kernel.
 NamedKernel = tuple[str, AnyKernel]
@@ -59,10 +60,10 @@ class CrashRecord:
         """Return why the kernel of ``failed_row`` must not be launched on the row's shape: the kernel crashed the
         process on this shape, or too often on other shapes. Return an empty string if the kernel may be launched.
         """
-        of_kernel = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
-        reason_of_step = next((row.reason for row in of_kernel if row.step == failed_row.step), "")
-        crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in of_kernel)
-        return reason_of_step or (
+        kernel_rows = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
+        step_reason = next((row.reason for row in kernel_rows if row.step == failed_row.step), "")
+        crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in kernel_rows)
+        return step_reason or (
             f"{REPEATED_CRASH_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_PER_KERNEL else ""
         )
 
@@ -105,8 +106,8 @@ StepGenerator = Generator[Step | Measurement, Measurement | None, None]
 class Runner:
     """One run on an opened device, which measures the steps of a strategy.
 
-    - ``budget_seconds``: the time limit of the run. It cuts every measurement short except the first one that is not of
-      a reference (a row that only serves for comparison).
+    - ``budget_seconds``: the time limit of the run. When the time is over, a measurement in progress ends early, unless
+      it is the run's first (not counting references, which are rows that only serve for comparison).
     - ``replayed_rows``: the rows of an interrupted run, in order. They answer the first steps, so that these steps
       are not measured again.
     - ``report_phase``: called before each phase with a description of the phase.
@@ -300,7 +301,8 @@ class Runner:
             self.backend.wait_for_mark(self.backend.record_mark())
         except get_catchable_plugin_errors() as error:
             raise DeviceLostError(
-                f"{failed_row.kernel} at {failed_row.shape} {failed_row.reason}; --resume continues in a new process",
+                f"kernel {failed_row.kernel} at {failed_row.shape} {failed_row.reason}: continue in a new process with "
+                "--resume",
                 failed_row,
             ) from error
 
@@ -335,15 +337,15 @@ class RunSetup:
 
     @property
     def row_by_step(self) -> dict[StepKey, Measurement]:
-        """The rows that answer steps of the plan, by step (regime, problem, shape and kernel)."""
+        """The rows that answer steps of the plan, by their step (regime, problem, shape and kernel)."""
         requested = {kernel.name: name for name, kernel in self.kernels}
-        row_by_step = {}
+        rows = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
                 library = row.kernel.partition("[")[0]  # Drop the name of an algorithm, which may follow in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
-                row_by_step[row.step._replace(kernel=name)] = row
-        return row_by_step
+                rows[row.step._replace(kernel=name)] = row
+        return rows
 
     @property
     def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:

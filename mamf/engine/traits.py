@@ -118,7 +118,7 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
 def _adapt_burst_traits(
     assumed_traits: BurstTraits, wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None
 ) -> BurstTraits:
-    traits, remarks = replace(assumed_traits, wake_seconds=wake_up.wake_seconds), [reaction.remark]
+    traits, remarks = replace(assumed_traits, wake_seconds=wake_up.wake_seconds), [reaction.speedup_remark]
     if wake_up.wake_seconds > _WAKE_UP_TRAIN_SECONDS / 2:
         remarks.append(
             f"for at least {wake_up.wake_seconds:.2g} s after a rest, launches take {wake_up.slowdown_ratio:.2g} times "
@@ -136,9 +136,8 @@ def _adapt_burst_traits(
             if recovery_seconds
             else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
         )
-    elif (
-        wake_up.wake_seconds or reaction.remark
-    ):  # Load does not slow this device, so rests would only delay the wake-up.
+    elif wake_up.wake_seconds or reaction.speedup_remark:
+        # Load does not slow this device, so rests would only delay the wake-up.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
@@ -165,22 +164,22 @@ def measure_cache_bytes(backend: Backend) -> int | None:
     finally:
         pool.release_buffers()
         backend.release_cached_memory()
-    of_memory = median(rates[size] for size in sizes[:3])
-    cached = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * of_memory]
-    return max(cached) if len(cached) >= _MIN_CACHED_SIZE_COUNT else None
+    memory_rate = median(rates[size] for size in sizes[:3])
+    cached_sizes = [size for size in sizes if rates[size] >= _MIN_CACHE_SPEEDUP * memory_rate]
+    return max(cached_sizes) if len(cached_sizes) >= _MIN_CACHED_SIZE_COUNT else None
 
 
-def _measure_launch_seconds(backend: Backend, launch: Launch, count: int) -> float:
-    """Launch once to warm up, then ``count`` times, and return the mean device seconds of these ``count`` launches."""
+def _measure_launch_seconds(backend: Backend, launch: Launch, launch_count: int) -> float:
+    """Launch once to warm up, then ``launch_count`` times, and return the mean device seconds of the later launches."""
     launch()
     backend.submit()
     start = backend.record_mark()
-    for _ in range(count):
+    for _ in range(launch_count):
         launch()
         backend.submit()
     end = backend.record_mark()
     backend.synchronize()
-    return max(backend.compute_seconds_between(start, end), 1e-9) / count
+    return max(backend.compute_seconds_between(start, end), 1e-9) / launch_count
 
 
 @contextmanager
@@ -229,26 +228,28 @@ class LoadReaction(NamedTuple):
     first_launch_seconds: float
 
     @property
-    def remark(self) -> str:
-        is_slow = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
-        if is_slow:
+    def speedup_remark(self) -> str:
+        is_faster = self.slowdown_share < 1 / _MAX_AWAKE_RATIO - 1
+        if is_faster:
             return f"launches became {1 / (1 + self.slowdown_share):.2g} times as fast within seconds of load"
         return ""
 
 
-def _find_oscillation_start(ends: Sequence[float], seconds: Sequence[float], backend: Backend) -> float | None:
+def _find_oscillation_start(
+    block_ends: Sequence[float], launch_seconds: Sequence[float], backend: Backend
+) -> float | None:
     """Return the seconds of load after which the power controller only oscillates around one speed: the start of the
     last two oscillation periods, if the mean launch times of both periods agree. Return None if they do not agree, or
-    if blocks of launches are too long to tell. ``ends``: the seconds from the start of the load to the end of each
-    block. ``seconds``: the mean seconds of a launch in each block.
+    if blocks of launches are too long to tell. ``block_ends``: the seconds from the start of the load to the end of
+    each block. ``launch_seconds``: the mean seconds of a launch in each block.
     """
-    period, end_time = backend.sustained_traits.swing_seconds, ends[-1]
+    period, end_time = backend.sustained_traits.swing_seconds, block_ends[-1]
     before, after = (
-        [each for end, each in zip(ends, seconds, strict=True) if since < end <= since + period]
-        for since in (end_time - 2 * period, end_time - period)
+        [seconds for end, seconds in zip(block_ends, launch_seconds, strict=True) if start < end <= start + period]
+        for start in (end_time - 2 * period, end_time - period)
     )
-    agree = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
-    return end_time - 2 * period if agree else None
+    is_steady = before and after and abs(fmean(before) / fmean(after) - 1) <= 2 * _MAX_SETTLED_DEVIATION
+    return end_time - 2 * period if is_steady else None
 
 
 class _TraitProbe:
@@ -286,12 +287,12 @@ class _TraitProbe:
         after = launch_seconds[slow : slow + 10] or launch_seconds
         return _LEAD_SECONDS + sum(launch_seconds[:slow]) if slow else 0.0, launch_seconds[0] / median(after)
 
-    def _run_train(self, seconds: float) -> list[float]:
-        """Launch for about ``seconds`` behind flushes that put the host ahead, and return each launch's seconds."""
+    def _run_train(self, train_seconds: float) -> list[float]:
+        """Launch for about ``train_seconds`` behind flushes that put the host ahead. Return each launch's seconds."""
         backend = self.backend
         self.queue_flushes_ahead()
         marks = [backend.record_mark()]
-        for _ in range(min(max(4, math.ceil(seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
+        for _ in range(min(max(4, math.ceil(train_seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
             self.launch()
             backend.submit()
             marks.append(backend.record_mark())
@@ -301,40 +302,51 @@ class _TraitProbe:
     def measure_reaction(self) -> LoadReaction:
         """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
         self.backend.sleep(_RECOVERY_REST_SECONDS[-1])
-        ends, seconds = self._load_and_time_blocks(_LOAD_SECONDS)
-        awake = [each for end, each in zip(ends, seconds, strict=True) if end > self.wake_seconds]
+        ends, launch_seconds = self._load_and_time_blocks(_LOAD_SECONDS)
+        awake = [seconds for end, seconds in zip(ends, launch_seconds, strict=True) if end > self.wake_seconds]
         first_launch_seconds, settled_launch_seconds = median(awake[:3]), median(awake[-len(awake) // 3 :])
-        bound = first_launch_seconds + (settled_launch_seconds - first_launch_seconds) / 4
-        is_slower = [end > self.wake_seconds and each > bound for end, each in zip(ends, seconds, strict=True)]
-        begins = (end for end, now, then in zip([0.0, *ends], is_slower, is_slower[1:], strict=False) if now and then)
-        smooth = (median(seconds[max(0, index - 4) : index + 5]) for index in range(len(seconds)))
-        last = max(
+        min_slower_seconds = first_launch_seconds + (settled_launch_seconds - first_launch_seconds) / 4
+        is_slower = [
+            end > self.wake_seconds and seconds > min_slower_seconds
+            for end, seconds in zip(ends, launch_seconds, strict=True)
+        ]
+        slower_starts = (
+            start
+            for start, is_this_slower, is_next_slower in zip([0.0, *ends], is_slower, is_slower[1:], strict=False)
+            if is_this_slower and is_next_slower
+        )
+        smoothed_seconds = (
+            median(launch_seconds[max(0, index - 4) : index + 5]) for index in range(len(launch_seconds))
+        )
+        last_unsettled_end = max(
             (
                 end
-                for end, each in zip(ends, smooth, strict=True)
-                if abs(each / settled_launch_seconds - 1) > _MAX_SETTLED_DEVIATION
+                for end, seconds in zip(ends, smoothed_seconds, strict=True)
+                if abs(seconds / settled_launch_seconds - 1) > _MAX_SETTLED_DEVIATION
             ),
             default=0.0,
         )
         return LoadReaction(
-            seconds_until_slower=next(begins, None)
+            seconds_until_slower=next(slower_starts, None)
             if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds
             else None,
             slowdown_share=settled_launch_seconds / first_launch_seconds - 1,
-            settling_seconds=last if last < 0.8 * ends[-1] else _find_oscillation_start(ends, seconds, self.backend),
+            settling_seconds=last_unsettled_end
+            if last_unsettled_end < 0.8 * ends[-1]
+            else _find_oscillation_start(ends, launch_seconds, self.backend),
             first_launch_seconds=first_launch_seconds,
         )
 
-    def _load_and_time_blocks(self, seconds: float) -> tuple[list[float], list[float]]:
-        """Load the device for ``seconds`` with blocks of launches. Return two lists with one value per block: the
+    def _load_and_time_blocks(self, load_seconds: float) -> tuple[list[float], list[float]]:
+        """Load the device for ``load_seconds`` with blocks of launches. Return two lists with one value per block: the
         seconds from the start of the load to the end of the block, and the mean seconds of a launch in the block.
         """
-        backend, count = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
+        backend, block_size = self.backend, max(1, round(_BLOCK_SECONDS / self.launch_seconds))
         start = backend.record_mark()
-        queued, ends, each = deque([start]), [0.0], list[float]()
+        queued, ends, launch_seconds = deque([start]), [0.0], list[float]()
         # Limit the number of blocks, so that the loop ends even if the device's clock does not advance.
-        for _ in range(math.ceil(4 * seconds / _BLOCK_SECONDS)):
-            for _ in range(count):
+        for _ in range(math.ceil(4 * load_seconds / _BLOCK_SECONDS)):
+            for _ in range(block_size):
                 self.launch()
                 backend.submit()
             queued.append(backend.record_mark())
@@ -342,11 +354,11 @@ class _TraitProbe:
                 queued.popleft()
                 backend.wait_for_mark(queued[0])
                 ends.append(backend.compute_seconds_between(start, queued[0]))
-                each.append((ends[-1] - ends[-2]) / count)
-            if ends[-1] >= seconds:
+                launch_seconds.append((ends[-1] - ends[-2]) / block_size)
+            if ends[-1] >= load_seconds:
                 break
         backend.synchronize()
-        return ends[1:], each
+        return ends[1:], launch_seconds
 
     def measure_recovery(self, first_launch_seconds: float, reaction_seconds: float) -> float | None:
         """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is as fast as before the load.
@@ -373,7 +385,7 @@ def _describe_findings(
         if wake_up.wake_seconds
         else "launches after a rest take as long as launches before it"
     )
-    slowed = reaction.remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
+    slowed = reaction.speedup_remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
     if reaction.seconds_until_slower is not None:
         back = (
             "no rest restores the speed"

@@ -97,9 +97,9 @@ class Run(RunSetup):
         strategy = (self.make_run_strategy or self.kind.make_strategy)(self)
         if self.log_path is None and self.resumed_log is None:
             return self._measure_without_log(strategy)
-        driven = self._measure_with_log(strategy)
-        next(driven)  # Open the log now, so that closing the iterator before the first row also closes the log.
-        return driven
+        measurements = self._measure_with_log(strategy)
+        next(measurements)  # Open the log now, so that closing the iterator before the first row also closes the log.
+        return measurements
 
     def _measure_without_log(self, strategy: Strategy) -> Generator[Measurement, None, None]:
         for record in strategy.yield_results():
@@ -173,8 +173,8 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work, so that mamf can check the timer and the sharing of the
-        card again. After a failure or an interruption the device may never answer, so skip these checks.
+        ``is_idle``: True if the device has finished its work, so that mamf can check the timer again, and whether other
+        processes share the card. After a failure or an interruption the device may never answer, so skip these checks.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
@@ -195,6 +195,6 @@ class Run(RunSetup):
         if before := self.resumed_log and self.resumed_log.log:
             log.matmul_ceilings, log.other_ceilings = dict(before.matmul_ceilings), dict(before.other_ceilings)
             log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
-        for each in self._other_records:
-            add_record(log, {"record": each.kind, **each.fields})
+        for record in self._other_records:
+            add_record(log, {"record": record.kind, **record.fields})
         return log

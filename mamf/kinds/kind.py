@@ -173,9 +173,9 @@ class FindKind(RunKind):
     noun_phrase = "a find"
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
-        from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
+        from mamf.engine.search.strategy import GridSearchStrategy, RowsSearchStrategy
 
-        return FindStrategy(setup) if setup.plan.is_search else KernelsFindStrategy(setup)
+        return GridSearchStrategy(setup) if setup.plan.is_search else RowsSearchStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return the number of ceilings that are not confirmed yet. Problems that no kernel supports do not count."""

@@ -27,7 +27,9 @@ _MAX_TABLE_ROWS, _MAX_LOG_ROWS = 10, 50
 
 @functools.singledispatch
 def render_html(value: object) -> str:
-    raise TypeError(f"mamf cannot render a {type(value).__name__} as HTML")
+    raise TypeError(
+        f"mamf cannot render a {type(value).__name__} as HTML: give a row, a ceiling, a log or a comparison"
+    )
 
 
 def _make_device_header(device: str) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class VerifyKind(RunKind):
         return make_verification_document(log)
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        raise UsageError(f"{log.path} is a verification, which has no rates to draw: 'mamf show' prints it")
+        raise UsageError(f"{log.path} is a verification, which has no rates to draw: print it with 'mamf show'")
 
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd

@@ -63,7 +63,7 @@ class GuardFileKeys(Struct, kw_only=True):
     operation: str
     kernels: list[str]
     shapes: list[str]
-    baseline: str
+    baseline: str = ""
     regimes: tuple[str, ...] = COMMON_REGIMES[:1]
     tolerance: Any = DEFAULT_REGRESSION_TOLERANCE
     rounds: int = DEFAULT_MAX_ROUNDS

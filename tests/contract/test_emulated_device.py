@@ -27,8 +27,8 @@ BRIEFLY = """
 import sys
 from mamf.cli import main
 from mamf.engine import traits
-from mamf.engine.search.strategy import FindStrategy
-FindStrategy.max_distant_shapes = 1
+from mamf.engine.search.strategy import GridSearchStrategy
+GridSearchStrategy.max_distant_shapes = 1
 traits._WAKE_UP_ROUND_COUNT, traits._LOAD_SECONDS, traits._COPIED_TOTAL_MIB = 1, 0.2, (1, 2, 4, 8)
 sys.exit(main(sys.argv[1:]))
 """

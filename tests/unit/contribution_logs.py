@@ -9,7 +9,7 @@ from pathlib import Path
 from mamf.cli import main
 from mamf.contribution.review import review_log
 from mamf.engine.search.grid import THOROUGH_SCHEDULE
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.logs.legacy import FinderRun, ReportedFigures
 from mamf.logs.run_log import parse_records, read_lines
 from mamf.operations.matmul.shapes import SearchOptions
@@ -52,8 +52,8 @@ def search_little(patch):
     """
     patch.setattr(SearchOptions, "scouts", 24)
     patch.setattr(SearchOptions, "refinements", 36)
-    patch.setattr(FindStrategy, "max_distant_shapes", 100)
-    patch.setattr(FindStrategy, "max_refinement_reach", 1)
+    patch.setattr(GridSearchStrategy, "max_distant_shapes", 100)
+    patch.setattr(GridSearchStrategy, "max_refinement_reach", 1)
     patch.setattr("mamf.engine.search.grid.THOROUGH_SCHEDULE", replace(THOROUGH_SCHEDULE, candidate_count=4))
     patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
     patch.setattr("mamf.engine.search.grid._MAX_GRID_STEP", 2560)

@@ -11,7 +11,7 @@ from finder_log_samples import V2G
 import mamf
 from mamf.backend import Advice
 from mamf.engine.search import grid
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.plugins import discovery
 from mamf.testing import SimulatedMatmul
@@ -46,7 +46,7 @@ def install(monkeypatch):
 
     monkeypatch.setattr(discovery, "find_entry_points", points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
-    monkeypatch.setattr(FindStrategy, "max_distant_shapes", 1)
+    monkeypatch.setattr(GridSearchStrategy, "max_distant_shapes", 1)
     monkeypatch.setattr("mamf.api.measuring.plan_search", short(grid.plan_search))
     monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))
 

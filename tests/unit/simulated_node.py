@@ -10,7 +10,7 @@ from mamf.backend import Advice
 from mamf.engine.search import grid
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.rounds import RoundCounts
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulGrid
 from mamf.plugins import discovery
@@ -68,13 +68,13 @@ def install(patch):
         return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
 
     patch.setattr(discovery, "find_entry_points", points)
-    patch.setattr(FindStrategy, "max_distant_shapes", 1)
+    patch.setattr(GridSearchStrategy, "max_distant_shapes", 1)
     patch.setattr("mamf.node.device.plan_search", short_plan)
     patch.setattr(
         grid,
         "QUICK_SCHEDULE",
         replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=3)),
     )
-    patch.setattr(FindStrategy, "sustained_candidate_count", 1)
+    patch.setattr(GridSearchStrategy, "sustained_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

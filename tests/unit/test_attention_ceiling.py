@@ -10,7 +10,7 @@ from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 
 from mamf.contribution.collection import read_collection
 from mamf.contribution.review import review_log
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.logs.compare import compare
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import SearchOptions
@@ -91,7 +91,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     # The more there are, the less each takes of a short budget.
     monkeypatch.setattr(SearchOptions, "scouts", 96)
     monkeypatch.setattr(SearchOptions, "refinements", 132)
-    monkeypatch.setattr(FindStrategy, "max_refinement_reach", 4)
+    monkeypatch.setattr(GridSearchStrategy, "max_refinement_reach", 4)
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0
     assert f"--budget leaves only {budget / 2:g} of the usual 12 s for the bfloat16 ceiling" in err

@@ -22,7 +22,7 @@ import mamf
 from mamf.ceilings.ceiling import MIN_CONFIRMING_ROUNDS, Ceiling, confirm_ceiling
 from mamf.engine.runner import RunSetup
 from mamf.engine.search.grid import plan_search
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.errors import DeviceError, IncomparableError, UnsupportedError, UsageError
 from mamf.logs.records import make_ceiling_record, read_ceiling_record
 from mamf.logs.run_log import read_run_log
@@ -172,7 +172,7 @@ class Find(RunSetup):
     """A find in virtual time, with the rows that it yields."""
 
     def yield_results(self):
-        self.strategy = FindStrategy(self)
+        self.strategy = GridSearchStrategy(self)
         for row in self.strategy.yield_results():
             self.rows.append(row)
             yield row

@@ -131,6 +131,7 @@ def test_a_budget_that_ends_it_is_no_pass_and_the_rest_is_resumed(guard, monkeyp
 def test_any_log_of_the_operation_can_be_a_baseline(guard, run, monkeypatch):
     kernel = ["--kernel", "mamf.testing:SimulatedAttention", "--shapes", "b4h16q2048k2048d128", "b4h16q4096k4096d128"]
     run("sweep", "--operation", "attention", *DEVICE, *kernel, "--set", "direction=fwd,bwd", "--output", "sweep.jsonl")
+    (guard.folder / "guard.toml").write_text(FILE.replace('baseline = "baseline.jsonl"\n', ""))
     assert guard("--baseline", "sweep.jsonl")[0] == 0
     slower(monkeypatch)
     assert guard("--baseline", "sweep.jsonl")[0] == 3
@@ -186,6 +187,7 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(tmp_path, line, told):
         (("[problem]", "[problem]\nseqlen = 3"), "unknown field of attention 'seqlen'"),
         (("baseline.jsonl", "none.jsonl"), "there is no baseline none.jsonl: measure one with"),
         (("b4h16q2048k2048d128", "b1h16q512k512d64"), "has none of the rows"),
+        (('baseline = "baseline.jsonl"\n', ""), "guard.toml names no baseline: add the key baseline to it"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(guard, change, told):

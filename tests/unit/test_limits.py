@@ -91,6 +91,10 @@ MANY = list(map(str, range(1, 101)))
         ),
         ([*FIND, "--kernel", "torch.mm[3]"], "no algorithms to choose from"),
         ([*FIND, "--m", "4096"], "unknown option '--m'"),
+        (
+            [*SWEEP, "--dtype", "bf16", "int8"],
+            "unexpected argument 'int8': --help shows how many values each option takes",
+        ),
         (["sweep", *DEVICE, "--operation", "atention"], "unknown operation 'atention' (did you mean 'attention'?)"),
         (["sweep", *DEVICE, "--operation", "attention", *KERNEL, "--set", "direction=up"], "'up'"),
         (

@@ -54,11 +54,11 @@ class Swinging(SimulatedBackend):
 
 def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     loaded = SustainedRegime(SimulatedBackend())
-    assert loaded.make_confirmation_regime(HELD_BACK, 9.0).reset_settling_seconds
+    assert loaded.make_confirmation_regime(HELD_BACK, 9.0).settling_seconds_after_rest
     assert loaded.make_confirmation_regime(
         Conditions(clock_hz=0.97 * 1.98e9), 9.0
-    ).reset_settling_seconds  # by little, but held back
-    assert loaded.make_confirmation_regime(Conditions(), 9.0).reset_settling_seconds  # no sensor tells
+    ).settling_seconds_after_rest  # by little, but held back
+    assert loaded.make_confirmation_regime(Conditions(), 9.0).settling_seconds_after_rest  # no sensor tells
     assert loaded.make_confirmation_regime(AT_BOOST, 9.0) is loaded
 
 
@@ -78,7 +78,7 @@ def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
     steady, _ = rate_of(SimulatedBackend(), math.inf)
     rate, took = rate_of(backend, seconds)
     assert rate == pytest.approx(steady, rel=0.004)
-    assert took <= max(seconds, SustainedRegime.compute_min_reset_visit_seconds(backend))
+    assert took <= max(seconds, SustainedRegime.compute_min_visit_seconds_with_rest(backend))
     assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
 
 
@@ -88,10 +88,12 @@ def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, s
     backend = SimulatedBackend()
     backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
     regime = SustainedRegime(backend).make_confirmation_regime(HELD_BACK, seconds)
-    for loaded in (regime.visit_seconds, regime.reset_settling_seconds):
+    for loaded in (regime.visit_seconds, regime.settling_seconds_after_rest):
         assert loaded / swing == pytest.approx(round(loaded / swing))
         assert loaded >= swing * 0.999
-    assert regime.fixed_visit_seconds <= max(seconds, SustainedRegime.compute_min_reset_visit_seconds(backend)) + 1e-9
+    assert (
+        regime.fixed_visit_seconds <= max(seconds, SustainedRegime.compute_min_visit_seconds_with_rest(backend)) + 1e-9
+    )
 
 
 def confirmed_rows(seed, kernel=None):

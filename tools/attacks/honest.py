@@ -13,7 +13,7 @@ from unittest import mock
 from attacks.calls import Counts, call
 from mamf.engine.regimes.classic import ClassicRegime
 from mamf.engine.search.grid import THOROUGH_SCHEDULE, plan_search
-from mamf.engine.search.strategy import FindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
 
 BACKEND = ("--backend", "mamf.testing:SimulatedBackend")
@@ -92,7 +92,7 @@ def little_work() -> Iterator[None]:
         mock.patch("mamf.api.measuring.plan_search", short),
         mock.patch("mamf.engine.search.grid.plan_search", short),
         mock.patch.object(ClassicRegime.__init__, "__defaults__", (50, 100, _WARMUP_SECONDS)),
-        mock.patch.object(FindStrategy, "max_distant_shapes", 1),
+        mock.patch.object(GridSearchStrategy, "max_distant_shapes", 1),
         mock.patch("mamf.engine.search.grid.THOROUGH_SCHEDULE", replace(THOROUGH_SCHEDULE, candidate_count=4)),
     ):
         yield

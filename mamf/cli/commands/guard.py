@@ -91,7 +91,8 @@ def read_guard_file(path: Path) -> dict[str, Any]:
 
     The result has the options of ``mamf sweep --operation`` that describe the rows of the file, and these options:
 
-    ``baseline``: path of the run log to compare with. A relative path is resolved from the folder of the TOML file.
+    ``baseline``: path of the run log to compare with; None if the file names none. A relative path is resolved from
+    the folder of the TOML file.
     ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.
     ``rounds``: the maximum number of measurements of a row that is undecided; for a new baseline, the number of
     measurements of every row.
@@ -119,7 +120,7 @@ def read_guard_file(path: Path) -> dict[str, Any]:
             for name, values in keys.problem.items()
         }
         return {
-            "baseline": path.parent / keys.baseline,
+            "baseline": path.parent / keys.baseline if keys.baseline else None,
             "tolerance": parse_share(str(keys.tolerance)),
             "rounds": require_whole_number("rounds", keys.rounds, 3, MAX_GUARD_ROUNDS),
             "compared_figure": keys.by,
@@ -148,6 +149,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     vars(options).update(read_guard_file(options.file))
     options.given_names.add("problem")  # Make --resume check that the log fits the guard file.
     options.baseline = baseline_path = given_baseline or options.baseline
+    if baseline_path is None:
+        raise UsageError(f"{options.file} names no baseline: add the key baseline to it, or give --baseline LOG")
     if options.update and (options.junit or options.markdown):
         raise UsageError(
             "--update cannot be combined with --junit or --markdown, because --update makes no comparison to report"

@@ -228,11 +228,11 @@ class Regime(ABC):
         takes.
         """
 
-    def queue_idle_mark(self, after: object) -> object:
+    def queue_idle_mark(self, earlier_mark: object) -> object:
         """Queue a mark that waits for all queues of the device (``Backend.record_idle_mark``), and return the mark.
-        Return None if the device has no idle marks, or if the device has already reached the earlier mark ``after``.
+        Return None if the device has no idle marks, or if the device has already reached ``earlier_mark``.
         """
-        return self.backend.record_idle_mark(after) if self.backend.has_idle_marks else None
+        return self.backend.record_idle_mark(earlier_mark) if self.backend.has_idle_marks else None
 
     def queue_marks_behind_flushes(self, flush_count: int = _FLUSHES_AHEAD_OF_MARKS) -> tuple[object, object]:
         """Queue a number of cache flushes, then a mark and an idle mark (which waits for all queues of the device), and
@@ -244,14 +244,14 @@ class Regime(ABC):
         mark = self.backend.record_mark()
         return mark, self.queue_idle_mark(mark)
 
-    def wait_and_record_gap(self, checked: CheckedKernel, end: object, idle_mark: object) -> None:
-        """Wait for the device. Then store the gap from ``end``, the mark after the last launch, to ``idle_mark``, a
-        later mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if
+    def wait_and_record_gap(self, checked: CheckedKernel, end_mark: object, idle_mark: object) -> None:
+        """Wait for the device. Then store the gap from ``end_mark``, the mark after the last launch, to ``idle_mark``,
+        a later mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if
         ``idle_mark`` is None.
         """
         self.backend.synchronize()
         if idle_mark is not None:
-            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end, idle_mark))
+            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end_mark, idle_mark))
 
     def require_no_unseen_work(self, checked: CheckedKernel, launch_seconds: float) -> None:
         """Raise WrongResultError if the device was still working after the end marks of launches that took

@@ -89,10 +89,10 @@ class BurstRegime(Regime):
     @classmethod
     def estimate_rows_seconds(cls, backend: Backend, plan: Plan, launch_seconds_of_rows: Sequence[float]) -> float:
         traits, max_seconds = backend.burst_traits, plan.seconds or cls.default_sweep_row_seconds
-        of_rows = (
+        row_seconds = (
             min(cls.usual_row_launches * launch, max(3 * launch, max_seconds)) for launch in launch_seconds_of_rows
         )
-        return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(of_rows)
+        return traits.longest_rest_seconds + traits.warm_in_seconds + (1 + traits.rest_ratio) * sum(row_seconds)
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
         return self.backend.burst_traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)
@@ -140,7 +140,7 @@ class BurstRegime(Regime):
             now = self.backend.now()
             # Call is_budget_over before judging the sensors. In a run on several devices (ranks), all ranks must call
             # is_budget_over together, or those that call it wait forever; but the sensors of the ranks differ.
-            if not trains and not rule.is_budget_over(now) and self._is_throttled_by_earlier_load(reading):
+            if not trains and not rule.is_budget_over(now) and self._schedule_rest_if_throttled(reading):
                 self._rest_until_recovered()
                 continue
             samples.seconds_per_launch += seconds
@@ -223,9 +223,9 @@ class BurstRegime(Regime):
             trains += 1
         self._is_cold = False
 
-    def _is_throttled_by_earlier_load(self, reading: Reading | None) -> bool:
-        """Return whether earlier load still throttled the first train of a visit, according to its sensor reading, and
-        if so, schedule more rest.
+    def _schedule_rest_if_throttled(self, reading: Reading | None) -> bool:
+        """If earlier load still throttled the first train of a visit, according to its sensor reading, schedule more
+        rest and return True. Otherwise return False.
 
         After ``max_throttled_trains`` throttled trains in succession, throttling counts as normal for this device.
         """
@@ -271,9 +271,9 @@ class BurstRegime(Regime):
             return 0.0
         return 1 - self._flush_queueing_seconds / self._flush_seconds
 
-    def _queue_lead_and_warm_cache(self, launch: Launch, seconds: float) -> None:
-        """Queue cache flushes that put the host ``seconds`` ahead of the device, and that last until the device has
-        woken up from its rest. The host needs the lead because launching a small kernel takes the host longer than
+    def _queue_lead_and_warm_cache(self, launch: Launch, lead_seconds: float) -> None:
+        """Queue cache flushes that put the host ``lead_seconds`` ahead of the device, and that last until the device
+        has woken up from its rest. The host needs the lead because launching a small kernel takes the host longer than
         running the kernel takes the device, and a device that is timed must not wait for the host. To measure with a
         warm cache, also queue a launch, which fills the cache again.
         """
@@ -282,8 +282,10 @@ class BurstRegime(Regime):
             self.backend.burst_traits.wake_seconds,
         )
         if lead_per_flush_second > 0 or waking > 0:
-            lead = min(seconds / lead_per_flush_second, self.max_lead_seconds) if lead_per_flush_second > 0 else 0.0
-            for _ in range(1 + int(max(lead, waking) / self._flush_seconds)):
+            flush_seconds = (
+                min(lead_seconds / lead_per_flush_second, self.max_lead_seconds) if lead_per_flush_second > 0 else 0.0
+            )
+            for _ in range(1 + int(max(flush_seconds, waking) / self._flush_seconds)):
                 self.backend.flush_cache()
         if not self.must_flush_cache:
             launch()

@@ -63,7 +63,7 @@ class SustainedRegime(Regime):
     by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
     nothing runs between them.
 
-    ``reset_settling_seconds``: if the device rests before each visit, the seconds of load after the rest until the
+    ``settling_seconds_after_rest``: if the device rests before each visit, the seconds of load after the rest until the
     power controller has settled and the measured part of the visit begins; None: no rests. While a device is loaded,
     its power controller can stay in one of several states, whose rates differ by up to 1.3 %. After a rest, the power
     controller chooses a state again. So the mean of several visits with rests is repeatable; the rate in one state is
@@ -93,11 +93,11 @@ class SustainedRegime(Regime):
         backend: Backend,
         visit_seconds: float = min_visit_seconds,
         *,
-        reset_settling_seconds: float | None = None,
+        settling_seconds_after_rest: float | None = None,
     ) -> None:
         super().__init__(backend)
         self.visit_seconds = visit_seconds
-        self.reset_settling_seconds = reset_settling_seconds
+        self.settling_seconds_after_rest = settling_seconds_after_rest
         self._loaded_seconds = 0.0
         self._loaded_until = float("-inf")
 
@@ -112,7 +112,7 @@ class SustainedRegime(Regime):
 
     def find_repeatability(self, problem: Problem) -> Repeatability:
         traits = self.backend.sustained_traits
-        if self.reset_settling_seconds is None:
+        if self.settling_seconds_after_rest is None:
             return traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)
         return traits.anew_repeatability or look_up_repeatability(self.backend.name, AFTER_REST_STATE, problem)
 
@@ -121,19 +121,19 @@ class SustainedRegime(Regime):
         return self.backend.sustained_traits.remark
 
     @classmethod
-    def compute_min_reset_visit_seconds(cls, backend: Backend) -> float:
+    def compute_min_visit_seconds_with_rest(cls, backend: Backend) -> float:
         """Return the seconds of the shortest visit with a rest before it; 0 if the power controller of this device does
         not restart after a rest.
         """
         traits = backend.sustained_traits
         return (
-            cls._compute_reset_visit_seconds(backend, _MIN_OSCILLATIONS_PER_VISIT * traits.swing_seconds)
+            cls._compute_visit_seconds_with_rest(backend, _MIN_OSCILLATIONS_PER_VISIT * traits.swing_seconds)
             if traits.rest_seconds
             else 0.0
         )
 
     @classmethod
-    def _compute_reset_visit_seconds(cls, backend: Backend, loaded_seconds: float) -> float:
+    def _compute_visit_seconds_with_rest(cls, backend: Backend, loaded_seconds: float) -> float:
         """Return the seconds of a visit with a rest before it, in which the device settles and is measured for
         ``loaded_seconds``. The result includes three blocks more, because settling and measuring end with whole blocks.
         """
@@ -141,9 +141,11 @@ class SustainedRegime(Regime):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        if self.reset_settling_seconds is None:
+        if self.settling_seconds_after_rest is None:
             return 0.0
-        return self._compute_reset_visit_seconds(self.backend, self.reset_settling_seconds + self.visit_seconds)
+        return self._compute_visit_seconds_with_rest(
+            self.backend, self.settling_seconds_after_rest + self.visit_seconds
+        )
 
     def keep_device_loaded(self, launches: Sequence[Launch], launch_seconds: float) -> None:
         """Queue launches, of ``launch_seconds`` each, that keep the device loaded while the host prepares a kernel.
@@ -151,7 +153,7 @@ class SustainedRegime(Regime):
         If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
         during these seconds are up to 1 % off (docs/measuring.md).
         """
-        if self.reset_settling_seconds is not None or self.backend.timer == "host clock":
+        if self.settling_seconds_after_rest is not None or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(launch_seconds, 1e-9))
         for launch in itertools.islice(itertools.cycle(launches), min(self.max_launches_to_keep_loaded, count)):
@@ -174,17 +176,17 @@ class SustainedRegime(Regime):
             return self
         period = traits.swing_seconds
         loaded_seconds = min(
-            max_visit_seconds - self._compute_reset_visit_seconds(self.backend, 0.0),
+            max_visit_seconds - self._compute_visit_seconds_with_rest(self.backend, 0.0),
             traits.restart_seconds + self.min_visit_seconds,
         )
         periods = max(_MIN_OSCILLATIONS_PER_VISIT, int(loaded_seconds / period + 1e-9))
         measured_periods = min(periods - 1, max(1, int(self.min_visit_seconds / period + 1e-9)))
         return SustainedRegime(
-            self.backend, measured_periods * period, reset_settling_seconds=(periods - measured_periods) * period
+            self.backend, measured_periods * period, settling_seconds_after_rest=(periods - measured_periods) * period
         )
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        if self.reset_settling_seconds is not None:
+        if self.settling_seconds_after_rest is not None:
             self.backend.sleep(self.backend.sustained_traits.rest_seconds)
         start_time = self.backend.now()
         stamps = self.backend.clock_stamps
@@ -219,8 +221,8 @@ class SustainedRegime(Regime):
         traits, start_time = self.backend.sustained_traits, self.backend.now()
         min_seconds = (
             max(traits.settle_seconds, traits.soak_seconds - self._loaded_seconds)
-            if self.reset_settling_seconds is None
-            else self.reset_settling_seconds
+            if self.settling_seconds_after_rest is None
+            else self.settling_seconds_after_rest
         )
         recent_block_seconds: deque[float] = deque(maxlen=self.settled_block_count)
         for block in blocks.finished_blocks:
@@ -235,7 +237,7 @@ class SustainedRegime(Regime):
             # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. Do
             # not wait until the rate is flat: if the power controller alternates between clocks, the rate of a few
             # blocks is never flat.
-            if elapsed >= min_seconds and (is_flat or self.reset_settling_seconds is not None):
+            if elapsed >= min_seconds and (is_flat or self.settling_seconds_after_rest is not None):
                 return True
             if elapsed >= min_seconds + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
                 break
@@ -284,8 +286,8 @@ class SustainedRegime(Regime):
 
 
 class _BlockQueue:
-    """The blocks of back-to-back launches of one visit. ``finished_blocks`` yields them without end. It queues the next
-    block before it waits for the end of the last one, so that the device never idles.
+    """The blocks of back-to-back launches of one visit. The generator ``finished_blocks`` yields them without end. It
+    queues each block before it waits for the end of the block ahead, so that the device never idles.
 
     - ``is_in_measured_part``: True if the next block is in the measured part of the visit.
     - ``must_poison``: True to change operands and poison outputs before the next block.

@@ -53,11 +53,11 @@ class SpacedRegime(Regime):
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify_last_outputs(checks_all_elements=True)
-        compare = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
+        queue_comparison = checked.prepared.remember_output and checked.prepared.remember_output(0, result)
         while not samples.seconds_per_launch or not rule.should_stop(
             samples.seconds_per_launch, self.backend.now() - start_time, self.backend.now(), False
         ):
-            self._launch_and_compare_outputs(checked, samples, compare, rule, launch_seconds)
+            self._launch_and_compare_outputs(checked, samples, queue_comparison, rule, launch_seconds)
         if checked.prepared.verify_special_values is not None:
             verdict = checked.prepared.verify_special_values()
             if not verdict.ok:
@@ -78,13 +78,16 @@ class SpacedRegime(Regime):
         self,
         checked: CheckedKernel,
         samples: Samples,
-        compare: ComparisonFunction | None,
+        queue_comparison: ComparisonFunction | None,
         rule: StoppingRule,
         launch_seconds: float,
     ) -> None:
-        """Launch a few times, let ``compare`` compare each output with the output of the first launch (None: verify
-        each output), and store the times and counts in ``samples``. Raise WrongResultError if an output is wrong, or if
-        it differs from the first output although the kernel promises equal bits.
+        """Launch a few times, compare each output with the output of the first launch, and store the times and counts
+        in ``samples``. Raise WrongResultError if an output is wrong, or if it differs from the first output although
+        the kernel promises equal bits.
+
+        ``queue_comparison``: queues the comparison of an output with the first output on the device, and returns a
+        function that reads the result; None: verify each output instead.
         """
         marks, read_comparisons = [], []
         for _ in range(_LAUNCHES_PER_COMPARISON):
@@ -93,8 +96,8 @@ class SpacedRegime(Regime):
             start, result = self.backend.record_mark(), checked.launches[0]()
             self.backend.submit()
             marks.append((start, self.backend.record_mark()))
-            read_comparisons += [compare(result)] if compare else []
-            if not compare or not checked.prepared.is_deterministic:
+            read_comparisons += [queue_comparison(result)] if queue_comparison else []
+            if not queue_comparison or not checked.prepared.is_deterministic:
                 checked.verify_last_outputs(checks_all_elements=True)
         samples.add_reading(self.read_sensors())  # The device is still busy, so the sensors show it under load.
         self.backend.synchronize()
@@ -102,13 +105,13 @@ class SpacedRegime(Regime):
             *samples.seconds_per_launch,
             *(self.backend.compute_seconds_between(*each) for each in marks),
         ][-_LAUNCHES_PER_COMPARISON:]
-        wrong = [each() for each in read_comparisons]
-        differing = [each for each in wrong if each.cells]
+        comparisons = [read_comparison() for read_comparison in read_comparisons]
+        differing = [comparison for comparison in comparisons if comparison.cells]
         samples.launch_count += len(marks)
         launches = int(samples.details[CHECKED_LAUNCHES_KEY]) + len(marks)
         samples.details |= {
             CHECKED_LAUNCHES_KEY: launches,
-            CHECKED_VALUES_KEY: launches * wrong[0].value_count if wrong else 0,
+            CHECKED_VALUES_KEY: launches * comparisons[0].value_count if comparisons else 0,
         }
         if differing and checked.prepared.is_deterministic:
             reason = (

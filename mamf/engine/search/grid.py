@@ -43,7 +43,8 @@ _LONG_K_RATIOS = (1.2, 1.6, 2.0, 2.4, 3.2)
 _MAX_GRID_STEP = 1024
 _MAX_MEMORY_SHARE = 0.6
 _SUSTAINED_OPERAND_SET_COUNT = 3
-_QUICK_SCOUT_COUNT, _QUICK_REFINEMENT_COUNT = 40, 48
+#: The numbers of shapes that a quick search measures on the coarse grid, and near the fastest shapes of the grid.
+_QUICK_GRID_SHAPE_COUNT, _QUICK_REFINEMENT_COUNT = 40, 48
 #: Seconds that a quick search adds to its budget for each kernel that must be compiled.
 _SECONDS_PER_COMPILED_KERNEL = 4.0
 #: The maximum FLOP of a shape in a quick search, as a share of the maximum FLOP in a thorough search.
@@ -51,15 +52,16 @@ _QUICK_FLOP_SHARE = 0.25
 
 
 def make_grid(
-    backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, scout_count: int
+    backend: Backend, problem: MatmulProblem, flops: float, budget_seconds: float, shape_count: int
 ) -> MatmulGrid:
     """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
     The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the time for which burst launches
-    without a rest, and so that ``scout_count`` shapes can be measured within their share of the budget.
+    without a rest, and so that ``shape_count`` shapes of the grid can be measured in their share of the
+    budget.
     """
     max_flop = flops * min(
-        1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / scout_count / 4
+        1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / shape_count / 4
     )
     side = 2 * (max_flop / 2) ** (1 / 3)
     free = backend.read_free_memory_bytes()
@@ -171,7 +173,7 @@ def plan_search(
             if is_quick
             else DEFAULT_BUDGET_SECONDS
         )
-    scouts = scouts or (_QUICK_SCOUT_COUNT if is_quick else SearchOptions.scouts)
+    scouts = scouts or (_QUICK_GRID_SHAPE_COUNT if is_quick else SearchOptions.scouts)
     require_seconds("budget_seconds", budget_seconds)
     refinements = _QUICK_REFINEMENT_COUNT if is_quick else SearchOptions.refinements
     try:

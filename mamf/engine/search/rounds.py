@@ -38,22 +38,22 @@ def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candi
 
 
 def list_default_candidates(
-    candidates: Sequence[Candidate], rows: Iterable[Measurement], default: str
+    candidates: Sequence[Candidate], rows: Iterable[Measurement], default_kernel: str
 ) -> list[Candidate]:
     """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each
     candidate. Measuring them in the same rounds as another kernel shows how much faster the other kernel is than the
     default kernel. Return an empty list if all candidates have the default kernel.
     """
-    if all(kernel == default for _, kernel in candidates):
+    if all(kernel == default_kernel for _, kernel in candidates):
         return []
     fastest_row = max(
-        (row for row in rows if row.ok and row.kernel == default), key=lambda row: row.best_rate, default=None
+        (row for row in rows if row.ok and row.kernel == default_kernel), key=lambda row: row.best_rate, default=None
     )
     shapes = [] if fastest_row is None else [fastest_row.shape]
-    return [(shape, default) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
+    return [(shape, default_kernel) for shape in dict.fromkeys((*shapes, *(shape for shape, _ in candidates)))]
 
 
-def choose_visited_candidates(visits: Sequence[Measurement], count: int) -> list[Candidate]:
+def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> list[Candidate]:
     """Choose ``count`` candidates from the rows of short visits in sustained: half of them by the lowest energy per
     FLOP, if the power is known, and the others by speed.
     """
@@ -89,7 +89,7 @@ def drop_beaten_candidates(
 #: The length of a visit in sustained, in seconds.
 SUSTAINED_VISIT_SECONDS = 1.0
 #: A generator that yields steps to measure, receives their rows, and returns all these rows.
-StepsWithRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
+StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
 
 
 class RoundCounts(NamedTuple):
@@ -156,28 +156,28 @@ class ConfirmationRounds:
         self,
         regime: Regime,
         candidates: Sequence[Candidate],
-        counts: RoundCounts,
+        round_counts: RoundCounts,
         choosing_end_time: float,
         confirming_end_time: float,
-    ) -> StepsWithRows:
+    ) -> StepsReturningRows:
         """Measure rounds that choose a candidate, then separate rounds that confirm its rate. Return the rows of all
         rounds.
 
-        ``counts``: the maximum numbers of rounds. ``choosing_end_time``, ``confirming_end_time``: the backend times
-        (``Backend.now``) by which choosing and confirming must end.
+        ``round_counts``: the maximum numbers of rounds. ``choosing_end_time``, ``confirming_end_time``: the backend
+        times (``Backend.now``) by which choosing and confirming must end.
         """
         choosing, best_first = (
-            _RoundsPhase(regime, CHOOSE_PHASE, counts.choosing_rounds, choosing_end_time),
+            _RoundsPhase(regime, CHOOSE_PHASE, round_counts.choosing_rounds, choosing_end_time),
             list(candidates),
         )
-        if counts.choosing_rounds:
+        if round_counts.choosing_rounds:
             self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             remaining = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in remaining]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != SustainedRegime.name:
-            confirming = _RoundsPhase(regime, CONFIRM_PHASE, counts.confirming_rounds, confirming_end_time)
+            confirming = _RoundsPhase(regime, CONFIRM_PHASE, round_counts.confirming_rounds, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
@@ -185,7 +185,7 @@ class ConfirmationRounds:
         # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._confirm_candidate_by_visits(
-                regime, conditions, candidate, counts.confirming_rounds, confirming_end_time
+                regime, conditions, candidate, round_counts.confirming_rounds, confirming_end_time
             )
             rows += visits
             if all(row.ok for row in visits):
@@ -224,9 +224,9 @@ class ConfirmationRounds:
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirmation_seconds(self) -> float:
-        """Return the seconds that the shortest confirmation of a candidate in sustained takes, and its preparation."""
+        """Return the seconds that the shortest confirmation of a candidate in sustained takes, with its preparation."""
         return MIN_CONFIRMING_ROUNDS * (
-            SustainedRegime.compute_min_reset_visit_seconds(self.runner.backend)
+            SustainedRegime.compute_min_visit_seconds_with_rest(self.runner.backend)
             + self._estimate_preparation_seconds(SustainedRegime.name)
         )
 
@@ -244,7 +244,7 @@ class ConfirmationRounds:
 
     def _confirm_candidate_by_visits(
         self, regime: Regime, chosen_conditions: Conditions, candidate: Candidate, max_visits: int, end_time: float
-    ) -> StepsWithRows:
+    ) -> StepsReturningRows:
         """Confirm a candidate: measure it in up to ``max_visits`` visits of the sustained regime, and return the rows.
         ``chosen_conditions``: the clock and other conditions of the device when the candidate was chosen.
         """
@@ -284,7 +284,7 @@ class ConfirmationRounds:
                 )
             if not self._has_next_step(phase, number + 1, is_required=number < phase.min_rounds):
                 break
-            remaining = [each for each in remaining if each not in unmeasured]
+            remaining = [candidate for candidate in remaining if candidate not in unmeasured]
             remaining = drop_beaten_candidates(
                 rows, remaining, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
             )
@@ -292,7 +292,7 @@ class ConfirmationRounds:
                 rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
                 remaining = self._select_affordable_candidates(rows, remaining, seconds_per_measurement, rounds)
             failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-            remaining = [each for each in dict.fromkeys((*confirmed, *remaining)) if each not in failed]
+            remaining = [candidate for candidate in dict.fromkeys((*confirmed, *remaining)) if candidate not in failed]
             if len(remaining) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
                 break
         return drop_beaten_candidates(rows, remaining, self.max_share_behind)
@@ -337,8 +337,8 @@ class ConfirmationRounds:
     def _select_affordable_candidates(
         self, rows: Sequence[Measurement], candidates: Sequence[Candidate], seconds_per_measurement: float, rounds: int
     ) -> list[Candidate]:
-        """Return the best candidates so far, only as many as can be measured in the time for ``rounds`` more rounds;
-        at least one. ``seconds_per_measurement``: the seconds of one measurement.
+        """Return the best candidates so far: as many as can be measured in ``rounds`` more rounds before the deadline,
+        but at least one.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_per_measurement, 1e-9) / rounds
         rounds_by_candidate = group_rounds(rows)

@@ -161,7 +161,7 @@ class ShapeSearch:
     ) -> None:
         """Begin a search among ``shapes`` with one kernel. ``first_shapes``: shapes to measure before random ones."""
         self.compute_units = compute_units
-        self._learns_units = compute_units is None
+        self._must_estimate_units = compute_units is None
         self.measured_tflops: dict[Candidate, float] = {}
         self.kernels = [kernel]
         self._random_generator = np.random.default_rng(seed)
@@ -209,9 +209,9 @@ class ShapeSearch:
         """Return the next shape and kernel to measure; None if no candidate that is left may be the fastest."""
         first = next(
             (
-                each
-                for each in self._first_candidates
-                if each in self._row_by_candidate and each not in self.measured_tflops
+                candidate
+                for candidate in self._first_candidates
+                if candidate in self._row_by_candidate and candidate not in self.measured_tflops
             ),
             None,
         )
@@ -272,8 +272,10 @@ class ShapeSearch:
         score = {candidate: math.log(tflops) for candidate, tflops in successes.items()}
         if self._surrogate.is_fitted:
             means = self._surrogate.mean[[self._row_by_candidate[candidate] for candidate in successes]]
-            warped = map(self._surrogate.compress_slow_value, score.values())
-            score = {each: (measured + mean) / 2 for each, measured, mean in zip(successes, warped, means, strict=True)}
+            compressed = map(self._surrogate.compress_slow_value, score.values())
+            score = {
+                each: (measured + mean) / 2 for each, measured, mean in zip(successes, compressed, means, strict=True)
+            }
         best_candidate_by_shape: dict[MatmulShape, Candidate] = {}
         for candidate in sorted(score, key=score.__getitem__, reverse=True):
             best_candidate_by_shape.setdefault(candidate[0], candidate)
@@ -292,7 +294,7 @@ class ShapeSearch:
 
     def _refit_surrogate(self) -> None:
         successes = self._select_measured_rates()
-        if self._learns_units:
+        if self._must_estimate_units:
             first = {shape: tflops for (shape, kernel), tflops in successes.items() if kernel == self.kernels[0]}
             self.compute_units = estimate_compute_units(first, self._surrogate.hyperparameters)
             self._surrogate.features = compute_features(self._shapes, self.compute_units, len(self.kernels))
@@ -315,14 +317,15 @@ class ShapeSearch:
             masks.append(
                 np.ones(len(self._shapes), dtype=bool)
                 if is_useless
-                else find_hopeless_candidates(self._log_sizes, successful_rows, failed_rows)
+                else find_hopeless_shapes(self._log_sizes, successful_rows, failed_rows)
             )
         self._hopeless_mask = np.concatenate(masks)
 
 
-def find_hopeless_candidates(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
-    """Return a mask of the shapes that failed, or that have at least two failures and hardly any success nearby. A
-    single failure says nothing about its neighbors, but a region of failures does (memory, alignment).
+def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
+    """Return an array that is True for the hopeless shapes: those that failed, or that have at least two failures and
+    hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
+    example, if memory is too small or sizes are not aligned).
 
     ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows of shapes
     that were measured, or that could not be measured.

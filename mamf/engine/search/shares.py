@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from mamf.ceilings.ceiling import Ceiling, Ceilings
 from mamf.ceilings.roof import get_ceiling_name, make_ceiling_key
 from mamf.engine.runner import RunSetup
-from mamf.engine.search.strategy import FindStrategy, KernelsFindStrategy
+from mamf.engine.search.strategy import GridSearchStrategy, RowsSearchStrategy
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import AnyKernel
 from mamf.logs.recording import LogRecord
@@ -65,7 +65,7 @@ class SharesStrategy(RowsStrategy):
         interrupted_rows = [row for row in self.setup.rows if row.phase and row.problem == problem]
         find = RunSetup(search_plan, backend, opened, interrupted_rows)
         find.report_phase = lambda text: self.setup.report_phase(f"{name} ceiling, {text}")
-        strategy = FindStrategy(find) if search_plan.is_search else KernelsFindStrategy(find)
+        strategy = GridSearchStrategy(find) if search_plan.is_search else RowsSearchStrategy(find)
         for row in strategy.yield_results():
             if not isinstance(row, Measurement):
                 yield row

@@ -33,8 +33,8 @@ from mamf.engine.search.rounds import (
     SUSTAINED_VISIT_SECONDS,
     ConfirmationRounds,
     RoundCounts,
-    StepsWithRows,
-    choose_visited_candidates,
+    StepsReturningRows,
+    choose_candidates_by_visits,
     find_best_candidate_per_size_pair,
     list_default_candidates,
 )
@@ -47,7 +47,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 
 
-class FindStrategy(PlanStrategy):
+class GridSearchStrategy(PlanStrategy):
     """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
     sustained_candidate_count: ClassVar[int] = 3
@@ -90,15 +90,15 @@ class FindStrategy(PlanStrategy):
         self._algorithm_names: dict[str, set[str]] = {}
         self._compiling_seconds = 0.0
 
-    def _compute_phase_end(self, share: float) -> float:
-        """Return the backend time at which this ``share`` of the budget has passed and a phase ends. Without sustained,
-        scale the shares up, so that burst gets the whole budget. Time for compiling does not count.
+    def _compute_phase_end(self, budget_share: float) -> float:
+        """Return the backend time at which this share of the budget has passed and a phase ends. If the search is only
+        for burst, scale the share up, so that burst gets the whole budget. Time for compiling does not count.
         """
         scale = 1.0 if SustainedRegime.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
             self.runner.start_time
             + self._compiling_seconds
-            + share * scale * (self._budget_seconds - self._compiling_seconds)
+            + budget_share * scale * (self._budget_seconds - self._compiling_seconds)
         )
 
     def yield_steps(self) -> StepGenerator:
@@ -113,14 +113,14 @@ class FindStrategy(PlanStrategy):
         )
         if SustainedRegime.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.estimate_confirmation_seconds()
-        burst = yield from self._search_burst()
+        burst_rows = yield from self._search_burst()
         self._confirmation.deadline = deadline
         if SustainedRegime.name in self.plan.regimes:
-            yield from self._search_sustained(burst)
+            yield from self._search_sustained(burst_rows)
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self) -> StepsWithRows:
+    def _search_burst(self) -> StepsReturningRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
@@ -327,13 +327,15 @@ class FindStrategy(PlanStrategy):
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
-    def _search_sustained(self, burst: Sequence[Measurement]) -> StepGenerator:
+    def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
-        chosen = rank_candidates(row for row in burst if row.phase == CHOOSE_PHASE)
-        best_candidates = (chosen or find_best_candidate_per_size_pair(burst))[: self.sustained_round_candidate_count]
+        chosen = rank_candidates(row for row in burst_rows if row.phase == CHOOSE_PHASE)
+        best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
+            : self.sustained_round_candidate_count
+        ]
         if rounds.choosing_rounds:
-            best_candidates = yield from self._visit_candidates(regime, burst)
+            best_candidates = yield from self._visit_candidates(regime, burst_rows)
             if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
         else:
@@ -355,10 +357,10 @@ class FindStrategy(PlanStrategy):
         return self.runner.prepare_regime(regime)
 
     def _visit_candidates(
-        self, regime: Regime, burst: Sequence[Measurement]
+        self, regime: Regime, burst_rows: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure each candidate from burst for a short time in sustained, and return the best of them."""
-        candidates = find_best_candidate_per_size_pair(burst)[: self.sustained_candidate_count]
+        candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._allocate_operands_and_prepare(
@@ -376,7 +378,7 @@ class FindStrategy(PlanStrategy):
             if row is None:
                 break
             visits.append(row)
-        best_candidates = choose_visited_candidates(visits, self.sustained_round_candidate_count)
+        best_candidates = choose_candidates_by_visits(visits, self.sustained_round_candidate_count)
         return list(
             dict.fromkeys(
                 (*best_candidates, *list_default_candidates(best_candidates[:1], (), self._default_kernel_name))
@@ -390,7 +392,7 @@ class FindStrategy(PlanStrategy):
         exchanged, and with longer K. Variants are equally fast in burst, but differ by up to 1.5 % at the power limit.
         """
         yield from candidates
-        for shape, kernel in choose_visited_candidates(visits, 1):
+        for shape, kernel in choose_candidates_by_visits(visits, 1):
             exchanged = MatmulShape(shape.n, shape.m, shape.k)
             for other in (exchanged, *(replace(shape, k=k) for k in choose_long_k_sizes(self.options.grid))):
                 if fits_grid(self.options.grid, other) and (other, kernel) not in candidates:
@@ -407,7 +409,7 @@ _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
-class KernelsFindStrategy(RowsStrategy):
+class RowsSearchStrategy(RowsStrategy):
     """The strategy that finds the ceilings of other operations than matmul: it measures every row of a plan. Then, in
     every regime, it measures the fastest rows of each problem in rounds that choose and separate rounds that confirm.
     """

@@ -326,11 +326,11 @@ class CovarianceParts:
         #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
         #: sizes, for the hyperparameter ``wave_length``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
-            lambda reach: np.exp(distances.wave_distances * (-2 / reach**2)).mean(axis=0)
+            lambda wave_length: np.exp(distances.wave_distances * (-2 / wave_length**2)).mean(axis=0)
         )
         #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length``.
         self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
-            lambda reach: np.exp(distances.size_distances * (-0.125 / reach**2))
+            lambda size_length: np.exp(distances.size_distances * (-0.125 / size_length**2))
         )
 
 

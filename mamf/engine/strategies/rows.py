@@ -32,7 +32,7 @@ _ALGORITHM_VISIT_TIME_SHARE = 0.25
 #: The number of recent rows from which the rate of the next row is predicted.
 _RECENT_ROW_COUNT = 32
 #: A generator that yields steps to measure, receives their rows, and returns a row or something derived from rows.
-StepsWithResult = Generator[Step | Measurement, Measurement | None, Any]
+StepsReturningResult = Generator[Step | Measurement, Measurement | None, Any]
 
 
 class RowsStrategy(PlanStrategy):
@@ -114,7 +114,7 @@ class RowsStrategy(PlanStrategy):
 
     def _find_fastest_algorithm(
         self, kernel: AnyKernel, problem: Problem, shape: Any, regime: Regime
-    ) -> StepsWithResult:
+    ) -> StepsReturningResult:
         """Measure the kernel's algorithms on a shape, and return the kernel with its fastest algorithm. Return the
         kernel unchanged if this strategy ranks no algorithms, if the kernel has only one algorithm, if its algorithms
         must be compiled, or if none of them works. Return None if the budget of the run ended.
@@ -145,7 +145,9 @@ class RowsStrategy(PlanStrategy):
         amount = (1 + StoppingRule.min_samples) * step.problem.compute_work(step.shape).amount
         return bool(amount / stdlib_statistics.median(speeds) > run.deadline - run.now())
 
-    def _measure_ceiling_matmul(self, regime: Regime, problem: Problem, common_shape: Any = None) -> StepsWithResult:
+    def _measure_ceiling_matmul(
+        self, regime: Regime, problem: Problem, common_shape: Any = None
+    ) -> StepsReturningResult:
         """Measure the matmul of the ceiling for this problem and regime now, and return its row; None if there is no
         ceiling, no kernel for it, or no result.
 

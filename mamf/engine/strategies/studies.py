@@ -58,11 +58,11 @@ class GuardStrategy(RowsStrategy):
         self._rows_by_step = group_by_step(row for row in setup.rows if not row.phase)
 
     def yield_steps(self) -> StepGenerator:
-        left = frozenset(self.setup.remaining_steps)
+        remaining_steps = frozenset(self.setup.remaining_steps)
         for name in self.plan.regimes:
             regime = self.runner.prepare_regime(self.make_regime(name))
             steps = [step for step in self.plan.list_steps() if step.regime == name]
-            yield from self._measure_steps_once(regime, [step for step in steps if step in left], "", 1)
+            yield from self._measure_steps_once(regime, [step for step in steps if step in remaining_steps], "", 1)
             rows = [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == name]
             later_regime = regime.make_confirmation_regime(summarize_conditions(rows), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
@@ -103,20 +103,20 @@ class ReproduceStrategy(RowsStrategy):
 
     def yield_steps(self) -> StepGenerator:
         rows, measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
-        by_name = {kernel.name: kernel for kernel in self.kernels.values()}
+        kernels = {kernel.name: kernel for kernel in self.kernels.values()}
         for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
                 regime = self.runner.prepare_regime(self.make_regime(regime_name))
             elif visit == 2:  # From now on, rest before each visit if the power controller would stay in one state.
-                seen = [row for row in rows if row.ok and row.regime == regime_name]
-                regime = regime.make_confirmation_regime(summarize_conditions(seen), math.inf)
+                regime_rows = [row for row in rows if row.ok and row.regime == regime_name]
+                regime = regime.make_confirmation_regime(summarize_conditions(regime_rows), math.inf)
             judged = judge_claims(self.plan.options, rows)
             for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
                 if step.regime == regime_name and (step, visit) not in measured_visits:
                     _, problem, shape, name = step
                     self.setup.report_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
-                        by_name[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
+                        kernels[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
                     )
                     rows += [row] if row is not None else []
 
@@ -157,9 +157,9 @@ def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> d
     kernels = dict[str, AnyKernel]()
     names_by_operation = group_pairs((discovery.find_operation_of_kernel(name).name, name) for name in names or ())
     registered = discovery.find_entry_points_by_name(discovery.OPERATION_GROUP)
-    for of, own in (names_by_operation or dict.fromkeys(registered)).items():
+    for operation_name, kernel_names in (names_by_operation or dict.fromkeys(registered)).items():
         with suppress(*(() if names else (UnavailableError,))):
-            kernels |= discovery.choose_kernels(discovery.make_operation(of), backend, own)
+            kernels |= discovery.choose_kernels(discovery.make_operation(operation_name), backend, kernel_names)
     return {
         name: each
         for name, each in kernels.items()
@@ -210,9 +210,9 @@ class VerifyStrategy(PlanStrategy):
         Raise UsageError if no kernel supports a random problem of the plan.
         """
         run, rows = self.runner, self.setup.rows
-        asked, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
-        number, drawn = asked or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if asked else 0.0), len(rows)
+        requested_number, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
+        number, drawn = requested_number or 1 + max((row.round for row in rows), default=0), None
+        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if requested_number else 0.0), len(rows)
         rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
@@ -220,7 +220,7 @@ class VerifyStrategy(PlanStrategy):
                 dict.fromkeys(self.setup.plan_kernels, 0.0),
             )
             while spent and run.now() < run.start_time + budget * index / len(self.plan.regimes):
-                kernel, begun = min(spent, key=lambda each: spent[each]), run.now()
+                kernel, start = min(spent, key=lambda each: spent[each]), run.now()
                 found = draw_problem(self.backend, self.plan, kernel, number, name)
                 if found is None:
                     del spent[kernel]
@@ -228,14 +228,14 @@ class VerifyStrategy(PlanStrategy):
                 drawn, repeats = found, repeats + 1
                 self.setup.report_phase(f"{name} {number} {kernel.name} {drawn[1]}")
                 # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
-                row = yield Step(kernel, *drawn, regime, rule, str(repeats) if asked else "", number)
+                row = yield Step(kernel, *drawn, regime, rule, str(repeats) if requested_number else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
                 # After a failure, count the longest time of any kernel, so that a kernel that fails immediately is not
                 # always the next one.
-                spent[kernel] = spent[kernel] + run.now() - begun if row and row.ok else max(spent.values())
-                if asked and row and not row.ok:
+                spent[kernel] = spent[kernel] + run.now() - start if row and row.ok else max(spent.values())
+                if requested_number and row and not row.ok:
                     del spent[kernel]
-                number += not asked
+                number += not requested_number
             if not (spent or drawn):
                 raise UsageError("no kernel supports a random problem of these dtypes: add dtypes or raise --largest")
 
@@ -259,8 +259,8 @@ _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80))
 _MIN_HOST_LEAD_SECONDS, _MIN_LAUNCH_SECONDS = 20e-6, 1e-9
 
 
-def make_row_problem(problem: OverlapProblem, row: tuple[str, bool]) -> OverlapProblem:
-    return replace(problem, timed=row[0], alone=row[1])
+def make_row_problem(problem: OverlapProblem, pair_row: tuple[str, bool]) -> OverlapProblem:
+    return replace(problem, timed=pair_row[0], alone=pair_row[1])
 
 
 def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
@@ -273,10 +273,10 @@ def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) ->
     works; None if one work has no block in that period. ``marks``: for each work, the device seconds and the number of
     launches so far at each of its marks.
     """
-    begin, end = max(each[0][0] for each in marks), min(each[-1][0] for each in marks)
-    within = [[mark for mark in each if begin <= mark[0] <= end] for each in marks]
-    if all(each[1:] for each in within):
-        return [(each[-1][0] - each[0][0]) / (each[-1][1] - each[0][1]) for each in within]
+    begin, end = max(work_marks[0][0] for work_marks in marks), min(work_marks[-1][0] for work_marks in marks)
+    shared_marks = [[mark for mark in work_marks if begin <= mark[0] <= end] for work_marks in marks]
+    if all(work_marks[1:] for work_marks in shared_marks):
+        return [(last[0] - first[0]) / (last[1] - first[1]) for first, *_, last in shared_marks]
     return None
 
 
@@ -298,7 +298,7 @@ class OverlapStrategy:
     row_seconds: float = DEFAULT_ROW_SECONDS
     budget_seconds: float = math.inf
     report_phase: Callable[[str], None] = lambda text: None
-    gather_from_ranks: Callable[[Any], list[Any]] = lambda own: [own]
+    gather_from_ranks: Callable[[Any], list[Any]] = lambda value: [value]
     skipped_count: int = field(default=0, init=False)
 
     def yield_results(self) -> Iterator[Measurement]:
@@ -422,9 +422,9 @@ class _PairMeasurement:
         settled_at = self.backend.now() + min(part, self.backend.sustained_traits.swing_seconds)
         while True:
             self.regime.require_advancing_clock(windows)
-            own = (self.backend.now() - settled_at, [work.launch_seconds for work in works], taken)
-            elapsed, seconds, of_first = self.strategy.gather_from_ranks(own)[0]
-            if elapsed >= part and (of_first or tried >= _MAX_WINDOWS_TRIED):
+            values = (self.backend.now() - settled_at, [work.launch_seconds for work in works], taken)
+            elapsed, seconds, sample_count = self.strategy.gather_from_ranks(values)[0]
+            if elapsed >= part and (sample_count or tried >= _MAX_WINDOWS_TRIED):
                 return late / windows
             is_settled = windows > 0 and elapsed >= 0
             block = max(
@@ -433,20 +433,20 @@ class _PairMeasurement:
                 _MIN_LAUNCH_SECONDS,
             )
             counts = [block / max(each, _MIN_LAUNCH_SECONDS) for each in seconds]
-            found = self._measure_window(works, counts)
+            window_seconds = self._measure_window(works, counts)
             windows, late = windows + 1, late + self.is_host_late
-            for work, count, latest in zip(works, counts, found or (), strict=False):
+            for work, count, latest in zip(works, counts, window_seconds or (), strict=False):
                 work.launch_seconds = latest
                 samples = self.samples[MATMUL_WORK if work is self.works[MATMUL_WORK] else OTHER_WORK, len(works) == 1]
                 samples.seconds_per_launch += [latest] * is_settled
                 samples.launch_count += round(_WINDOW_BLOCKS * count) * is_settled
                 samples.add_reading(self.regime.read_sensors() if is_settled else None)
-            tried, taken = tried + is_settled, taken + (is_settled and found is not None)
+            tried, taken = tried + is_settled, taken + (is_settled and window_seconds is not None)
 
-    def _measure_window(self, works: Sequence[_TimedWork], launches: Sequence[float]) -> list[float] | None:
+    def _measure_window(self, works: Sequence[_TimedWork], launches_per_block: Sequence[float]) -> list[float] | None:
         """Launch the works at once for a window, and return the seconds per launch of each while all of them run.
-        Return None if they never ran at the same time, or if one of them waited for the host. ``launches``: for each
-        work, the mean number of launches per block, chosen so that the works end at the same time.
+        Return None if they never ran at the same time, or if one of them waited for the host.
+        ``launches_per_block``: for each work, the mean number of launches, chosen so that the works end together.
         """
         backend = self.backend
         for work in works:
@@ -461,7 +461,7 @@ class _PairMeasurement:
         # A CPU runs the matmul while the host queues it, so the host must queue some of the other work first.
         ahead = 0 if self.flushes or len(works) == 1 else _CPU_BLOCKS_AHEAD
         for block in range(_WINDOW_BLOCKS + 1 + ahead):
-            for work, count in zip(reversed(works), reversed(launches), strict=True):
+            for work, count in zip(reversed(works), reversed(launches_per_block), strict=True):
                 number = block - ahead if work is works[0] else block
                 if not 0 <= number <= _WINDOW_BLOCKS:
                     continue
@@ -481,19 +481,19 @@ class _PairMeasurement:
             for work, reached_marks in zip(works, times, strict=True)
             for (_, host, _), (reached, _) in zip(work.marks[1:], reached_marks, strict=True)
         ]
-        found, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda each: times[each][-1][0])
+        seconds, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda i: times[i][-1][0])
         # Use the values of all ranks: a collective waits for the slowest host, and all must adapt their works equally.
         answers = self.strategy.gather_from_ranks(
-            (min(leads) if self.flushes else 0.0, last if found is None else None)
+            (min(leads) if self.flushes else 0.0, last if seconds is None else None)
         )
         self.is_host_late = min(each for each, _ in answers) < 0
-        starved = next((each for _, each in answers if each is not None), None)
-        if starved is not None and not self.is_host_late:  # Next time, queue fewer launches of the work that ends last.
-            works[starved].launch_seconds *= min(2.0, launches[starved])
-        return found if starved is None and not self.is_host_late else None
+        latest = next((index for _, index in answers if index is not None), None)
+        if latest is not None and not self.is_host_late:  # Next time, queue fewer launches of the work that ends last.
+            works[latest].launch_seconds *= min(2.0, launches_per_block[latest])
+        return seconds if latest is None and not self.is_host_late else None
 
-    def _build_row(self, row: tuple[str, bool]) -> Measurement:
-        checked, names = self.works[row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())
+    def _build_row(self, pair_row: tuple[str, bool]) -> Measurement:
+        checked, names = self.works[pair_row[0]].checked, " + ".join(work.kernel_name for work in self.works.values())
         verdict = replace(checked.verdict, details={**checked.verdict.details, "kernels": names})
-        problem, samples = make_row_problem(self.problem, row), self.samples[row]
+        problem, samples = make_row_problem(self.problem, pair_row), self.samples[pair_row]
         return build_row_from_samples(self.strategy.kernel, problem, self.shape, self.regime, samples, verdict)

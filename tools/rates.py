@@ -90,7 +90,7 @@ from mamf.node.verdict import (
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BURST, GUARD, MATMUL, RANKING_STATISTIC_BY_REGIME, SUSTAINED, SWEEP, GuardOptions, Plan
-from mamf.report.verification import count_verified_totals
+from mamf.report.verification import count_verified_items
 from mamf.statistics import Interval, SampleSummary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
@@ -501,7 +501,7 @@ def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int
         card, kernel = SimulatedBackend(physics=Physics(bit_flip_probability=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
         found.append(
-            count_verified_totals(list(VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)])).yield_results()))
+            count_verified_items(list(VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)])).yield_results()))
         )
     stated = [1 - (1 - rate) ** each["launches"] for each in found]
     expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)

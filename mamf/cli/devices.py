@@ -195,7 +195,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
-    from mamf.report.verification import count_verified_totals
+    from mamf.report.verification import count_verified_items
 
     log = read_log_or_shared_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
@@ -209,7 +209,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         resume_command = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"
         remedy = f"; add --devices {_format_indices(working)} to use only the other devices" if working else ""
         warn(f"run '{resume_command}' to measure the remaining rows{remedy}")
-    if log.plan.kind == VERIFY and count_verified_totals(log.measurements)["wrong"]:
+    if log.plan.kind == VERIFY and count_verified_items(log.measurements)["wrong"]:
         return REGRESSION_EXIT_CODE
     if was_interrupted:
         return INTERRUPTED_EXIT_CODE

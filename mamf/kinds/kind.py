@@ -96,7 +96,7 @@ class RunKind:
         confirmed = log.other_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
         return make_kernels_document(
-            rows, shares, end, top=report_options.max_rows, confirmed=confirmed, baseline=baseline
+            rows, shares, end, top=report_options.max_rows, confirmed_ceilings=confirmed, baseline=baseline
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:

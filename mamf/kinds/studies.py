@@ -18,7 +18,12 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
-from mamf.report.comparison import describe_differences, format_change_interval, format_ratio_interval, format_share
+from mamf.report.comparison import (
+    describe_differences,
+    format_as_percent,
+    format_change_interval,
+    format_ratio_interval,
+)
 from mamf.report.document import (
     Answer,
     Block,
@@ -44,7 +49,7 @@ from mamf.report.studies import (
     make_waterfall_chart,
     make_waterfall_steps,
 )
-from mamf.report.verification import count_verified_totals, make_verification_document
+from mamf.report.verification import count_verified_items, make_verification_document
 
 if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup, Strategy
@@ -150,7 +155,7 @@ class VerifyKind(RunKind):
     def make_summary(
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
-        return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_verified_totals(rows)}
+        return {**end.make_summary(sum(row.ok for row in rows)), "best": {}, **count_verified_items(rows)}
 
 
 class ReproduceKind(RunKind):
@@ -269,7 +274,7 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
             else ""
         )
         change = f", {format_rate(judged_claim.measured_row.rate or 0.0, unit)} here{cycles}: {change}"
-    beyond = f" by more than {format_share(judged_claim.tolerance)}" if judged_claim.is_slower else ""
+    beyond = f" by more than {format_as_percent(judged_claim.tolerance)}" if judged_claim.is_slower else ""
     device = ", on another device" if any(one.what == "device" for one in differences) else ""
     return (
         f"{judged_claim.verdict}{beyond}{device}: {_make_claim_label(judged_claim)}: "

@@ -212,7 +212,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             return None
 
     def _read_messages(self, rank: int, process: Any) -> None:
-        # Runs in a thread: puts each line of the child's stdout into the queue as an event, and then its exit code.
+        # Put each line of the child's stdout into the queue as an event, then its exit code. Runs in a thread.
         last_lines: list[str] = []
         stderr_reader = threading.Thread(target=self._forward_stderr, args=(rank, process, last_lines), daemon=True)
         stderr_reader.start()

@@ -96,7 +96,7 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
         torch.distributed.destroy_process_group()
 
 
-def gather_all(value: Any) -> list[Any]:
+def gather_from_all_ranks(value: Any) -> list[Any]:
     """Gather a value from every rank, and return the list of all values, ordered by rank, on every rank."""
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)

@@ -35,9 +35,9 @@ RUN_FILE_NAME = "run.json"
 # The version of the format of run.json, which the file states.
 _RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: Beginnings of failure reasons that are not the fault of the device.
+#: The first words of failure reasons that are not the fault of the device.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# Beginnings of reasons in the summary of a log why a run ended early, if they are not the fault of the device.
+# The first words of the reason in a log's summary if the run ended early and the device was not at fault.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 

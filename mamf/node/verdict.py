@@ -113,8 +113,8 @@ MAX_SPREAD_FOR_CRITICAL = 0.015
 # within 0.3 %, so the limits are halved for a comparison with an earlier run of the same card. Memory rates of one card
 # vary as much as those of different cards, so their limits stay. A baseline of other cards may consist of a single
 # card, or of the fastest of many cards, so the limits are wider for it.
-_SAME_CARD_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
-_OTHER_CARD_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
+_SAME_CARD_LIMIT_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
+_OTHER_CARD_LIMIT_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
 
 # Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
 _EXPECTED_THROTTLE_REASONS = ("power cap",)
@@ -311,7 +311,9 @@ def _yield_slow_findings(peers: Sequence[NodeDevice], baseline: Baseline | None)
         return
     for device in peers:
         cards, is_same = baseline.select_cards(device)
-        if shortfall := find_worst_shortfall(device, cards, _SAME_CARD_FACTORS if is_same else _OTHER_CARD_FACTORS):
+        if shortfall := find_worst_shortfall(
+            device, cards, _SAME_CARD_LIMIT_FACTORS if is_same else _OTHER_CARD_LIMIT_FACTORS
+        ):
             reference_name = f"the same card in {baseline.name}" if is_same else baseline.name
             spread = 0.0 if is_same else _compute_relative_spread(shortfall.figure, healthy)
             yield _make_shortfall_finding(device, shortfall, reference_name, spread or 0.0)

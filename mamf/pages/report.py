@@ -62,7 +62,7 @@ from mamf.report.imported import (
     make_side_by_side_chart,
     make_side_by_side_document,
 )
-from mamf.report.page import Command, Fact, Page, PagePart, Section
+from mamf.report.page import CopyableCommand, Fact, Page, PagePart, Section
 from mamf.report.rows import select_ranked_rows
 from mamf.report.shares import (
     WRONG_CEILING_TEXT,
@@ -71,11 +71,12 @@ from mamf.report.shares import (
     make_ceiling_title,
     make_problem_title_in_words,
 )
-from mamf.report.studies import compute_kept_ranges
+from mamf.report.studies import compute_kept_rate_ranges
 
 #: Maximum number of headline figures on a page, and of rows in a table.
 _MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
-#: Maximum number of tables, and of panels of pictures, in a section that is open. Sections with more open on a click.
+#: Maximum number of tables, and of panels of pictures, in a section that is open. A section with more of them is closed
+#: until the reader clicks on it.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
 #: The operand data of headline figures: random numbers. Rows on other data show how much data change the rate.
 NORMAL_DATA = "normal"
@@ -141,7 +142,7 @@ class LogContent:
             Section("Pictures", self.pictures, is_open=len(panels) <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
-            Section("Reproduce it", [Command(self.command)] if self.command else []),
+            Section("Reproduce it", [CopyableCommand(self.command)] if self.command else []),
         ]
 
 
@@ -327,7 +328,7 @@ def make_finder_content(name: str, run: FinderRun) -> LogContent:
         make_finder_document(run, _MAX_TABLE_ROWS),
         [make_side_by_side_chart([make_compared_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_HEADLINE_FIGURES],
-        [_make_name_table(known)] if known else [],
+        [_make_name_value_table(known)] if known else [],
         run.command or "",
         run,
     )
@@ -340,7 +341,7 @@ def make_profile_content(path: Path, script: str, profile: Profile) -> LogConten
     return LogContent(
         path.name,
         f"{document.title} on {describe_device(profile)}",
-        [describe_largest_classes(profile), _format_start(header)],
+        [describe_largest_classes(profile), _format_start_time(header)],
         document,
         condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
@@ -372,7 +373,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
         f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             describe_machine(header),
-            f"{_format_start(header)}; {describe_end(log.summary)}",
+            f"{_format_start_time(header)}; {describe_end(log.summary)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
@@ -383,14 +384,14 @@ def make_run_log_content(log: RunLog) -> LogContent:
         log,
         [
             Fact(f"rate of {name} while both run, as a share of its rate alone", range_text, "%")
-            for name, range_text in compute_kept_ranges(log.measurements).items()
+            for name, range_text in compute_kept_rate_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP
         else [],
     )
 
 
-def _format_start(header: Mapping[str, Any]) -> str:
+def _format_start_time(header: Mapping[str, Any]) -> str:
     return f"started {header['started'][:16].replace('T', ' ')}"
 
 
@@ -488,11 +489,11 @@ def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
     checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
     checks.sort(key=lambda each: each[0].lower() == "ok")
     return [
-        _make_name_table(rows),
+        _make_name_value_table(rows),
         make_text_table(("check", "found"), [(level, text.strip()) for level, _, text in checks]),
     ]
 
 
-def _make_name_table(values: Mapping[str, Any]) -> Table[Any]:
+def _make_name_value_table(values: Mapping[str, Any]) -> Table[Any]:
     """Return a table with a row for each name and its value. Names with an unknown or empty value are left out."""
     return make_text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

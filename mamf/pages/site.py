@@ -27,7 +27,7 @@ from mamf.errors import UsageError
 from mamf.files import make_folder, write_file_atomically
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import ItemT, group_pairs
-from mamf.pages.site_data import COMPLETE, SiteCeiling, SiteData, SiteLog, read_site_data
+from mamf.pages.site_data import COMPLETE_TIER, SiteCeiling, SiteData, SiteLog, read_site_data
 from mamf.plans import CEILING_REGIMES
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
 from mamf.report.document import (
@@ -42,7 +42,7 @@ from mamf.report.document import (
     format_whole_number,
     shorten_line,
 )
-from mamf.report.page import Command, Fact, Page, PagePart, Section, render_page
+from mamf.report.page import CopyableCommand, Fact, Page, PagePart, Section, render_page
 from mamf.text import Link
 
 #: Name of the file in the folder of the site that lists the files of the site, one per line.
@@ -52,21 +52,21 @@ _MAX_NAME_CHARACTERS = 80
 INDEX_PAGE_NAME, CSV_FILE_NAME, INDEX_JSON_NAME = "index.html", "ceilings.csv", "index.json"
 
 
-def build_site(root: Path, output: Path, logs: str | None = None) -> SiteData:
+def build_site(root: Path, output: Path, logs_address: str | None = None) -> SiteData:
     """Write the site of the results folder ``root`` to the folder ``output``, and return the data of the site. Delete
     files of an earlier build that the new site does not have.
 
-    ``logs``: the address of the folder with the logs, for links; by default the relative path from ``output`` to
-    ``root``.
+    ``logs_address``: the address of the folder with the logs, for links; by default the relative path from ``output``
+    to ``root``.
 
     Raises UsageError if ``output`` is inside ``root`` or contains files that no build wrote, RunLogError for an
     unreadable log, and RunLogWriteError if the disk is full.
     """
     if root.resolve() in (output.resolve(), *output.resolve().parents):
         raise UsageError(f"{output} is inside {root}, which is only for logs: choose another folder")
-    logs_address, old_files = _make_logs_address(logs, root, output), _list_built_files(output)
+    address, old_files = _make_logs_address(logs_address, root, output), _list_built_files(output)
     data = read_site_data(root)
-    _write_files(output, dict(_render_files(data, logs_address)), old_files)
+    _write_files(output, dict(_render_files(data, address)), old_files)
     return data
 
 
@@ -103,21 +103,21 @@ def _list_built_files(output: Path) -> set[str]:
     return present
 
 
-def _render_files(data: SiteData, logs: str) -> Iterator[tuple[str, str]]:
+def _render_files(data: SiteData, logs_address: str) -> Iterator[tuple[str, str]]:
     pages = {
         name: f"{_DEVICES_FOLDER}/{file}"
         for name, file in choose_page_names(site_log.device for site_log in data.logs).items()
     }
-    logs_seen_from_device_page = logs if "://" in logs else f"../{logs}"
+    device_page_logs_address = logs_address if "://" in logs_address else f"../{logs_address}"
     for name, part in data.split_by_device().items():
-        yield pages[name], render_page(make_device_page(name, part, logs_seen_from_device_page))
+        yield pages[name], render_page(make_device_page(name, part, device_page_logs_address))
     rows = [make_index_entry(ceiling) for ceiling in data.ceilings]
     texts = (", ".join(map(" ".join, ceiling.software.items())) for ceiling in data.ceilings)
     yield CSV_FILE_NAME, format_csv([row | {"software": text} for row, text in zip(rows, texts, strict=True)])
     listed = ",".join(f"\n{json.dumps(row, allow_nan=False)}" for row in rows)
     title = "Measured matmul ceilings by device, dtype and regime"
     yield INDEX_JSON_NAME, f'{{"schema": {INDEX_SCHEMA_VERSION}, "title": "{title}", "ceilings": [{listed}\n]}}\n'
-    yield INDEX_PAGE_NAME, render_page(make_index_page(data, logs, pages))
+    yield INDEX_PAGE_NAME, render_page(make_index_page(data, logs_address, pages))
 
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
@@ -195,14 +195,14 @@ _WORD_EXPLANATIONS = (
 #: Parts of the section that asks readers for a log of their device.
 _CONTRIBUTION_PARTS: Sequence[PagePart] = (
     Lines(["Measure both ceilings, which takes a minute, then open a pull request with the log:"]),
-    Command("mamf find --dtype bfloat16"),
-    Command("mamf results submit LOG"),
+    CopyableCommand("mamf find --dtype bfloat16"),
+    CopyableCommand("mamf results submit LOG"),
 )
 
 
-def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page:
-    """Return the front page of the site. ``logs``: the address of the folder with the logs. ``pages``: the address of
-    the page of each device.
+def make_index_page(data: SiteData, logs_address: str, pages: Mapping[str, str]) -> Page:
+    """Return the front page of the site. ``logs_address``: the address of the folder with the logs. ``pages``: the
+    address of the page of each device.
     """
     charts = [_make_ceilings_chart(dtype, ceilings) for dtype, ceilings in data.ceilings_by_dtype.items()]
     leading = next(iter(data.ceilings_by_dtype.values()), [])
@@ -222,7 +222,7 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
         ),
         *_make_figure_columns(),
         make_text_column("vendor", lambda ceiling: ceiling.vendor),
-        _make_log_column(logs),
+        _make_log_column(logs_address),
     ]
     device_columns: list[Column[str]] = [
         Column("", "device", lambda name: Link(format_device_name(name), pages[name]), is_left_aligned=True),
@@ -256,16 +256,16 @@ def make_index_page(data: SiteData, logs: str, pages: Mapping[str, str]) -> Page
     )
 
 
-def make_device_page(name: str, data: SiteData, logs: str) -> Page:
-    """Return the page of one device. ``data``: the data of this device. ``logs``: the address of the folder with the
-    logs, as seen from the folder of the device pages.
+def make_device_page(name: str, data: SiteData, logs_address: str) -> Page:
+    """Return the page of one device. ``data``: the data of this device. ``logs_address``: the address of the folder
+    with the logs, as seen from the folder of the device pages.
     """
     best = [ceiling for ceiling in data.ceilings if ceiling.tier == data.ceilings[0].tier]
     best = [ceiling for ceiling in best if ceiling.regime in CEILING_REGIMES] or best
-    several = [ceiling for ceiling in data.ceilings if ceiling.tier == COMPLETE and len(ceiling.card_rates) > 1]
+    several = [ceiling for ceiling in data.ceilings if ceiling.tier == COMPLETE_TIER and len(ceiling.card_rates) > 1]
     leading = [ceiling for ceiling in several if ceiling.dtype == several[0].dtype]
     others = [ceiling for ceiling in several if ceiling not in leading]
-    log, attention = _make_log_column(logs), select_attention_rates(data.attention_rates, per_kernel=True)
+    log, attention = _make_log_column(logs_address), select_attention_rates(data.attention_rates, per_kernel=True)
     operation_column: Column[ResultRate] = make_text_column("operation", lambda rate: rate.row.operation)
     kernels = _make_table_unless_empty(
         [operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernel_rates)
@@ -291,7 +291,10 @@ def make_device_page(name: str, data: SiteData, logs: str) -> Page:
         make_text_column("tier", lambda site_log: site_log.tier),
         make_text_column("software", lambda site_log: ", ".join(map(" ".join, site_log.software.items()))),
         Column(
-            "", "log", lambda site_log: _make_log_link(logs, site_log.path, site_log.path.name), is_left_aligned=True
+            "",
+            "log",
+            lambda site_log: _make_log_link(logs_address, site_log.path, site_log.path.name),
+            is_left_aligned=True,
         ),
     ]
     newest_first = sorted(data.logs, key=lambda site_log: (site_log.start_time, site_log.path), reverse=True)
@@ -349,7 +352,7 @@ def _make_ceiling_fact(ceiling: SiteCeiling, label: str, *notes: str) -> Fact:
     """
     all_notes = [
         *notes,
-        f"tier {ceiling.tier}" if ceiling.tier != COMPLETE else "",
+        f"tier {ceiling.tier}" if ceiling.tier != COMPLETE_TIER else "",
         f"{format_interval(ceiling.interval)} (95 % repeat interval)" if ceiling.interval else "",
         f"{format_percent(ceiling.peak_share)} % of the datasheet's {ceiling.datasheet_rate.rate:.4g}"
         if ceiling.datasheet_rate and ceiling.peak_share
@@ -380,15 +383,15 @@ def _make_table_unless_empty(columns: Sequence[Column[Any]], rows: Sequence[Any]
     return [Table(columns, rows, title)] if rows else []
 
 
-def _make_log_column(logs: str) -> Column[Any]:
-    """Return a column with links to the log of each row. ``logs``: the address of the folder with the logs, which ends
-    with a slash.
+def _make_log_column(logs_address: str) -> Column[Any]:
+    """Return a column with links to the log of each row. ``logs_address``: the address of the folder with the logs,
+    which ends with a slash.
     """
-    return Column("", "log", lambda row: _make_log_link(logs, row.log_path))
+    return Column("", "log", lambda row: _make_log_link(logs_address, row.log_path))
 
 
-def _make_log_link(logs: str, path: Path, text: str = "log") -> Link:
-    return Link(text, logs + quote(path.as_posix()))
+def _make_log_link(logs_address: str, path: Path, text: str = "log") -> Link:
+    return Link(text, logs_address + quote(path.as_posix()))
 
 
 def _make_figure_columns() -> list[Column[SiteCeiling]]:
@@ -415,7 +418,7 @@ def _make_ceilings_chart(dtype: str, ceilings: Sequence[SiteCeiling]) -> RangeCh
     rows = [
         RangeRow(
             shorten_line(format_device_name(ceiling.device)),
-            ceiling.regime if ceiling.tier == COMPLETE else f"{ceiling.regime}, {ceiling.tier}",
+            ceiling.regime if ceiling.tier == COMPLETE_TIER else f"{ceiling.regime}, {ceiling.tier}",
             tuple(_make_card_point(rate) for rate in choose_evenly_spaced_items(ceiling.card_rates, max_points)),
             ceiling.datasheet_rate.rate if ceiling.datasheet_rate else None,
         )

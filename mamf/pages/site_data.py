@@ -30,10 +30,10 @@ from mamf.measurement import Rate, group_pairs
 from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES
 
-COMPLETE, INTERRUPTED, LEGACY = LOG_TIERS
+COMPLETE_TIER, INTERRUPTED_TIER, LEGACY_TIER = LOG_TIERS
 #: The tier of figures of complete runs that neither a maintainer nor two contributors measured.
 UNCONFIRMED_TIER = "unconfirmed"
-ALL_TIERS = (COMPLETE, UNCONFIRMED_TIER, INTERRUPTED, LEGACY)
+ALL_TIERS = (COMPLETE_TIER, UNCONFIRMED_TIER, INTERRUPTED_TIER, LEGACY_TIER)
 UNKNOWN_NAME = "unknown"
 
 
@@ -106,7 +106,7 @@ class SiteData:
         """
         groups = group_pairs((ceiling.dtype, ceiling) for ceiling in self.ceilings if ceiling.best_rate)
         by_dtype = [
-            (dtype, [each for each in group if each.tier == COMPLETE] or group) for dtype, group in groups.items()
+            (dtype, [each for each in group if each.tier == COMPLETE_TIER] or group) for dtype, group in groups.items()
         ]
         return dict(sorted(by_dtype, key=lambda pair: (-sum(len(each.card_rates) for each in pair[1]), pair[0])))
 
@@ -132,7 +132,7 @@ def read_site_data(root: Path) -> SiteData:
         if isinstance(log, FinderRun):
             description = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
             values = (log.device or UNKNOWN_NAME, description, log.started or "", log.software, UNKNOWN_NAME)
-            site_log = SiteLog(path, LEGACY, *values, card_hash=None, device_info={})
+            site_log = SiteLog(path, LEGACY_TIER, *values, card_hash=None, device_info={})
             finder_logs.append((site_log, log))
         else:
             site_log = _make_site_log(log, path)
@@ -165,11 +165,11 @@ def _make_site_log(log: RunLog, path: Path) -> SiteLog:
 
 def _make_site_data(rates: Sequence[ResultRate], submitters: Submitters) -> SiteData:
     parts = [split_confirmed((rate for rate in rates if rate.table == table), submitters) for table in TABLES]
-    complete = [[rate for rate in confirmed if rate.tier == COMPLETE] for confirmed, _ in parts]
+    complete = [[rate for rate in confirmed if rate.tier == COMPLETE_TIER] for confirmed, _ in parts]
     matmuls_by_tier = {
-        COMPLETE: complete[0],
+        COMPLETE_TIER: complete[0],
         UNCONFIRMED_TIER: parts[0][1],
-        INTERRUPTED: [rate for rate in parts[0][0] if rate.tier == INTERRUPTED],
+        INTERRUPTED_TIER: [rate for rate in parts[0][0] if rate.tier == INTERRUPTED_TIER],
     }
     return SiteData(
         ceilings=[
@@ -226,7 +226,7 @@ def _make_legacy_ceilings(
             regime=f"mamf-finder's {name}",
             device=site_log.device,
             source="contributed",
-            tier=LEGACY,
+            tier=LEGACY_TIER,
             log_path=site_log.path,
             vendor=vendors.get(site_log.device, UNKNOWN_NAME),
             software=site_log.software,

@@ -47,7 +47,7 @@ from mamf.report.document import (
 )
 from mamf.report.rows import describe_failures, make_row_columns
 from mamf.report.shares import (
-    HEADLINE_SUFFIXES,
+    CEILING_TITLE_SUFFIXES,
     ShareCalculator,
     describe_clock,
     make_ceiling_table,
@@ -102,7 +102,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
         f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",
     ]
     return [
-        f"{ceiling.regime}{HEADLINE_SUFFIXES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
+        f"{ceiling.regime}{CEILING_TITLE_SUFFIXES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
         *(f"    {line}" for line in details if line),
     ]
 

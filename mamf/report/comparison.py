@@ -67,7 +67,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     )
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.pooled_rows]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
-    chance = f"at most {format_share(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
+    chance = f"at most {format_as_percent(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
     alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
     blocks: list[Block] = [
         Lines(describe_runs(comparison, tolerance)),
@@ -143,7 +143,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.decide_verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
-        yield f"the run is too short to decide, because the interval is wider than +-{format_share(tolerance)}"
+        yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
     if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
@@ -176,7 +176,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         *describe_differences("rows are paired without the kernel, which differs: ", kernels),
         *describe_differences("the runs differ in ", comparison.noted_differences),
         f"all rows: {', '.join(shared)}",
-        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_share(tolerance)}",
+        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_as_percent(tolerance)}",
     ]
 
 
@@ -185,7 +185,7 @@ def describe_differences(beginning: str, differences: Sequence[Difference]) -> l
     return [beginning + ", ".join(map(str, differences))] if differences else []
 
 
-def format_share(share: float) -> str:
+def format_as_percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
@@ -193,16 +193,17 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
     """Say how the rates of all rows of a regime changed as a whole. If no change was found, say how large a loss of all
     rows must be to be detected.
     """
-    interval, threshold = pooled.interval, f"more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}"
+    interval, threshold = pooled.interval, f"more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (
-        f"{pooled.ratio:.4f}, {format_share(round(interval.coverage, 4))} interval {format_ratio_interval(interval)}"
+        f"{pooled.ratio:.4f}, {format_as_percent(round(interval.coverage, 4))} interval "
+        f"{format_ratio_interval(interval)}"
     )
     if interval.high < 1:
         result = f"slower{'' if pooled.is_regression(tolerance) else ', but not'} by {threshold}"
     elif interval.low > 1:
         result = "faster"
     else:
-        smallest = format_share(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
+        smallest = format_as_percent(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
         result = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
     return f"{pooled.regime}, {pooled.rows} rows together ({comparison.run_order.description}): B/A {figures}: {result}"
 
@@ -228,14 +229,15 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
     if regressions := comparison.find_regressions(tolerance):
         worst = regressions[0]
         return (
-            f"slower by more than {format_share(tolerance)}: {format_count(len(regressions), 'row')}, above all "
-            f"{worst.b.shape} by {worst.b.kernel} ({format_share(round(worst.ratio - 1, 4))})"
+            f"slower by more than {format_as_percent(tolerance)}: {format_count(len(regressions), 'row')}, above all "
+            f"{worst.b.shape} by {worst.b.kernel} ({format_as_percent(round(worst.ratio - 1, 4))})"
         )
     if together := ", ".join(each.regime for each in comparison.pooled_rows if each.is_regression(tolerance)):
         return (
-            f"slower by more than {format_share(POOLED_TOLERANCE_SHARE * tolerance)}: all rows together, in {together}"
+            f"slower by more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}: "
+            f"all rows together, in {together}"
         )
-    return f"no regression beyond {format_share(tolerance)}"
+    return f"no regression beyond {format_as_percent(tolerance)}"
 
 
 def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
@@ -285,7 +287,7 @@ _JUNIT_TAG_BY_OUTCOME = {"regression": "failure", "failed": "error", "new": "ski
 def describe_guard_verdict(result: GuardResult) -> str:
     """Return a line that says whether a guard passed, failed or is undecided, and why."""
     counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
-    slower = f"slower by more than {format_share(result.tolerance)}"
+    slower = f"slower by more than {format_as_percent(result.tolerance)}"
     reason_by_outcome: dict[GuardOutcome, str] = {
         "regression": f"{slower}, confirmed by new measurements",
         "failed": "without a rate in this run",

@@ -24,7 +24,7 @@ from mamf.report.document import (
 from mamf.text import Markup, escape_invisible_characters, escape_markdown_line, wrap_line
 
 
-def format_terminal(document: Document, width: int | None = None) -> str:
+def format_for_terminal(document: Document, width: int | None = None) -> str:
     """Return a document as aligned text for a terminal. A line below the last table names the columns that are hidden
     because they do not fit ``width``.
     """
@@ -124,7 +124,7 @@ def format_json(document: Document, width: int | None = None) -> str:
 
 def format_html(document: Document, width: int | None = None) -> str:
     """Return a document as a self-contained HTML page in which every text is escaped."""
-    # Import this only here, because every command that prints a report imports the module mamf.report.formats.
+    # Import the code of pages only here, so that commands that print other formats do not load it.
     from mamf.report.page import Page, Section, render_page
 
     return render_page(Page(document.title, sections=[Section("", document.visible_blocks)]))
@@ -166,7 +166,7 @@ def _format_markdown_list(texts: Iterable[str]) -> str:
 
 #: Functions that return a document as text, by the value of ``--format``.
 FORMATTERS: Mapping[str, Callable[[Document, int | None], str]] = {
-    "table": format_terminal,
+    "table": format_for_terminal,
     "csv": format_main_csv,
     "json": format_json,
     "markdown": format_markdown,

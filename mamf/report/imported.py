@@ -114,7 +114,7 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
-        raise UsageError(f"{log.path} has no matmuls: compare mamf-finder with 'mamf sweep' or 'mamf find'")
+        raise UsageError(f"{log.path} has no matmuls: give a log of 'mamf sweep' or 'mamf find'")
     regime = CLASSIC if CLASSIC in regimes else regimes[0]
     tflops_by_shape = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
     ceilings = log.ceilings if log.plan.is_search else {}
@@ -188,7 +188,7 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     """
     shapes = {text: MatmulShape.parse(text) for run in runs for text in run.tflops_by_shape}
     if not shapes:
-        raise UsageError("there is nothing to draw, because no log has a rate with the shape of the matmul")
+        raise UsageError("there is nothing to draw, because no rate in the logs has a shape: give other logs")
     is_m = len({(shape.n, shape.k) for shape in shapes.values()}) == 1
     x_by_shape = {text: float(shape.m if is_m else shape.flop) for text, shape in shapes.items()}
     by_x = sorted(x_by_shape, key=x_by_shape.__getitem__)
@@ -200,7 +200,9 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     if not is_m:
         first, last = (math.log10(x_by_shape[text]) for text in (by_x[0], by_x[-1]))
         ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
-        axis = Axis("FLOP", is_log=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks))
+        axis = Axis(
+            "FLOP", is_logarithmic=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks)
+        )
     title = "mamf-finder and mamf"
     if len(runs) == 1 and not is_m:
         headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}

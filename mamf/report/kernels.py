@@ -264,14 +264,14 @@ def make_kernels_document(
     summary: Mapping[str, Any] | None,
     *,
     top: int | None = None,
-    confirmed: CeilingsByProblemAndRegime | None = None,
+    confirmed_ceilings: CeilingsByProblemAndRegime | None = None,
     baseline: str | None = None,
 ) -> Document:
     """Return the report of a run of kernels.
 
     - ``summary``: the last record of the log, None if the run was killed.
     - ``top``: the maximum number of rows for people in each table; None for all.
-    - ``confirmed``: the ceilings that the run itself found.
+    - ``confirmed_ceilings``: the ceilings that the run itself found.
     - ``baseline``: the kernel that speed-ups refer to.
     """
     header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
@@ -288,7 +288,7 @@ def make_kernels_document(
         *(describe_devices(rows, header) if header.get("devices") else ()),
         *shares.describe_ceilings(rows),
     ]
-    with_ceiling = {(each.regime, each.problem) for each in (confirmed or {}).values()}
+    with_ceiling = {(each.regime, each.problem) for each in (confirmed_ceilings or {}).values()}
     answers: list[str] = []
     for (regime, problem, _), group in group_rows(rows).items():
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
@@ -296,7 +296,7 @@ def make_kernels_document(
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
     blocks: list[Block] = [
         Lines(head),
-        *([make_ceiling_table(list(confirmed.values()), header)] if confirmed else []),
+        *([make_ceiling_table(list(confirmed_ceilings.values()), header)] if confirmed_ceilings else []),
         *([make_winner_table(best, shares, top)] if best else []),
         Lines([describe_winners(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),

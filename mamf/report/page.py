@@ -24,7 +24,7 @@ from mamf.report.charts.picture import (
     COLORS,
     PANEL_WIDTH_INCHES,
     PLAIN_TEXT_SETTINGS,
-    TOOLTIPS,
+    TOOLTIPS_BY_ARTIST,
     DrawnPanel,
     Picture,
     escape_invisible_texts,
@@ -55,13 +55,13 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Command:
+class CopyableCommand:
     """A command line that the page shows for the reader to copy, such as the one that repeats the measurement."""
 
     text: str
 
 
-PagePart = Block | Picture | Command
+PagePart = Block | Picture | CopyableCommand
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _load_template(name: str) -> Template:
     )
     environment.globals |= {
         "choose_macro": _choose_macro,
-        "make_picture_context": make_picture_context,
+        "make_picture_template_values": make_picture_template_values,
     }
     environment.filters["markup"] = Markup
     environment.filters["address"] = sanitize_address
@@ -165,7 +165,7 @@ def _escape_invisible_text(value: Any) -> Any:
 
 def _choose_macro(part: PagePart) -> str:
     """Return the name of the template macro that renders a part of a section."""
-    kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (Command, "command"))
+    kinds = ((Table, "table"), (Answer, "answer"), (Lines, "lines"), (CopyableCommand, "command"))
     return next((name for kind, name in kinds if isinstance(part, kind)), "figure")
 
 
@@ -192,12 +192,12 @@ _CSS_VALUE_BY_COLOR: Mapping[str, str] = {
     "#ffffff": "var(--page)",
 }
 _DECIMAL_NUMBER = re.compile(r"-?\d+\.\d+")
-_DROPPED_ELEMENTS = ("metadata", "style", "title")
+_DROPPED_SVG_ELEMENTS = ("metadata", "style", "title")
 # Width of a marker in a legend, in units of its SVG.
 _LEGEND_MARKER_SIZE = 9
 
 
-def make_picture_context(picture: Picture) -> dict[str, Any]:
+def make_picture_template_values(picture: Picture) -> dict[str, Any]:
     """Return the values for the template of a picture: its texts, an SVG for each panel, and the color and the outline
     of the marker of each name in the legend. If matplotlib is not installed, return no SVGs but a note that says so.
     """
@@ -243,7 +243,7 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
     root = fromstring(image.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag.removeprefix(_SVG_NAMESPACE) in _DROPPED_ELEMENTS:
+            if child.tag.removeprefix(_SVG_NAMESPACE) in _DROPPED_SVG_ELEMENTS:
                 parent.remove(child)
     for element in list(root.iter()):
         _restyle_element(element)
@@ -267,9 +267,9 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
 
 def _assign_tooltip_ids(figure: Figure) -> Iterator[tuple[str, Sequence[str]]]:
     """Give an id to each drawn bar and line that has tooltips, and yield the id with the tooltips."""
-    for number, artist in enumerate(figure.findobj(TOOLTIPS.__contains__)):
+    for number, artist in enumerate(figure.findobj(TOOLTIPS_BY_ARTIST.__contains__)):
         artist.set_gid(f"hinted-{number}")
-        yield f"hinted-{number}", TOOLTIPS[artist]
+        yield f"hinted-{number}", TOOLTIPS_BY_ARTIST[artist]
 
 
 def _restyle_element(element: Element) -> None:

@@ -28,7 +28,7 @@ from mamf.report.charts.picture import (
     FILE_WIDTH_INCHES,
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
-    TOOLTIPS,
+    TOOLTIPS_BY_ARTIST,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -76,11 +76,13 @@ def format_row_name(row: Measurement | Ceiling) -> str:
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
 
 
-def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str, top: int | None = None) -> Document:
+def make_roofline_document(
+    roofs: Roofs, points: Sequence[RoofPoint], first_line: str, top: int | None = None
+) -> Document:
     """Return the report of a roofline: the ceilings, the rows as shares of their roofs, and a conclusion. CSV contains
     the rows, or the ceilings if there are no rows.
 
-    - ``head``: the first line of the report.
+    - ``first_line``: the first line of the report.
     - ``top``: the maximum number of rows for people; None for all. Rows that are nearest to their roof come first.
 
     Columns ``balance_*`` have the balance point of a compute ceiling with a memory level: the FLOP per byte at which
@@ -113,7 +115,7 @@ def make_roofline_document(roofs: Roofs, points: Sequence[RoofPoint], head: str,
         Column("kernel", "kernel", lambda named: named.ceiling.kernel, drop_priority=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
-        Lines([head]),
+        Lines([first_line]),
         Table(columns, ceilings, key="roofs"),
         Table(POINT_COLUMNS, best_first, max_shown_rows=top),
         Answer(list(describe_roofline_result(roofs, best_first))),
@@ -172,7 +174,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
 # -- export of roofs in the format of TraceLens ------------------------------------------------------------------------
 
 
-def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
+def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
     """Return the ceilings of a device as an architecture file of TraceLens: ``max_achievable_tflops`` in TFLOPS,
     ``mem_bw_gbps`` in GB/s, and ``memory_gb`` in GiB, as in the files that TraceLens contains.
 
@@ -182,7 +184,7 @@ def make_tracelens_arch(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
     keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
-    # find_rate returns None if the device has only a ceiling with another output dtype.
+    # Skip a dtype whose only ceiling has another output dtype, for which find_rate returns None.
     ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
     # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
@@ -214,7 +216,7 @@ DataPoint = tuple[float, float]
 #: Factors by which the axes extend beyond the outermost data: to the left, to the right, and both up and down.
 _LEFT_MARGIN_FACTOR, _RIGHT_MARGIN_FACTOR, _VERTICAL_MARGIN_FACTOR = 3.0, 20.0, 2.0
 #: Minimum difference, as a share, between two rising ceilings that both get a label. Labels of closer lines overlap.
-_MIN_LABEL_DIFFERENCE = 0.05
+_MIN_LABELED_DIFFERENCE_SHARE = 0.05
 #: Maximum number of series (markers that a line joins) that all get a label. If there are more series, only the highest
 #: and the lowest get one.
 _MAX_LABELED_SERIES = 3
@@ -244,12 +246,12 @@ class RooflineMarker:
     """The marker of a row in the chart.
 
     - ``label``: identifies the row.
-    - ``name``: the kernel, which decides color and form of the marker.
+    - ``kernel``: the name of the kernel, which decides color and form of the marker.
     - ``series``: identifies the markers of this kernel that a line joins; empty if no line leads to this marker.
     """
 
     label: str
-    name: str
+    kernel: str
     position: DataPoint
     series: str = ""
 
@@ -258,7 +260,7 @@ class RooflineMarker:
 class RooflineChart(Picture):
     lines: tuple[RoofLine, ...]
     markers: tuple[RooflineMarker, ...]
-    x_limits: DataPoint
+    x_limits: tuple[float, float]
 
     height_inches = 8.0
 
@@ -275,8 +277,8 @@ class RooflineChart(Picture):
         ]
 
     def make_legend(self) -> LegendEntries:
-        styles = choose_styles(marker.name for marker in self.markers)
-        names = dict.fromkeys(marker.name for marker in self.markers)
+        styles = choose_styles(marker.kernel for marker in self.markers)
+        names = dict.fromkeys(marker.kernel for marker in self.markers)
         return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
 
 
@@ -311,7 +313,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
     )
 
 
-def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
+def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[RoofLine]:
     left, right = x_limits
     # A rising ceiling gets no label if its rate is close to one of these.
     earlier_rates: list[float] = []
@@ -327,7 +329,7 @@ def _yield_roof_lines(roofs: Roofs, x_limits: DataPoint) -> Iterable[RoofLine]:
             if ceiling_regime == regime
         }
         for level, rate in bandwidth.items():
-            is_close = any(abs(rate / other - 1) < _MIN_LABEL_DIFFERENCE for other in earlier_rates)
+            is_close = any(abs(rate / other - 1) < _MIN_LABELED_DIFFERENCE_SHARE for other in earlier_rates)
             earlier_rates.append(rate)
             label = "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
             ends_at = max(compute.values()) / rate if compute else right
@@ -361,10 +363,10 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
     for line in chart.lines:
         width = _SUSTAINED_LINE_WIDTH_POINTS if line.is_sustained else _BURST_LINE_WIDTH_POINTS
         axes.plot(*zip(line.start, line.end, strict=True), **{**CEILING_LINE_STYLE, "linewidth": width})
-    styles = choose_styles(marker.name for marker in chart.markers)
+    styles = choose_styles(marker.kernel for marker in chart.markers)
     for group in group_markers_by_series(chart.markers):
         positions = zip(*(marker.position for marker in group), strict=True)
-        axes.plot(*positions, color=styles[group[0].name].color, linewidth=1, alpha=0.6, zorder=3)
+        axes.plot(*positions, color=styles[group[0].kernel].color, linewidth=1, alpha=0.6, zorder=3)
     for marker in chart.markers:
         x, y = marker.position
         marker_style: dict[str, Any] = {
@@ -373,8 +375,8 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
             "linestyle": "none",
             "zorder": 4,
         }
-        (drawn,) = axes.plot(x, y, **vars(styles[marker.name]), **marker_style)
-        TOOLTIPS[drawn] = [f"{marker.name}, {marker.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
+        (drawn,) = axes.plot(x, y, **vars(styles[marker.kernel]), **marker_style)
+        TOOLTIPS_BY_ARTIST[drawn] = [f"{marker.kernel}, {marker.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
     _draw_labels(axes, chart)
 
 
@@ -437,5 +439,5 @@ def _write_along_line(axes: Axes, line: RoofLine) -> None:
 
 def group_markers_by_series(markers: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:
     """Group the markers that a line joins: those of one kernel and series. Sort each group from left to right."""
-    groups = group_pairs(((marker.name, marker.series), marker) for marker in markers if marker.series)
+    groups = group_pairs(((marker.kernel, marker.series), marker) for marker in markers if marker.series)
     return [sorted(group, key=lambda marker: marker.position) for group in groups.values()]

@@ -43,9 +43,9 @@ from mamf.report.document import (
     split_shared_parts,
 )
 
-#: Names of the ceilings of matmuls, by regime: maximum achievable and maximum sustained matmul FLOPS. Titles end with
-#: them.
-HEADLINE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
+#: Ends of the titles of matmul ceilings, by regime: the names of the maximum achievable and the maximum sustained
+#: matmul FLOPS.
+CEILING_TITLE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
 def make_problem_title(regime: str, problem: Any) -> str:
@@ -62,7 +62,7 @@ def make_problem_title_in_words(regime: str, problem: Any) -> str:
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
     """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
-    name = HEADLINE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
+    name = CEILING_TITLE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
     return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -82,7 +82,7 @@ def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> floa
 
 def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
     """Return a table with a row for each ceiling. The title has the parts that the names of all ceilings share."""
-    # Only if there is one regime, the title of the table has room for "(MAMF)" or "(MSMF)".
+    # The title of the table has room for "(MAMF)" or "(MSMF)" only if all ceilings have the same regime.
     has_one_regime = len({each.regime for each in ceilings}) == 1
     names, shared = split_shared_parts(
         [
@@ -153,7 +153,7 @@ WRONG_CEILING_TEXT = (
 
 @dataclass(frozen=True)
 class ShareCalculator:
-    """The shares that the rates of one log are of peaks, ceilings and roofs.
+    """Computes the rates of one log as shares of peaks, ceilings and roofs.
 
     - ``header``: the header of the log.
     - ``measured_ceilings``: the ceilings that were measured together with the rows.

@@ -73,7 +73,7 @@ class WaterfallStep:
 
     @property
     def interval(self) -> Interval | None:
-        """The 95 % repeat interval of a measured step in TFLOPS, None for a computed or failed step."""
+        """The 95 % repeat interval of a measured step in TFLOPS; None for a computed or failed step."""
         return None if self.row is None or not self.row.ok else self.row.rate_interval
 
 
@@ -81,8 +81,8 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
     """Return the steps from the peak of the datasheet down to the sustained rate. ``rows``: at least one row, all of
     the same matmul, on random numbers ("normal"), zeros and other data.
     """
-    normal, zeros = find_row(rows, NORMAL_DATA, BURST), find_row(rows, ZERO_DATA, BURST)
-    sustained = find_row(rows, NORMAL_DATA, SUSTAINED)
+    normal, zeros = find_row_on_data(rows, NORMAL_DATA, BURST), find_row_on_data(rows, ZERO_DATA, BURST)
+    sustained = find_row_on_data(rows, NORMAL_DATA, SUSTAINED)
     dtype = rows[0].problem.dtype
     steps = [*_make_datasheet_steps(info, dtype, normal or zeros)]
     if _get_true_clock(normal):
@@ -118,7 +118,7 @@ def rank_burst_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
 
 
-def find_row(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
+def find_row_on_data(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
     return next((row for row in rows if (row.problem.data, row.regime) == (data, regime)), None)
 
 
@@ -212,10 +212,10 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
 
 
 def make_explanation_document(
-    steps: Sequence[WaterfallStep], rows: Sequence[Measurement], head: Sequence[str], foot: Sequence[str] = ()
+    steps: Sequence[WaterfallStep], rows: Sequence[Measurement], top_lines: Sequence[str], end_lines: Sequence[str] = ()
 ) -> Document:
-    """Return the report of a waterfall. CSV contains the steps. ``head``, ``foot``: lines above and below tables."""
-    normal, datasheet = find_row(rows, NORMAL_DATA, BURST), steps[0].tflops
+    """Return the report of a waterfall, with lines above and below its tables. CSV contains the steps."""
+    normal, datasheet = find_row_on_data(rows, NORMAL_DATA, BURST), steps[0].tflops
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, is_left_aligned=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_four_digits),
@@ -243,12 +243,12 @@ def make_explanation_document(
         *make_sensor_columns(lambda row: row.conditions),
     ]
     blocks: list[Block] = [
-        Lines(head),
+        Lines(top_lines),
         Table(
             step_columns, steps, key="steps", get_remarks=lambda step: [step.cause], get_label=lambda step: step.name
         ),
         Table(data_columns, rank_burst_rows(rows), key="burst_by_data"),
-        Lines(foot),
+        Lines(end_lines),
         Answer(describe_waterfall_result(steps)),
     ]
     return Document("Where the FLOPS went", blocks)
@@ -331,13 +331,13 @@ class OverlapPair:
     def matmul_row(self) -> Measurement:
         return self.rows[MATMUL_WORK, False]
 
-    def compute_kept_share(self, timed: str) -> float:
-        """Return the rate of the work ``timed`` while both run, divided by its rate alone."""
-        return self.rows[timed, False].best_rate / self.rows[timed, True].best_rate
+    def compute_kept_rate_share(self, timed_work: str) -> float:
+        """Return the rate of the work ``timed_work`` while both run, divided by its rate alone."""
+        return self.rows[timed_work, False].best_rate / self.rows[timed_work, True].best_rate
 
-    def compute_relative_half_width(self, timed: str) -> float:
-        """Return the relative half-width of the interval of ``compute_kept_share``: 0.01 means +-1 %."""
-        return math.hypot(*(self.rows[timed, alone].relative_half_width for alone in (False, True)))
+    def compute_relative_half_width(self, timed_work: str) -> float:
+        """Return the relative half-width of the interval of ``compute_kept_rate_share``: 0.01 means +-1 %."""
+        return math.hypot(*(self.rows[timed_work, alone].relative_half_width for alone in (False, True)))
 
     def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
         """Predict the seconds of a step with and without overlap. With overlap, both works run at once until the first
@@ -377,20 +377,20 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
     return [OverlapPair(pair) for pair in pairs if len(pair) == 4]
 
 
-def compute_kept_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
+def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """Return the percentage of its rate that each work keeps while both run, as a text with the lowest and the highest
     of all pairs, by the name of the work.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
-        shares = [pair.compute_kept_share(timed) for pair in pairs]
+        shares = [pair.compute_kept_rate_share(timed) for pair in pairs]
         ranges[name] = " to ".join(dict.fromkeys((format_percent(min(shares)), format_percent(max(shares)))))
     return ranges
 
 
-def describe_kept_ranges(rows: Iterable[Measurement]) -> list[str]:
+def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
     """Return a line with the share of its rate that each work keeps, or an empty list if no pair is complete."""
-    texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_ranges(rows).items()]
+    texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
     return [f"while both run, {' and '.join(texts)}"] if texts else []
 
 
@@ -414,8 +414,8 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
 
 
 def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
-    def make_rate_reader(timed: str, alone: bool, factor: float) -> Callable[[OverlapPair], float]:
-        return lambda pair: pair.rows[timed, alone].best_rate * factor
+    def make_rate_reader(timed_work: str, is_alone: bool, factor: float) -> Callable[[OverlapPair], float]:
+        return lambda pair: pair.rows[timed_work, is_alone].best_rate * factor
 
     yield Column("product", "matmul", lambda pair: pair.work_names[0], is_left_aligned=True)
     yield Column("other", "with", lambda pair: pair.work_names[1], is_left_aligned=True)
@@ -427,11 +427,13 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
                 *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
                 *(format_four_digits, 1 if alone else 2),
             )
-        yield Column(f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_share, timed=timed), format_percent)
+        yield Column(
+            f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_rate_share, timed_work=timed), format_percent
+        )
         yield Column(
             f"{timed}_kept_half_width",
             "+-%",
-            partial(OverlapPair.compute_relative_half_width, timed=timed),
+            partial(OverlapPair.compute_relative_half_width, timed_work=timed),
             format_percent,
             3,
         )
@@ -462,7 +464,7 @@ def make_overlap_document(
             Answer(
                 [
                     *(describe_predicted_steps(pairs, *step) if step else ()),
-                    *describe_kept_ranges(rows),
+                    *describe_kept_rate_ranges(rows),
                     describe_end(summary),
                 ]
             ),
@@ -480,7 +482,7 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
         )
     pairs.sort(key=lambda pair: (*pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks))
     return RangeChart(
-        " ".join(describe_kept_ranges(rows)).capitalize(),
+        " ".join(describe_kept_rate_ranges(rows)).capitalize(),
         describe_machine_briefly(header),
         "% of the rate alone",
         tuple(row for pair in pairs for row in _yield_chart_rows(pair)),
@@ -493,6 +495,6 @@ def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     blocks = f", {pair.matmul_row.problem.blocks} blocks" if pair.matmul_row.problem.blocks else ""
     group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size_text}"
     for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
-        kept_percent, half_width = 100 * pair.compute_kept_share(timed), pair.compute_relative_half_width(timed)
+        kept_percent, half_width = 100 * pair.compute_kept_rate_share(timed), pair.compute_relative_half_width(timed)
         point = RangePoint(kept_percent, kept_percent * (1 - half_width), kept_percent * (1 + half_width))
         yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

@@ -43,7 +43,7 @@ MeasuredRows = Sequence[Measurement]
 WRONG_STATUS = "wrong_result"
 
 
-def count_verified_totals(rows: MeasuredRows) -> dict[str, int]:
+def count_verified_items(rows: MeasuredRows) -> dict[str, int]:
     """Count what was verified: ``problems``, the ``launches`` and output ``values`` that were checked, and the problems
     with a ``wrong`` result.
     """
@@ -63,16 +63,16 @@ def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, s
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
 
-def compute_max_wrong_share(checked: int) -> float:
-    """Return the 95 % upper bound of the share of wrong results if all of ``checked`` results were right. It is about
-    3 / checked.
+def compute_max_wrong_share(checked_count: int) -> float:
+    """Return the 95 % upper bound of the share of wrong results if all of ``checked_count`` results were right: about
+    3 / checked_count.
     """
-    return -math.expm1(math.log(0.05) / checked) if checked else 1.0
+    return -math.expm1(math.log(0.05) / checked_count) if checked_count else 1.0
 
 
-def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
-    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934) if ``wrong`` of
-    ``checked`` results were wrong.
+def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[float, float]:
+    """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934) if
+    ``wrong_count`` of ``checked_count`` results were wrong.
     """
 
     def find_share_with_probability(probability: float, count: int) -> float:
@@ -83,40 +83,42 @@ def compute_wrong_share_range(wrong: int, checked: int) -> tuple[float, float]:
         while high - low > 1e-9:
             middle = (low + high) / 2
             low, high = (
-                (middle, high) if _compute_binomial_probability(count, checked, middle) > probability else (low, middle)
+                (middle, high)
+                if _compute_binomial_probability(count, checked_count, middle) > probability
+                else (low, middle)
             )
         return low
 
     return (
-        find_share_with_probability(0.975, wrong - 1) if wrong else 0.0,
-        find_share_with_probability(0.025, wrong) if wrong < checked else 1.0,
+        find_share_with_probability(0.975, wrong_count - 1) if wrong_count else 0.0,
+        find_share_with_probability(0.025, wrong_count) if wrong_count < checked_count else 1.0,
     )
 
 
-def _compute_binomial_probability(count: int, checked: int, share: float) -> float:
-    """Return the probability that at most ``count`` of ``checked`` results are wrong, if each is wrong with probability
-    ``share``.
+def _compute_binomial_probability(count: int, checked_count: int, share: float) -> float:
+    """Return the probability that at most ``count`` of ``checked_count`` results are wrong, if each is wrong with
+    probability ``share``.
     """
-    log_all, log_right, log_wrong = math.lgamma(checked + 1), math.log1p(-share), math.log(share)
+    log_all, log_right, log_wrong = math.lgamma(checked_count + 1), math.log1p(-share), math.log(share)
     return math.fsum(
         math.exp(
             log_all
             - math.lgamma(each + 1)
-            - math.lgamma(checked - each + 1)
+            - math.lgamma(checked_count - each + 1)
             + each * log_wrong
-            + (checked - each) * log_right
+            + (checked_count - each) * log_right
         )
         for each in range(count + 1)
     )
 
 
-def _describe_wrong_share(wrong: int, checked: int) -> str:
+def _describe_wrong_share(wrong_count: int, checked_count: int) -> str:
     """Return the 95 % interval of the share of wrong problems in percent, or only its upper bound if no problem was
     wrong.
     """
-    if not wrong:
-        return f"at most {_format_percent(compute_max_wrong_share(checked))} %"
-    return f"{' to '.join(map(_format_percent, compute_wrong_share_range(wrong, checked)))} %"
+    if not wrong_count:
+        return f"at most {_format_percent(compute_max_wrong_share(checked_count))} %"
+    return f"{' to '.join(map(_format_percent, compute_wrong_share_range(wrong_count, checked_count)))} %"
 
 
 def _format_percent(share: float) -> str:
@@ -127,7 +129,7 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
     """Yield lines with the verdict, with what was checked, and with the 95 % interval of the share of wrong problems:
     of all kernels and dtypes, and of the kernel and dtype with the fewest problems.
     """
-    totals = count_verified_totals(rows)
+    totals = count_verified_items(rows)
     wrong, problems = totals["wrong"], totals["problems"]
     verdict = "FAILED" if wrong else "PASSED" if problems else "UNFINISHED"
     checked = ", ".join(f"{totals[name]:.4g} {name}" for name in ("launches", "values"))
@@ -145,7 +147,7 @@ def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
         share += f", {launches} and {values}"
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
-    tested = {key: each for key, group in groups.items() if (each := count_verified_totals(group))["problems"]}
+    tested = {key: each for key, group in groups.items() if (each := count_verified_items(group))["problems"]}
     if len(tested) > 1:
         (kernel, dtype), fewest = min(tested.items(), key=lambda item: item[1]["problems"])
         bound = _describe_wrong_share(fewest["wrong"], fewest["problems"])
@@ -224,11 +226,9 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
             is_left_aligned=True,
         ),
         Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, is_left_aligned=True),
-        Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
-        Column("launches", "launches", lambda rows: count_verified_totals(rows)["launches"], drop_priority=2),
-        Column(
-            "values", "values", lambda rows: count_verified_totals(rows)["values"], "{:.3g}".format, drop_priority=1
-        ),
+        Column("problems", "problems", lambda rows: count_verified_items(rows)["problems"]),
+        Column("launches", "launches", lambda rows: count_verified_items(rows)["launches"], drop_priority=2),
+        Column("values", "values", lambda rows: count_verified_items(rows)["values"], "{:.3g}".format, drop_priority=1),
         Column(
             "largest_error", "largest error", lambda rows: (it := _find_worst_row(rows)) and it.error, "{:.2g}".format
         ),
@@ -248,7 +248,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column("other_bits", "other bits", lambda rows: sum(DIFFERENT_BITS_KEY in row.details for row in rows) or None),
         Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN_KEY in row.details for row in rows) or None),
-        Column("wrong", "wrong", lambda rows: count_verified_totals(rows)["wrong"]),
+        Column("wrong", "wrong", lambda rows: count_verified_items(rows)["wrong"]),
         Column(
             *("no_verdict", "no verdict"),
             lambda rows: (
@@ -262,7 +262,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
 #: Columns of a table with a row for each regime: clock, power and throttling while mamf checked launches.
 _CONDITION_COLUMNS: list[Column[MeasuredRows]] = [
     Column("regime", "regime", lambda rows: rows[0].regime, is_left_aligned=True),
-    Column("problems", "problems", lambda rows: count_verified_totals(rows)["problems"]),
+    Column("problems", "problems", lambda rows: count_verified_items(rows)["problems"]),
     Column(
         "clock_hz",
         "median MHz",

@@ -10,7 +10,7 @@ from mamf.report.studies import make_explanation_document
 
 def render(form, rows, header, summary, top=None, width=None, ceilings=None, roofs=None, known=None, shared=None):
     shares = ShareCalculator(header, shared or {}, known or {}, roofs)
-    return FORMATTERS[form](make_kernels_document(rows, shares, summary, top=top, confirmed=ceilings), width)
+    return FORMATTERS[form](make_kernels_document(rows, shares, summary, top=top, confirmed_ceilings=ceilings), width)
 
 
 def render_explanation(form, steps, rows, head, foot=(), width=None):

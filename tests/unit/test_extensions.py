@@ -28,7 +28,7 @@ def test_a_new_column_is_one_line(monkeypatch):
     log = read_run_log(LOG)
     rows = json.loads(formats.format_json(document(log)))["measurements"]
     assert {row["depth"] for row in rows if row["status"] == "ok"} == {4096}
-    assert "depth" in formats.format_terminal(document(log, max_rows=1)).split()
+    assert "depth" in formats.format_for_terminal(document(log, max_rows=1)).split()
 
 
 def test_a_new_format_is_one_function(run, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
-from mamf.report.page import make_picture_context
+from mamf.report.page import make_picture_template_values
 from mamf.report.roofline import RoofLine, RooflineChart, RooflineMarker
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
@@ -63,7 +63,7 @@ ROOFS = RooflineChart(
 )
 def test_points_and_bars_say_their_figures(chart, hints):
     pytest.importorskip("matplotlib")
-    pictures = [fromstring(picture) for picture in make_picture_context(chart)["pictures"]]
+    pictures = [fromstring(picture) for picture in make_picture_template_values(chart)["pictures"]]
     assert sorted(each.text for picture in pictures for each in picture.iter("title")) == sorted(hints)
     assert all(picture.get("aria-label") and picture.get("role") == "img" for picture in pictures)
 
@@ -71,21 +71,21 @@ def test_points_and_bars_say_their_figures(chart, hints):
 @pytest.mark.parametrize("chart", [LINES, RANGES, BARS, STEPS, ROOFS])
 def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     pytest.importorskip("matplotlib")
-    parts = make_picture_context(chart)
+    parts = make_picture_template_values(chart)
     text = "".join(parts["pictures"])
     assert not re.search("<style|style=|<metadata|xmlns|font-family", text)
     assert "#000000" not in text and "#ffffff" not in text and "var(--c" in text
     ids = re.findall(' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) == set(ids)
-    assert make_picture_context(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
+    assert make_picture_template_values(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
     assert all(key["outline"].startswith("M") for key in parts["legend"])
 
 
 def test_foreign_text_is_escaped():
     pytest.importorskip("matplotlib")
     line = Line("<script>&\x1b", (Point(1, 1, 1, 1),))
-    parts = make_picture_context(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
+    parts = make_picture_template_values(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
     assert "<script>" not in parts["pictures"][0]
     assert "&lt;script&gt;&amp;\\x1b" in parts["pictures"][0]
     assert "&lt;i&gt;$x$" in parts["pictures"][0]
@@ -95,6 +95,6 @@ def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    parts = make_picture_context(LINES)
+    parts = make_picture_template_values(LINES)
     assert parts["title"] == "t" and not parts["pictures"]
     assert parts["notes"] == ["drawing needs matplotlib: pip install matplotlib"]

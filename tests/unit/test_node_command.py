@@ -77,6 +77,18 @@ def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("- OK: ")
 
 
+def test_json_of_a_node_keeps_its_keys(run, healthy):
+    record = json.loads(run("node", "--from", "logs", "--format", "json")[1])
+    assert set(record) == {
+        *("level", "exit_code", "reason", "findings", "not_together", "slowest", "lost_share", "pace", "devices"),
+        "figures",
+    }
+    assert set(record["devices"][0]) == {
+        *("index", "node", "name", "uuid_hash", "address", "dtype", "build", "figures", "half_widths", "conditions"),
+        *("throttled", "failures", "lacks"),
+    }
+
+
 def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_measured(run, monkeypatch):
     faulty(monkeypatch, 3, _0="closed", _1="gone")
     code, out, _ = run(*NODE, "--format", "json")

@@ -110,7 +110,7 @@ def test_a_sweep_is_against_what_varies():
     rows = [row(MatmulShape(m, 4096, 4096), 100.0 + m, "torch.mm") for m in (768, 256, 512)]
     rows += [row(MatmulShape(256, 4096, 4096), 90.0, "torch.mm", regime="sustained")]
     chart = make_sweep_chart(rows, HEADER)
-    assert chart.axis.label == "M" and not chart.axis.is_log
+    assert chart.axis.label == "M" and not chart.axis.is_logarithmic
     assert chart.title == "matmul Mx4096x4096 by torch.mm, bfloat16"
     burst, sustained = chart.panels[0].lines
     assert [point.x for point in burst.points] == [256, 512, 768]

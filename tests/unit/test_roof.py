@@ -15,7 +15,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
-from mamf.report.roofline import make_roofline_chart, make_tracelens_arch, select_roof_points
+from mamf.report.roofline import make_roofline_chart, make_tracelens_architecture, select_roof_points
 from mamf.statistics import summarize_samples
 
 MIB, GIB = 2**20, 2**30
@@ -212,20 +212,20 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 
 
 def test_tracelens_is_told_what_was_measured_and_nothing_else():
-    told = make_tracelens_arch(ROOFS, 150 * 10**9)
+    told = make_tracelens_architecture(ROOFS, 150 * 10**9)
     assert told["name"] == "H200"
     assert told["max_achievable_tflops"] == {"matrix_bf16": 707.0, "matrix_fp8": 1693.0}
     assert (told["mem_bw_gbps"], told["memory_gb"]) == (4380.0, 140)
     assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
-    alone = make_tracelens_arch(build_roofs([product(862.0)], None), None)
+    alone = make_tracelens_architecture(build_roofs([product(862.0)], None), None)
     assert "mem_bw_gbps" not in alone and "memory_gb" not in alone
 
 
 def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
     alone = ceiling(1500.0, device="H200", problem=MatmulProblem("int8", "int8"))
     usual = ceiling(1000.0, device="H200", problem=MatmulProblem("int8", "int32"))
-    assert make_tracelens_arch(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
+    assert make_tracelens_architecture(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
     roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
-    assert make_tracelens_arch(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
+    assert make_tracelens_architecture(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
     row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
     assert make_roof_point(row_of_int8, roofs, "").roof_share == pytest.approx(0.5)

@@ -112,7 +112,7 @@ def test_a_device_page_has_cards_attention_energy_and_every_log(whole):
 
 def test_logs_can_be_elsewhere(root):
     put(root, EPYC)
-    files = built(root, logs="https://example.org/results")
+    files = built(root, logs_address="https://example.org/results")
     address = f"https://example.org/results/amd-epyc/{EPYC.name}"
     assert all(address in links(files[name]) for name in ("index.html", "devices/amd-epyc.html"))
     with pytest.raises(UsageError, match="must begin with https"):

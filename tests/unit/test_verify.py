@@ -19,7 +19,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
 from mamf.plugins.discovery import make_operation
-from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_verified_totals
+from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_verified_items
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -38,10 +38,10 @@ def verified(physics, seed=0, budget=0.2):
 
 
 def test_a_rare_flip_is_found_as_often_as_its_rate_says():
-    launches = count_verified_totals(verified(Physics(), budget=0.05))["launches"]
+    launches = count_verified_items(verified(Physics(), budget=0.05))["launches"]
     rate = 1 / launches
     found = sum(
-        count_verified_totals(verified(Physics(bit_flip_probability=rate), seed, budget=0.05))["wrong"] > 0
+        count_verified_items(verified(Physics(bit_flip_probability=rate), seed, budget=0.05))["wrong"] > 0
         for seed in range(30)
     )
     expected = 1 - (1 - rate) ** launches
@@ -115,12 +115,12 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
     command = ["verify", "--backend", "mamf.testing:Two", *PLAN[2:], "--budget", "0.1s", "--output"]
     code, out, _ = run(*command, "right")
     right, parts = (
-        count_verified_totals(read_log_or_shared_run(run.folder / "right").measurements),
+        count_verified_items(read_log_or_shared_run(run.folder / "right").measurements),
         find_shared_logs(run.folder / "right"),
     )
     assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
     assert right["problems"] == sum(
-        count_verified_totals(read_log_or_shared_run(path).measurements)["problems"] for path in parts
+        count_verified_items(read_log_or_shared_run(path).measurements)["problems"] for path in parts
     )
     monkeypatch.setattr(Two, "faulty", (1,))
     code, out, _ = run(*command, "wrong")
@@ -192,7 +192,7 @@ def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
         (regime, kernel.name): 7 for regime in ("spaced", "loaded") for kernel in kernels
     }
     assert len({row.phase for row in rows}) == len(rows) > 8, "the log keeps each"
-    assert count_verified_totals(rows)["problems"] == 4
+    assert count_verified_items(rows)["problems"] == 4
 
 
 class Other(SimulatedMatmul):

@@ -265,7 +265,7 @@ class _GuardSession(Session):
 
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
-        from mamf.report.comparison import format_share
+        from mamf.report.comparison import format_as_percent
 
         baseline = self.options.baseline
         if log.tier != "complete":
@@ -277,8 +277,8 @@ class _GuardSession(Session):
             self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.list_steps())} rows vary by more than "
-                f"the tolerance of {format_share(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
-                f"(+-{format_share(round(half_width, 4))}); measure while nothing else runs on the "
+                f"the tolerance of {format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
+                f"(+-{format_as_percent(round(half_width, 4))}); measure while nothing else runs on the "
                 "machine, or raise tolerance"
             )
         else:

@@ -147,14 +147,14 @@ def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Itera
     If a launcher such as torchrun started several processes (ranks), all ranks together measure the pairs of rank 0.
     ``place``: the rank of this process, or None if no launcher started it.
     """
-    from mamf.node.group import gather_all, join_group
+    from mamf.node.group import gather_from_all_ranks, join_group
 
     if place is None:
         yield from strategy.yield_results()
         return
     with join_group(place, strategy.backend, _MAX_WAIT_FOR_RANKS_SECONDS):
-        strategy.gather_from_ranks = gather_all
-        strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_all(
+        strategy.gather_from_ranks = gather_from_all_ranks
+        strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_from_all_ranks(
             (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)
         )[0]
         yield from strategy.yield_results()

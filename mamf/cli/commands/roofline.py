@@ -96,7 +96,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.roofline import (
         make_roofline_chart,
         make_roofline_document,
-        make_tracelens_arch,
+        make_tracelens_architecture,
         select_roof_points,
     )
 
@@ -135,7 +135,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     print_document(options, make_roofline_document(roofs, roof_points, describe_machine(logs[0].header), options.top))
     header = logs[0].header
     if export_path:
-        content = json.dumps(make_tracelens_arch(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
+        content = json.dumps(make_tracelens_architecture(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_file_atomically if options.overwrite else create_file_atomically)(export_path, content.encode())
         print_line(f"{options.export}: {export_path}", choose_note_stream(options))
     if options.picture:

@@ -116,6 +116,6 @@ class _VerifySession(Session):
         return self.options.budget is None
 
     def choose_exit_code(self, run_exit_code: int) -> int:
-        from mamf.report.verification import count_verified_totals
+        from mamf.report.verification import count_verified_items
 
-        return REGRESSION_EXIT_CODE if count_verified_totals(self.measured_run.rows)["wrong"] else run_exit_code
+        return REGRESSION_EXIT_CODE if count_verified_items(self.measured_run.rows)["wrong"] else run_exit_code

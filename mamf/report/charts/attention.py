@@ -124,8 +124,8 @@ def make_attention_chart(
         True,
         make_labeled_ticks(map(get_position, measured), format_with_binary_prefix),
     )
-    palette = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
-    return Chart(title, subtitle, axis, grid, palette=palette, notes=notes)
+    palette_names = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
+    return Chart(title, subtitle, axis, grid, palette_names=palette_names, notes=notes)
 
 
 def _make_bar_panel(panel: Panel) -> StackedPanel:
@@ -264,6 +264,6 @@ def make_decode_chart(
             make_labeled_ticks(map(get_position, measured), format_with_binary_prefix),
         ),
         tuple(tuple(panels[start : start + _MAX_PANELS_ACROSS]) for start in range(0, len(panels), _MAX_PANELS_ACROSS)),
-        palette=tuple(dict.fromkeys(row.kernel for row in measured)),
+        palette_names=tuple(dict.fromkeys(row.kernel for row in measured)),
         notes=tuple(notes),
     )

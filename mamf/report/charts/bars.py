@@ -15,7 +15,7 @@ from mamf.report.charts.picture import (
     PEAK_LINE_STYLE,
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
-    TOOLTIPS,
+    TOOLTIPS_BY_ARTIST,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -27,14 +27,16 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ROW_HEIGHT_INCHES, _PAGE_HEIGHT_INCHES, _INCHES_PER_BAR, _MAX_COLUMNS = 5.2, 4.4, 1.28, 4
-_HEADROOM_FACTOR = 1.12
+# Height of a panel in an image file; height of a panel, and its width for each bar, on a web page; panels side by side.
+_FILE_PANEL_HEIGHT_INCHES, _PAGE_PANEL_HEIGHT_INCHES, _PAGE_INCHES_PER_BAR, _MAX_PANELS_ACROSS = 5.2, 4.4, 1.28, 4
+# Height of the vertical axis, as a multiple of the height of the highest bar.
+_AXIS_HEIGHT_FACTOR = 1.12
 # Smallest height of a part, as a share of the highest bar, for which its value fits into the part.
 _MIN_LABELED_PART_SHARE = 0.045
 _FAINT_OPACITY = 0.3
 # Maximum number of characters that all labels below the bars of an image file have in one line, and the minimum number
 # of characters in one line of a label.
-_MAX_LABELS_CHARACTERS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
+_MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,11 @@ class StackedChart(Picture):
 
     @property
     def height_inches(self) -> float:
-        return _ROW_HEIGHT_INCHES * len(self.make_panel_rows())
+        return _FILE_PANEL_HEIGHT_INCHES * len(self.make_panel_rows())
 
     def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
         drawn_panels: list[DrawnPanel | None] = [self._make_drawn_panel(panel) for panel in self.panels]
-        columns = -(-len(drawn_panels) // -(-len(drawn_panels) // _MAX_COLUMNS))
+        columns = -(-len(drawn_panels) // -(-len(drawn_panels) // _MAX_PANELS_ACROSS))
         drawn_panels += [None] * (-len(drawn_panels) % columns)
         return [drawn_panels[start : start + columns] for start in range(0, len(drawn_panels), columns)]
 
@@ -99,7 +101,7 @@ class StackedChart(Picture):
             description,
             draw,
             self.unit,
-            (max(PANEL_WIDTH_INCHES, _INCHES_PER_BAR * count), _PAGE_HEIGHT_INCHES),
+            (max(PANEL_WIDTH_INCHES, _PAGE_INCHES_PER_BAR * count), _PAGE_PANEL_HEIGHT_INCHES),
             max(count, 2),
             has_own_labels=True,
         )
@@ -118,7 +120,7 @@ class StackedChart(Picture):
 
 def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     style_axes(axes, panel.title, grid="y")
-    top = _HEADROOM_FACTOR * max(bar.height for each in chart.panels for bar in each.bars)
+    top = _AXIS_HEIGHT_FACTOR * max(bar.height for each in chart.panels for bar in each.bars)
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
     axes.set_xlabel(chart.axis_label, fontsize=TEXT_FONT_POINTS)
@@ -126,7 +128,8 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     for x, bar in enumerate(panel.bars):
         _draw_bar(axes, x, bar, chart, top)
     line_characters = max(
-        _MIN_LABEL_LINE_CHARACTERS, int(_MAX_LABELS_CHARACTERS * compute_panel_width_share(axes)) // len(panel.bars)
+        _MIN_LABEL_LINE_CHARACTERS,
+        int(_MAX_CHARACTERS_OF_ALL_LABELS * compute_panel_width_share(axes)) // len(panel.bars),
     )
     axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, line_characters) for bar in panel.bars])
 
@@ -138,7 +141,7 @@ def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: flo
         bar_style = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
         (drawn,) = axes.bar(x, height, bottom=bottom, **bar_style)  # type: ignore[arg-type]
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
-        TOOLTIPS[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
+        TOOLTIPS_BY_ARTIST[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
         is_value_above_bar = len(bar.parts) == 1 and not bar.note
         if height > _MIN_LABELED_PART_SHARE * top and not is_value_above_bar:
             middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
@@ -244,7 +247,7 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     axes.set_xlabel(chart.unit, fontsize=TEXT_FONT_POINTS)
     ends = [end for row in chart.rows for point in row.points for end in (point.low, point.high)]
     if chart.has_bars or min(ends) < max(ends) / 2:
-        axes.set_xlim(0, _HEADROOM_FACTOR * max(ends) if chart.has_bars else None)
+        axes.set_xlim(0, _AXIS_HEIGHT_FACTOR * max(ends) if chart.has_bars else None)
 
 
 def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style: dict[str, str]) -> None:
@@ -257,6 +260,6 @@ def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style:
             axes.annotate(f"{point.value:.1f}", (point.high, y), (5, 0), textcoords="offset points", va="center")
     marker_style: dict[str, Any] = style | {"marker": "none"} if chart.has_bars else style
     (drawn,) = axes.plot(values, ys, **marker_style, linestyle="none", markersize=7, markeredgecolor="white")
-    TOOLTIPS[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.tooltip}" for point in row.points]
+    TOOLTIPS_BY_ARTIST[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.tooltip}" for point in row.points]
     if row.peak is not None:
         axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK_LINE_STYLE)

@@ -18,7 +18,7 @@ from mamf.report.charts.picture import (
     FILE_WIDTH_INCHES,
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
-    TOOLTIPS,
+    TOOLTIPS_BY_ARTIST,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
 #: Places of a label relative to its marker, the preferred place first: the distance to the right and up in 1/72 inch,
-#: and whether the text ends there instead of beginning there.
+#: and whether the text ends at this place instead of beginning at it.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
 #: Approximate shares of the picture's width and height that the axes take, and the width of a letter in font sizes.
-_AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH = 0.94, 0.72, 0.6
+_AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH_FONT_SIZES = 0.94, 0.72, 0.6
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
 
@@ -140,7 +140,7 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
     points_per_percent = 72 * chart.height_inches * _AXES_HEIGHT_SHARE / (high - low)
     places = _choose_label_places(
         [(point.clock_mhz * points_per_mhz, point.cycles_percent * points_per_percent) for point in chart.points],
-        [len(point.label) * _LETTER_WIDTH * SMALL_FONT_POINTS for point in chart.points],
+        [len(point.label) * _LETTER_WIDTH_FONT_SIZES * SMALL_FONT_POINTS for point in chart.points],
     )
     for point, (x, y, ends_there) in zip(chart.points, places, strict=True):
         marker_style: dict[str, Any] = {
@@ -150,7 +150,7 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
             "zorder": 4,
         }
         (drawn,) = axes.plot(point.clock_mhz, point.cycles_percent, **vars(styles[point.kernel]), **marker_style)
-        TOOLTIPS[drawn] = [f"{point.kernel}, {point.label}: {point.tflops:.4g} TFLOPS"]
+        TOOLTIPS_BY_ARTIST[drawn] = [f"{point.kernel}, {point.label}: {point.tflops:.4g} TFLOPS"]
         axes.annotate(
             point.label,
             (point.clock_mhz, point.cycles_percent),
@@ -167,7 +167,8 @@ def _choose_label_places(
     """Choose for the label of each marker the first of ``_LABEL_PLACES`` where it covers the fewest markers and
     earlier labels.
 
-    ``centers``: the positions of the markers, in units of 1/72 inch. ``label_widths``: in the same unit.
+    ``centers``: the positions of the markers. ``label_widths``: the widths of the labels. Both are in units of
+    1/72 inch.
     """
     from matplotlib.transforms import Bbox
 

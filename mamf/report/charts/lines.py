@@ -14,7 +14,7 @@ from mamf.report.charts.picture import (
     PEAK_LINE_STYLE,
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
-    TOOLTIPS,
+    TOOLTIPS_BY_ARTIST,
     DrawnPanel,
     LegendEntries,
     Picture,
@@ -27,7 +27,8 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MARGIN_SHARE = 0.045
+# Margin at each end of a horizontal axis, as a share of the range of the positions.
+_AXIS_MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
 # Prefixes of units, by the power of 1000 or 1024.
 _PREFIXES = ("", "k", "M", "G", "T")
@@ -94,7 +95,7 @@ class Axis:
     """
 
     label: str
-    is_log: bool = False
+    is_logarithmic: bool = False
     ticks: tuple[tuple[float, str], ...] = ()
     is_shared: bool = True
 
@@ -106,7 +107,7 @@ class Chart(Picture):
     - ``grid``: rows of panels, with None in place of a panel without measurements.
     - ``is_connected``: whether lines join the points.
     - ``has_intervals``: whether a vertical line shows the interval of each point.
-    - ``palette``: all names in the pictures of the run, so that each name has the same color in all of them.
+    - ``palette_names``: the names in all pictures of the run, so that each name has the same color in every picture.
     - ``has_own_scales``: whether each panel has its own vertical scale.
     """
 
@@ -114,7 +115,7 @@ class Chart(Picture):
     grid: tuple[tuple[Panel | None, ...], ...]
     is_connected: bool = True
     has_intervals: bool = False
-    palette: tuple[str, ...] = ()
+    palette_names: tuple[str, ...] = ()
     has_own_scales: bool = False
 
     @property
@@ -130,7 +131,7 @@ class Chart(Picture):
 
     @property
     def styles(self) -> dict[str, Style]:
-        return choose_styles([*self.palette, *self.names])
+        return choose_styles([*self.palette_names, *self.names])
 
     @property
     def height_inches(self) -> float:
@@ -156,13 +157,13 @@ class Chart(Picture):
 # -- ticks and scales of the axes of a Chart ---------------------------------------------------------------------------
 
 
-def compute_axis_limits(positions: Sequence[float], is_log: bool) -> tuple[float, float]:
+def compute_axis_limits(positions: Sequence[float], is_logarithmic: bool) -> tuple[float, float]:
     """Return the lower and upper end of an axis that shows all positions with a margin."""
     low, high = min(positions), max(positions)
-    if is_log:
-        margin = (high / low) ** _MARGIN_SHARE if high > low else 2.0
+    if is_logarithmic:
+        margin = (high / low) ** _AXIS_MARGIN_SHARE if high > low else 2.0
         return low / margin, high * margin
-    margin = _MARGIN_SHARE * (high - low) or 1.0
+    margin = _AXIS_MARGIN_SHARE * (high - low) or 1.0
     return low - margin, high + margin
 
 
@@ -174,8 +175,8 @@ def make_labeled_ticks(
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
-    """Return ticks at the multiples of a power of two. It is the smallest power of two with at most ten steps in the
-    range of sizes.
+    """Return ticks at the multiples of a power of two: the smallest one that divides the range of sizes into at most
+    ten steps.
     """
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
@@ -202,7 +203,7 @@ def _scale_x_axis(axes: Axes, chart: Chart) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     axis = chart.axis
-    if axis.is_log:
+    if axis.is_logarithmic:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
     if axis.ticks:
@@ -210,12 +211,14 @@ def _scale_x_axis(axes: Axes, chart: Chart) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axis.is_shared:
-        axes.set_xlim(*compute_axis_limits([point.x for panel in chart.panels for point in panel.points], axis.is_log))
+        axes.set_xlim(
+            *compute_axis_limits([point.x for panel in chart.panels for point in panel.points], axis.is_logarithmic)
+        )
 
 
 def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
     """Return the labels of all ticks, with an empty text in place of labels that would touch the previous label."""
-    positions = [math.log(position) if axis.is_log else position for position, _ in axis.ticks]
+    positions = [math.log(position) if axis.is_logarithmic else position for position, _ in axis.ticks]
     letter_width = (positions[-1] - positions[0]) / (_MAX_TICK_LABEL_CHARACTERS * compute_panel_width_share(axes))
     labels, previous_end = [], -math.inf
     for position, (_, text) in zip(positions, axis.ticks, strict=True):
@@ -292,7 +295,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         markeredgecolor="white",
         markeredgewidth=0.7 if has_few_points else 0,
     )
-    TOOLTIPS[drawn] = [_format_tooltip(line, point, panel, chart.axis) for point in line.points]
+    TOOLTIPS_BY_ARTIST[drawn] = [_format_tooltip(line, point, panel, chart.axis) for point in line.points]
     lows, highs = [point.low for point in line.points], [point.high for point in line.points]
     if chart.has_intervals:
         axes.vlines(x, lows, highs, style.color)

@@ -33,9 +33,9 @@ _MAX_LISTED_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``, with the rate that ranks the row, multiplied by ``factor``. The
-    point has an interval only if the interval of the row is that of this rate. If several devices made the run, the
-    rate is scaled to the first device.
+    """Return the point of a row at position ``x``. Its value is the rate by which the row is ranked, multiplied by
+    ``factor``. The point has an interval only if the row has one for this rate, not for another statistic. If several
+    devices shared the run, the rate is scaled to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -229,10 +229,10 @@ def _choose_operation_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[
         positions = {shape: float(number) for number, shape in enumerate(shapes, start=1)}
         labels = {number: str(shape) for shape, number in positions.items()}
         return Axis("shape", ticks=make_labeled_ticks(labels, labels.__getitem__)), lambda row: positions[row.shape]
-    is_log = min(positions.values()) > 0
+    is_logarithmic = min(positions.values()) > 0
     format_label = format_with_decimal_prefix if operation.axis_label == _FLOP_AXIS_LABEL else format_with_binary_prefix
     return Axis(
-        operation.axis_label, is_log, make_labeled_ticks(positions.values(), format_label)
+        operation.axis_label, is_logarithmic, make_labeled_ticks(positions.values(), format_label)
     ), lambda row: positions[row.shape]
 
 
@@ -281,16 +281,18 @@ def make_model_chart(
             key = row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
             steps.setdefault(key, {}).setdefault(row.shape.context, {})[row.problem.phase] = row
     first = next(iter(steps))
-    common = set(_describe_step(first)).intersection(*map(_describe_step, steps))
-    titles = {key: ", ".join(word for word in _describe_step(key) if word not in common) or first[2] for key in steps}
+    common = set(_list_step_title_parts(first)).intersection(*map(_list_step_title_parts, steps))
+    titles = {
+        key: ", ".join(word for word in _list_step_title_parts(key) if word not in common) or first[2] for key in steps
+    }
     contexts = {context for by_context in steps.values() for context in by_context}
-    title = f"A model's step by phase: {', '.join(word for word in _describe_step(first) if word in common)}"
+    title = f"A model's step by phase: {', '.join(word for word in _list_step_title_parts(first) if word in common)}"
     if len(contexts) == 1:
         title += f", context length {format_with_binary_prefix(*contexts)}"
         bars = [
-            _make_step_bar(titles[key], by_phase, known_ceilings)
+            _make_step_bar(titles[key], rows_by_phase, known_ceilings)
             for key, by_context in steps.items()
-            for by_phase in by_context.values()
+            for rows_by_phase in by_context.values()
         ]
         panels: tuple[StackedPanel, ...] = (StackedPanel("", tuple(sorted(bars, key=lambda bar: -bar.height))),)
     else:
@@ -306,12 +308,12 @@ def make_model_chart(
         )
     notes = list(_describe_share_ceilings(steps, known_ceilings))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    # A part has height 0 if its phase took no longer than the shorter phase that the phase contains.
+    # A part has height 0 if its phase was measured as no slower than the shorter phase inside it.
     if faster := [
         f"{titles[key]}, {format_with_binary_prefix(context)}"
         for key, by_context in steps.items()
-        for context, by_phase in by_context.items()
-        if any(height == 0 for _, height in split_step_into_parts(by_phase))
+        for context, rows_by_phase in by_context.items()
+        if any(height == 0 for _, height in split_step_into_parts(rows_by_phase))
     ]:
         notes.append(f"a phase took no longer than the phase that it contains: {'; '.join(faster)}")
     notes += describe_row_failures(rows, dict.fromkeys(row.kernel for row in rows))
@@ -325,28 +327,28 @@ def make_model_chart(
     )
 
 
-def _describe_step(key: _StepKey) -> list[str]:
+def _list_step_title_parts(key: _StepKey) -> list[str]:
     regime, problem, kernel, batch = key
     words = [word for word in Model().describe_problem(problem) if word not in PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
-def _make_step_bar(label: str, by_phase: _RowsByPhase, known_ceilings: RatesByDtypeAndRegime) -> StackedBar:
+def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: RatesByDtypeAndRegime) -> StackedBar:
     """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
-    longest = by_phase[[phase for phase in PHASES if phase in by_phase][-1]]
+    longest = rows_by_phase[[phase for phase in PHASES if phase in rows_by_phase][-1]]
     ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
-    return StackedBar(f"{label}, {share}", split_step_into_parts(by_phase))
+    return StackedBar(f"{label}, {share}", split_step_into_parts(rows_by_phase))
 
 
-def split_step_into_parts(by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
+def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
     """Split a training step into parts, each with its milliseconds: the shortest phase, and the additional time of each
     longer phase. A negative difference between two phases counts as zero.
     """
     parts, previous_count, previous_milliseconds = [], 0, 0.0
-    for phase in (each for each in PHASES if each in by_phase):
-        names, milliseconds = _PARTS_BY_PHASE[phase], by_phase[phase].seconds * 1e3
+    for phase in (each for each in PHASES if each in rows_by_phase):
+        names, milliseconds = _PARTS_BY_PHASE[phase], rows_by_phase[phase].seconds * 1e3
         parts.append((" and ".join(names[previous_count:]), max(0.0, milliseconds - previous_milliseconds)))
         previous_count, previous_milliseconds = len(names), max(previous_milliseconds, milliseconds)
     return tuple(parts)

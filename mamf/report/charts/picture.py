@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-FILE_TYPES = ("png", "svg")
+IMAGE_FILE_TYPES = ("png", "svg")
 DPI = 100
 FILE_WIDTH_INCHES = 16.0  # width of image files in inches: 1600 pixels, which GitHub shows at about 60 % of their size
 PANEL_WIDTH_INCHES = 6.4  # width of a panel on a web page in inches: narrow enough for a phone
@@ -45,8 +45,8 @@ _MAX_LEGEND_COLUMNS = 8
 #: Entries of a legend: the name, and the keyword arguments of the matplotlib line that is drawn next to the name.
 LegendEntries = list[tuple[str, dict[str, Any]]]
 #: Tooltips that web pages show, by the matplotlib object of the bar or line. A line has one tooltip for each point.
-TOOLTIPS: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
-#: Settings with which matplotlib draws dollar signs in names as they are. Otherwise they would begin a formula.
+TOOLTIPS_BY_ARTIST: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
+#: Settings with which matplotlib draws dollar signs in names as they are. By default a dollar sign begins a formula.
 PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
 
 
@@ -360,8 +360,8 @@ def check_image_path(path: Path, overwrite: bool) -> str:
     the file exists and must not be overwritten.
     """
     kind = path.suffix.removeprefix(".").lower()
-    if kind not in FILE_TYPES:
-        raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(FILE_TYPES)}")
+    if kind not in IMAGE_FILE_TYPES:
+        raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(IMAGE_FILE_TYPES)}")
     if path.exists() and not overwrite:
         raise make_file_exists_error(path)
     return kind

@@ -240,10 +240,10 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
     return f"no regression beyond {format_as_percent(tolerance)}"
 
 
-def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], other: str) -> str:
-    """Count the rows that have no rate in log ``other``, by their status in it: `` (2 unsupported in B)``."""
+def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], log_label: str) -> str:
+    """Count the rows that have no rate in log ``log_label``, by their status in it: `` (2 unsupported in B)``."""
     counts = Counter(failed.status for _, failed in rows if failed is not None)
-    statuses = ", ".join(f"{count} {status} in {other}" for status, count in counts.items())
+    statuses = ", ".join(f"{count} {status} in {log_label}" for status, count in counts.items())
     return f" ({statuses})" if statuses else ""
 
 
@@ -338,7 +338,7 @@ def make_guard_document(result: GuardResult) -> Document:
         return Document("Guard", [answer], data)
     compared = make_comparison_document(result.comparison, result.tolerance)
     blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
-    return Document("Guard", [*blocks, answer], {**compared.data, **data})
+    return Document("Guard", [*blocks, answer], {**compared.json_data, **data})
 
 
 def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:

@@ -323,13 +323,13 @@ class Document:
     """A report: blocks of lines and tables in the order in which people read them.
 
     - ``title``: the title of the HTML page.
-    - ``data``: what JSON contains besides the tables, such as the header and the summary of a log.
+    - ``json_data``: what JSON contains besides the tables, such as the header and the summary of a log.
     - ``main_key``: the key of the tables that CSV contains; if empty, the key of the first table.
     """
 
     title: str
     blocks: Sequence[Block]
-    data: Mapping[str, Any] = field(default_factory=dict)
+    json_data: Mapping[str, Any] = field(default_factory=dict)
     main_key: str = ""
 
     @property

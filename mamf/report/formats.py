@@ -119,7 +119,7 @@ def format_main_csv(document: Document, width: int | None = None) -> str:
 
 def format_json(document: Document, width: int | None = None) -> str:
     """Return the data and all tables of a document as JSON."""
-    return json.dumps({**document.data, **document.make_records_by_key()}, indent=2) + "\n"
+    return json.dumps({**document.json_data, **document.make_records_by_key()}, indent=2) + "\n"
 
 
 def format_html(document: Document, width: int | None = None) -> str:

@@ -73,7 +73,7 @@ def compute_speed_up(row: Measurement, baseline: Measurement | None) -> float | 
 
 
 @dataclass(frozen=True)
-class Winner:
+class BestKernel:
     """The best kernel of a shape.
 
     - ``row``: the row of the best kernel.
@@ -84,24 +84,26 @@ class Winner:
     runner_up: Measurement | None
 
 
-def find_best_kernels(rows: Iterable[Measurement]) -> list[Winner]:
+def find_best_kernels(rows: Iterable[Measurement]) -> list[BestKernel]:
     """Return the best kernel of each shape for which the log has rows of several kernels."""
-    winners = []
+    best_kernels = []
     for group in group_rows(rows, has_group_per_shape=True).values():
         ranked = rank_rows({row.kernel: row for row in reversed(group) if row.ok}.values())
         if ranked and len({row.kernel for row in group}) > 1:
-            winners.append(Winner(ranked[0], ranked[1] if len(ranked) > 1 else None))
-    return winners
+            best_kernels.append(BestKernel(ranked[0], ranked[1] if len(ranked) > 1 else None))
+    return best_kernels
 
 
-def make_winner_table(winners: Sequence[Winner], shares: ShareCalculator, top: int | None) -> Table[Winner]:
-    """Return a table of the best kernel of each shape. ``winners``: at least one. ``top``: the maximum number of rows
-    that people see, None for all.
+def make_best_kernel_table(
+    best_kernels: Sequence[BestKernel], shares: ShareCalculator, top: int | None
+) -> Table[BestKernel]:
+    """Return a table of the best kernel of each shape. ``best_kernels``: at least one. ``top``: the maximum number of
+    rows that people see, None for all.
     """
-    names, shared = split_shared_parts([make_group_title(each.row) for each in winners])
-    name_by_id = dict(zip(map(id, winners), names, strict=True))
-    unit = winners[0].row.work.unit
-    columns: list[Column[Winner]] = [
+    names, shared = split_shared_parts([make_group_title(each.row) for each in best_kernels])
+    name_by_id = dict(zip(map(id, best_kernels), names, strict=True))
+    unit = best_kernels[0].row.work.unit
+    columns: list[Column[BestKernel]] = [
         Column("problem", "", lambda each: make_group_title(each.row)),
         Column("", "problem", lambda each: name_by_id[id(each)], is_left_aligned=True),
         Column("shape", "shape", lambda each: str(each.row.shape), is_left_aligned=True),
@@ -112,7 +114,7 @@ def make_winner_table(winners: Sequence[Winner], shares: ShareCalculator, top: i
             lambda name: label_kernel(name, shares.header),
             is_left_aligned=True,
         ),
-        make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.row.best_rate, winners),
+        make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.row.best_rate, best_kernels),
         Column(
             "half_width_percent", "+-%", lambda each: get_half_width_percent(each.row), lambda value: f"{value:.2f}", 3
         ),
@@ -134,12 +136,12 @@ def make_winner_table(winners: Sequence[Winner], shares: ShareCalculator, top: i
             True,
         ),
     ]
-    return Table(columns, winners, f"best kernel per shape: {shared}", "best_kernels", max_shown_rows=top)
+    return Table(columns, best_kernels, f"best kernel per shape: {shared}", "best_kernels", max_shown_rows=top)
 
 
-def describe_winners(winners: Sequence[Winner]) -> str:
+def describe_best_kernel_counts(best_kernels: Sequence[BestKernel]) -> str:
     """Return a line that says how many shapes each kernel is the best on."""
-    counts = Counter(each.row.kernel for each in winners).most_common()
+    counts = Counter(each.row.kernel for each in best_kernels).most_common()
     return f"number of shapes that each kernel is best on: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
 
@@ -297,8 +299,8 @@ def make_kernels_document(
     blocks: list[Block] = [
         Lines(head),
         *([make_ceiling_table(list(confirmed_ceilings.values()), header)] if confirmed_ceilings else []),
-        *([make_winner_table(best, shares, top)] if best else []),
-        Lines([describe_winners(best)] if len(best) > 1 else []),
+        *([make_best_kernel_table(best, shares, top)] if best else []),
+        Lines([describe_best_kernel_counts(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
         *make_part_table(rows),
         Answer([*answers, *([] if answers or with_ceiling else ["no row was measured"]), describe_end(summary)]),

@@ -98,7 +98,7 @@ def test_the_best_rows_are_shown_and_the_others_counted(form):
 
 def test_csv_and_json_have_all_rows_and_columns_with_full_precision():
     blocks = table(max_shown_rows=1, shown_rows=ROWS[:2]), Table(COLUMNS[:1], ROWS[:1], key="ceilings")
-    content = json.loads(shown("json", *blocks, data={"header": {"schema": 5}}))
+    content = json.loads(shown("json", *blocks, json_data={"header": {"schema": 5}}))
     assert content["header"] == {"schema": 5}
     assert content["ceilings"] == [{"kernel": "fast_one"}]
     assert [row["rate_tflops"] for row in content["measurements"]] == [841.26, 12.0, 3.0]

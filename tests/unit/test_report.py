@@ -9,7 +9,7 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
-from mamf.report.kernels import choose_baselines, compute_speed_up, find_best_kernels, make_winner_table
+from mamf.report.kernels import choose_baselines, compute_speed_up, find_best_kernels, make_best_kernel_table
 from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
 from mamf.report.shares import ShareCalculator
 from mamf.testing import SimulatedMatmul
@@ -75,7 +75,7 @@ def test_the_best_kernel_of_each_shape_is_named(both):
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    records = make_winner_table(find_best_kernels(both), ShareCalculator(HEADER), None).make_records()
+    records = make_best_kernel_table(find_best_kernels(both), ShareCalculator(HEADER), None).make_records()
     assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
     assert find_best_kernels(both[:2]) == []  # one kernel alone
     lines = render("table", both, HEADER, None).splitlines()

@@ -93,15 +93,16 @@ def make_attention_chart(
     is_by_queries = (
         count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1
     )
-    get_position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
-    facets = choose_facets(measured, get_position)
+    get_x_position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
+    facets = choose_facets(measured, get_x_position)
     varying_facets = [facet for facet in facets if count_facet_values(facet, measured) > 1]
     common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying_facets)
 
     def make_panel(rows: Sequence[Measurement]) -> Panel:
-        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=get_position))
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(rows, key=get_x_position))
         lines = (
-            Line(name, tuple(make_point(row, get_position(row)) for row in group)) for name, group in by_kernel.items()
+            Line(name, tuple(make_point(row, get_x_position(row)) for row in group))
+            for name, group in by_kernel.items()
         )
         ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
         title = ", ".join(facet.format_value(rows[0]) for facet in varying_facets)
@@ -122,7 +123,7 @@ def make_attention_chart(
     axis = Axis(
         "queries" if is_by_queries else "sequence length",
         True,
-        make_labeled_ticks(map(get_position, measured), format_with_binary_prefix),
+        make_labeled_ticks(map(get_x_position, measured), format_with_binary_prefix),
     )
     palette_names = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
     return Chart(title, subtitle, axis, grid, palette_names=palette_names, notes=notes)
@@ -144,11 +145,11 @@ def count_facet_values(facet: Facet, rows: Iterable[Measurement]) -> int:
     return len({facet.read_value(row) for row in rows})
 
 
-def choose_facets(rows: Sequence[Measurement], get_position: Callable[[Measurement], float]) -> list[Facet]:
+def choose_facets(rows: Sequence[Measurement], get_x_position: Callable[[Measurement], float]) -> list[Facet]:
     """Return facets that split the rows into panels in which each kernel has only one row at each position."""
     facets = list(_ALWAYS_SPLIT_FACETS)
     for facet in _OPTIONAL_SPLIT_FACETS:
-        points = [(row.kernel, get_position(row), *read_facet_values(facets, row)) for row in rows]
+        points = [(row.kernel, get_x_position(row), *read_facet_values(facets, row)) for row in rows]
         if len({*zip(points, map(facet.read_value, rows), strict=True)}) > len({*points}):
             facets.append(facet)
     return facets
@@ -217,7 +218,7 @@ def make_decode_chart(
     measured = [row for row in selected if row.ok]
     is_by_queries = len({row.shape.cache_len for row in measured}) == 1
 
-    def get_position(row: Measurement) -> float:
+    def get_x_position(row: Measurement) -> float:
         return float(row.shape.queries if is_by_queries else row.shape.cache_len)
 
     def make_panel_title(row: Measurement) -> str:
@@ -238,12 +239,12 @@ def make_decode_chart(
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute_ceilings), "TFLOPS", True
     panels = []
     for title, panel_rows in group_pairs((make_panel_title(row), row) for row in measured).items():
-        by_kernel = group_pairs((row.kernel, row) for row in sorted(panel_rows, key=get_position))
+        by_kernel = group_pairs((row.kernel, row) for row in sorted(panel_rows, key=get_x_position))
         lines = tuple(
             Line(
                 name,
                 tuple(
-                    make_point(row, get_position(row), row.work.flop / row.amount if is_compute else 1.0)
+                    make_point(row, get_x_position(row), row.work.flop / row.amount if is_compute else 1.0)
                     for row in group
                 ),
             )
@@ -261,7 +262,7 @@ def make_decode_chart(
         Axis(
             "queries" if is_by_queries else "cache length",
             True,
-            make_labeled_ticks(map(get_position, measured), format_with_binary_prefix),
+            make_labeled_ticks(map(get_x_position, measured), format_with_binary_prefix),
         ),
         tuple(tuple(panels[start : start + _MAX_PANELS_ACROSS]) for start in range(0, len(panels), _MAX_PANELS_ACROSS)),
         palette_names=tuple(dict.fromkeys(row.kernel for row in measured)),

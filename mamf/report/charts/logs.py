@@ -105,13 +105,13 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
     """
     regimes, measured = select_rows_to_draw(rows, regime)
     first = measured[0]
-    axis, get_position, shape = _choose_matmul_axis(measured)
+    axis, get_x_position, shape = _choose_matmul_axis(measured)
     lines, notes, best_points = [], [], []
     for name in regimes:
         best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
         best = best_first[0]
         notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
-        points = [make_point(row, get_position(rank, row)) for rank, row in enumerate(best_first, start=1)]
+        points = [make_point(row, get_x_position(rank, row)) for rank, row in enumerate(best_first, start=1)]
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
         best_points.append(points[0])
     best_point = max(best_points, key=lambda each: each.y)
@@ -189,14 +189,14 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
     kernel have the same position on the axis, draw only the best of them.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
-    axis, get_position = _choose_operation_axis(measured)
+    axis, get_x_position = _choose_operation_axis(measured)
     panel_rows = group_pairs(((row.problem, row.regime), row) for row in measured)
     problems = list(dict.fromkeys(row.problem for row in measured))
 
     def make_panel(problem: Any, name: str) -> Panel | None:
         best_rows: dict[str, dict[float, Measurement]] = {}
         for row in sorted(panel_rows.get((problem, name), ()), key=lambda row: row.rank):
-            best_rows.setdefault(row.kernel, {})[get_position(row)] = row
+            best_rows.setdefault(row.kernel, {})[get_x_position(row)] = row
         if not best_rows:
             return None
         title = ", ".join(

@@ -76,9 +76,9 @@ def peak(
     - ``dtype``: the default is the device's default dtype, as in ``mamf.find``.
     - ``regime``: ``burst`` or ``sustained``.
     - ``anyway``: accept a contributed ceiling for another power limit or number of compute units.
-    - ``name``: a listed device instead of ``device``; it need not be in this machine. Takes torch's name
-      (``NVIDIA H100 80GB HBM3``) or a common one (``h100 sxm``), needs no torch, and also considers figures that other
-      people published.
+    - ``name``: the name of a listed device, instead of ``device``: torch's name (``NVIDIA H100 80GB HBM3``) or a common
+      one (``h100 sxm``). The device need not be in this machine, and torch need not be installed. Figures that other
+      people published are also considered.
     - ``source``: use only ``measured``, ``contributed``, ``published`` or ``datasheet`` figures.
 
     Raises UnavailableError if no figure is known, IncomparableError if the contributed ceiling is for another power

@@ -119,8 +119,7 @@ class ReviewedLog:
 def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
-    A row whose details say that it is approximate still counts as exact unless its operation lists the kernel as
-    approximate. The function imports no kernel.
+    A kernel is approximate if the details of the row say so and the operation lists the kernel as approximate.
     """
     if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True

@@ -55,8 +55,8 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-# If the probability that both intervals contain the true rates is below this one, the verdict is UNDECIDED. Three
-# samples on each side have this probability.
+# The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value, which is
+# the probability with three samples on each side.
 MIN_INTERVAL_COVERAGE = 0.5
 # The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _NOMINAL_COVERAGE = 0.9 - 1e-9
@@ -241,7 +241,7 @@ class Comparison(NotebookTable):
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
     def is_slower(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
-        """Return whether B is slower than A: a single row is a regression, or the pooled rows of a regime are one."""
+        """Return whether B is slower than A: a single row, or the pooled rows of a regime, are a regression."""
         return bool(self.find_regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.pooled_rows)
 
 

@@ -8,9 +8,10 @@ repeating a row when the interval of its rate, divided by the rate in the baseli
 tolerance, or after the maximum number of repetitions.
 
 Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
-were selected because they were fast, so a verdict depends on the number of rows from which they were selected. Two runs
-may differ as much as the equal runs of the calibration do. If a claim does not state the error of its rate, mamf
-assumes the error of the new measurement. The measurements of a claim have the phase ``confirm`` and a number.
+were selected because they were fast, so a verdict depends on the number of rows from which they were selected. Runs of
+the same kernels always differ a little (mamf.logs.compared_rows), which a verdict takes into account. If a claim does
+not state the error of its rate, mamf assumes the error of the new measurement. The measurements of a claim have the
+phase ``confirm`` and a number.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: The fields of FinderRun that the summary record stores, and those that the header stores. Each row has a record.
+#: The fields of FinderRun that the summary record stores, and those that the header stores. Each of its rows is stored
+#: in a separate record.
 SUMMARY_FIELDS = ("tried", "elapsed_seconds", "means", "best")
 HEADER_FIELDS = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")
@@ -148,7 +149,7 @@ def read_legacy_or_none(path: Path, on_read: ReadProgressCallback | None = None)
 def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun:
     """Build a run of mamf-finder from the records of a log.
 
-    Raises RunLogError that says what is wrong with the records.
+    Raises a RunLogError that says what is wrong with the records.
     """
     try:
         header, *others = records

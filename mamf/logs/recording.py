@@ -100,25 +100,26 @@ def _get_logged_type(plan_type: Any) -> Any:
     )
 
 
-def _allow_missing_fields(plan_class: type, declared: Mapping[str, Any]) -> dict[str, Any]:
+def _allow_missing_fields(plan_class: type, field_types: Mapping[str, Any]) -> dict[str, Any]:
     """Add Missing to the types of the fields that have a default value in ``plan_class``, because logs of older
     versions of mamf may lack these fields. Returns all field types by name.
 
-    ``declared``: the field types by name, without Missing.
+    ``field_types``: the types of the fields by name, without Missing.
     """
     defaults = {name: each.default for name, each in inspect.signature(plan_class).parameters.items()}
     return {
-        name: each if defaults[name] is inspect.Parameter.empty else each | Missing for name, each in declared.items()
+        name: each if defaults[name] is inspect.Parameter.empty else each | Missing
+        for name, each in field_types.items()
     }
 
 
-def _declare_struct(name: str, declared: Mapping[str, Any]) -> type[Struct]:
-    """Declare a msgspec struct. ``declared``: the types of its fields by name. A field whose type includes Missing may
-    be missing from a log.
+def _declare_struct(name: str, field_types: Mapping[str, Any]) -> type[Struct]:
+    """Declare a msgspec struct. ``field_types``: the types of its fields by name. A field whose type includes Missing
+    may be missing from a log.
     """
     struct_fields = [
         (field_name, field_type, UNSET) if Missing in get_args(field_type) else (field_name, field_type)
-        for field_name, field_type in declared.items()
+        for field_name, field_type in field_types.items()
     ]
     return defstruct(name, struct_fields, kw_only=True, module=__name__)
 
@@ -234,7 +235,8 @@ class RunEnd:
     """How a run ended, for the summary in its log.
 
     - ``status``: ``complete`` or ``interrupted``. ``reason``: why the run ended early; empty if it did not.
-    - ``elapsed_seconds``: how long the run took. ``unmeasured_count``: the number of steps that were not measured.
+    - ``elapsed_seconds``: how long the run took.
+    - ``unmeasured_count``: the number of planned rows that were not measured.
     """
 
     status: str
@@ -242,12 +244,14 @@ class RunEnd:
     elapsed_seconds: float = 0.0
     unmeasured_count: int = 0
 
-    def make_summary(self, measured: int) -> dict[str, Any]:
-        """Make the fields that the summary of every kind of run has. ``measured``: the number of rows with a rate."""
+    def make_summary(self, measured_count: int) -> dict[str, Any]:
+        """Make the fields of the summary that every kind of run has. ``measured_count``: the number of rows with a
+        rate.
+        """
         return {
             "status": self.status,
             "reason": self.reason,
-            "measured": measured,
+            "measured": measured_count,
             "left": self.unmeasured_count,
             "elapsed_seconds": round(self.elapsed_seconds, 3),
         }
@@ -264,8 +268,8 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example by
     another process. Returns fields of the summary.
 
-    The overhead is missing if no row had an overhead subtracted. The sharing is missing if it did not change. Both may
-    be missing if the device has failed.
+    Leaves out the overhead if none was subtracted from any row, and the sharing if the card is shared as before. May
+    leave out both if the device has failed.
     """
     fields: dict[str, Any] = {}
     with suppress(Exception):  # The device failed, and the run has already ended for that reason.

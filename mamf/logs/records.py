@@ -206,7 +206,7 @@ STRUCT_BY_RECORD: Mapping[str, type] = {
 def read_record(record: object, record_type: type[RecordT], prefix: str = "") -> RecordT:
     """Convert the JSON values of a record to a struct or dataclass of the type ``record_type``.
 
-    Raises ValueError that names the first wrong field. ``prefix``: a text that the message puts before this name.
+    Raises a ValueError that names the first wrong field. ``prefix``: a text that the message puts before this name.
     """
     try:
         return msgspec.convert(record, record_type)

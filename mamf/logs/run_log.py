@@ -74,8 +74,8 @@ def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Itera
 
 
 def parse_records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Parse the lines of a log, and yield each record with its line number. Raises RunLogError that names the first
-    line which is not a record.
+    """Parse the lines of a log, and yield each record with its line number. Raises a RunLogError that names the
+    first line which is not a record.
     """
     for number, line in enumerate(lines, start=1):
         try:
@@ -113,12 +113,12 @@ def find_repeated_fields(line: bytes) -> list[str]:
     """
     repeated_names: list[str] = []
 
-    def note_repeated(pairs: list[tuple[str, Any]]) -> None:
+    def collect_repeated_names(pairs: list[tuple[str, Any]]) -> None:
         if len(dict(pairs)) < len(pairs):
             repeated_names.extend(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
 
     try:
-        json.loads(line, object_pairs_hook=note_repeated)
+        json.loads(line, object_pairs_hook=collect_repeated_names)
     except (ValueError, RecursionError):
         return []
     return repeated_names
@@ -187,7 +187,7 @@ class RunLog(NotebookTable):
         return [DeviceInfo(**device) for device in self.header.get("devices", ())]
 
     def get_device(self, index: int | None) -> DeviceInfo:
-        """Return the device with this index among the devices that shared the run, or else the device in the header."""
+        """Return the device that has this index, or the device in the header if the run used only one device."""
         return next((device for device in self.devices if device.index == index), DeviceInfo(**self.header["device"]))
 
     @property
@@ -223,7 +223,7 @@ class RunLog(NotebookTable):
 
 
 def read_run_log(path: str | Path) -> RunLog:
-    """Read and check a log. Raises RunLogError that names the invalid line and says what is wrong with it."""
+    """Read and check a log. Raises a RunLogError that names the invalid line and says what is wrong with it."""
     path = Path(path)
     line_sizes: list[int] = []
     lines = list(read_lines(path, line_sizes.append))
@@ -235,7 +235,7 @@ def read_run_log(path: str | Path) -> RunLog:
 def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> RunLog:
     """Build a log from the records of a file, each with its line number. Does not change the records.
 
-    Raises RunLogError that names the invalid line and says what is wrong with it.
+    Raises a RunLogError that names the invalid line and says what is wrong with it.
     """
     numbered = iter(records)
     log = RunLog(path, _check_header(path, next(numbered)[1]))

@@ -289,7 +289,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     if not comparison.pairs:
         raise IncomparableError(
             f"the two logs have no measured row in common: {_describe_measured_rows(first, rows_a)}; "
-            f"{_describe_measured_rows(other, rows_b)}"
+            f"{_describe_measured_rows(other, rows_b)}; compare logs that measured the same shapes"
         )
     paths_a, paths_b = (", ".join(str(log.path) for log in side) for side in (side_a, side_b))
     noted = (*dict.fromkeys(cards), *comparison.noted_differences) if in_cycles else comparison.noted_differences

@@ -237,7 +237,7 @@ def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceO
     ]
     groups = group_pairs((claim.step[:2], claim) for claim in sorted(claims, key=lambda each: -each.rate))
     if not claims:
-        raise UsageError(f"{log.path} has no measured rate of {log.plan.operation}, so there is nothing to reproduce")
+        raise UsageError(f"{log.path} has no measured rate of {log.plan.operation} to reproduce: pass a log with rates")
     return ReproduceOptions(
         tuple(claim for same in groups.values() for claim in same[:max_claims_per_group]),
         source=log.path.name,

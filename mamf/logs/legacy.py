@@ -86,8 +86,8 @@ class FinderRun:
     remarks: tuple[str, ...] = ()
 
 
-#: The fields of FinderRun that the summary record stores, and those that the header stores. Each of its rows is stored
-#: in a separate record.
+#: The fields of FinderRun that the summary record stores, and those that the header stores. Each row of the run is
+#: stored in a separate record.
 SUMMARY_FIELDS = ("tried", "elapsed_seconds", "means", "best")
 HEADER_FIELDS = tuple(
     name for name in FinderRun.__dataclass_fields__ if name not in (*SUMMARY_FIELDS, "rows", "is_complete", "version")

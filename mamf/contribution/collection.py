@@ -206,9 +206,9 @@ class Submitters:
         )
 
 
-def split_confirmed(entries: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
+def split_confirmed(rates: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
-    listed = list(entries)
+    listed = list(rates)
     complete = group_pairs((entry.confirmation_key, entry) for entry in listed if entry.tier == "complete")
     groups = group_pairs(
         (submitters.is_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
@@ -294,25 +294,25 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     return ResultsCollection(rates, legacy_runs, read_submitters(root))
 
 
-def find_best_rates(entries: Iterable[ResultRate]) -> list[BestRate]:
+def find_best_rates(rates: Iterable[ResultRate]) -> list[BestRate]:
     """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
     Rates of sweeps count only where there is no ceiling of a search: a sweep chooses its best row by the same samples
     that it reports, so the rate is biased upward.
     """
-    groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in entries)
+    groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in rates)
     kinds = ([entry for entry in group if entry.ceiling] or group for group in groups.values())
     chosen = [(max(kind, key=lambda entry: entry.rate), kind) for kind in kinds]
     return sorted(chosen, key=lambda pair: (pair[0].dtype, REGIME_NAMES.index(pair[0].regime), -pair[0].rate))
 
 
-def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
+def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = False) -> list[ResultRate]:
     """Select the row with the highest MAMFU for each accelerator, dtype, regime, direction, head dimension and mask.
 
     Selects an approximate kernel only if no exact kernel was measured. ``per_kernel``: select one row for each kernel.
     """
     groups: dict[tuple[Any, ...], list[ResultRate]] = {}
-    for entry in entries:
+    for entry in rates:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
         # There are two conventions for counting the FLOP of a backward pass. Keep only the rows that count the FLOP
@@ -328,11 +328,11 @@ def select_attention_rates(entries: Iterable[ResultRate], *, per_kernel: bool = 
     return [best[key] for key in keys]
 
 
-def select_best_per_problem(entries: Sequence[ResultRate]) -> list[ResultRate]:
+def select_best_per_problem(rates: Sequence[ResultRate]) -> list[ResultRate]:
     """Select one rate for each operation, regime, problem and accelerator.
 
     The selected rate is the highest ceiling or, if there is no ceiling, the rate of the best row.
     """
-    keys = ((each.row.operation, make_problem_title(each.regime, each.row.problem), each.device) for each in entries)
-    groups = group_pairs(zip(keys, entries, strict=True))
+    keys = ((each.row.operation, make_problem_title(each.regime, each.row.problem), each.device) for each in rates)
+    groups = group_pairs(zip(keys, rates, strict=True))
     return [max(groups[key], key=lambda entry: (entry.ceiling is not None, entry.rate)) for key in sorted(groups)]

@@ -70,13 +70,13 @@ them, and never ranks them with measured figures.
 
 def make_results_pages(collection: ResultsCollection) -> dict[Path, str]:
     """Make all pages of results/. Returns their Markdown by path in results/."""
-    entries = group_pairs((make_folder_name(each.device), each) for each in collection.rates)
+    rates = group_pairs((make_folder_name(each.device), each) for each in collection.rates)
     legacy = group_pairs(
         (make_folder_name(run.device or ""), (run, log_path)) for run, log_path in collection.legacy_runs
     )
     parts = {
-        folder: ResultsCollection(entries.get(folder, ()), legacy.get(folder, ()), collection.submitters)
-        for folder in sorted({*entries, *legacy})
+        folder: ResultsCollection(rates.get(folder, ()), legacy.get(folder, ()), collection.submitters)
+        for folder in sorted({*rates, *legacy})
     }
     pages = {Path(folder, "README.md"): _write_device_page(part) for folder, part in parts.items()}
     return {Path("README.md"): _write_matrix_page(parts), **pages}
@@ -150,7 +150,7 @@ def _write_device_page(part: ResultsCollection) -> str:
             [*make_attention_columns(), _LOG_COLUMN],
             select_attention_rates(ranked[SHARES_TABLE]),
         ),
-        *(_write_operation_section(operation, entries) for operation, entries in best.items()),
+        *(_write_operation_section(operation, rates) for operation, rates in best.items()),
         _format_section(_INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(interrupted)),
         _format_section(_UNCONFIRMED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(unconfirmed)),
         _format_section(
@@ -160,9 +160,9 @@ def _write_device_page(part: ResultsCollection) -> str:
     return "\n".join(filter(None, sections))
 
 
-def _select_best_per_log(entries: Iterable[ResultRate]) -> list[ResultRate]:
+def _select_best_per_log(rates: Iterable[ResultRate]) -> list[ResultRate]:
     """Select the highest rate of each log. Returns them sorted by path of the log."""
-    groups = group_pairs((entry.log_path, entry) for entry in entries)
+    groups = group_pairs((entry.log_path, entry) for entry in rates)
     return [max(groups[log_path], key=lambda entry: entry.rate) for log_path in sorted(groups)]
 
 
@@ -250,10 +250,10 @@ def make_attention_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _write_operation_section(title: str, entries: Sequence[ResultRate]) -> str:
-    counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in entries)}.")
+def _write_operation_section(title: str, rates: Sequence[ResultRate]) -> str:
+    counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in rates)}.")
     columns = [*make_kernel_columns(), _LOG_COLUMN]
-    return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, entries, f"{counts}\n\n")
+    return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, rates, f"{counts}\n\n")
 
 
 def make_kernel_columns() -> list[Column[ResultRate]]:
@@ -304,12 +304,12 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
 
     It has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
-    entries = split_confirmed(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
+    rates = split_confirmed(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
     # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about
     # another.
     kept = [
         entry
-        for entry in entries
+        for entry in rates
         if entry.ceiling and entry.interval is not None and entry.tier == "complete" and entry.regime in CEILING_REGIMES
         if entry.header["device"]["is_accelerator"] and entry.header["plan"]["problems"][0]["data"] == "normal"
     ]
@@ -318,7 +318,7 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
     for (device, units, watts, dtype, regime), group in sorted(groups.items()):
         fastest = sorted(group, key=lambda entry: entry.rate, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHIPPED_SHAPES]
-        assert best.interval is not None, "entries without an interval were dropped above"
+        assert best.interval is not None, "rates without an interval were dropped above"
         cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in group)
         rows.append(

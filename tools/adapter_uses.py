@@ -39,7 +39,7 @@ VENDORS = {
     "backends/rocm.py": ("torch.cuda",),
     "backends/xpu.py": ("torch.xpu",),
     "mamf/operations/attention/aiter.py": (),
-    "mamf/operations/matmul/torch_products.py": (),
+    "mamf/operations/matmul/torch_kernels.py": (),
     "mamf/torch_backend.py": ("torch.cuda", "torch.xpu", "torch.hpu", "torch_npu.npu"),
 }
 

@@ -43,7 +43,7 @@ from mamf.measurement import Measurement
 from mamf.operation import MeasurementRequest, Operation, Parameter, get_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, get_ceiling_kernels
+from mamf.operations.matmul.operation import MatmulOperation, choose_matmul_kernel, get_ceiling_kernels
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plans import BEST_CLOCK, BURST, SHUFFLED_ORDER, SweepOptions
 from mamf.plugins.discovery import choose_kernels, make_operation, open_backend
@@ -176,7 +176,7 @@ def search(
     requested_regimes, kernel_names = convert_to_tuple("regime", regime) or (BURST,), convert_to_tuple("kernel", kernel)
     regimes = tuple(dict.fromkeys((BURST, *requested_regimes)))
     (search_problem,), _ = make_problems_and_shapes(
-        opened_backend, Matmul(), None, problem, {"dtype": dtype}, "search", max_values=1
+        opened_backend, MatmulOperation(), None, problem, {"dtype": dtype}, "search", max_values=1
     )
     plan, opened_kernels = plan_search(
         opened_backend,

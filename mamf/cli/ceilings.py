@@ -31,7 +31,7 @@ from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import MIN_MEMORY_TO_CACHE_RATIO, Bandwidth, BandwidthProblem
+from mamf.operations.bandwidth.operation import MIN_MEMORY_TO_CACHE_RATIO, BandwidthOperation, BandwidthProblem
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
@@ -107,7 +107,7 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
             repeatability=row.repeatability,
         )
         for row in log.measurements
-        if row.ok and row.operation == Bandwidth.name and not row.phase
+        if row.ok and row.operation == BandwidthOperation.name and not row.phase
     ]
     bandwidths_by_key: dict[tuple[str, str], Ceiling] = {}
     for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.other_ceilings.values()):
@@ -181,7 +181,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
 
     On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
     """
-    operation = Bandwidth()
+    operation = BandwidthOperation()
     problem = operation.make_problem(backend, {"pattern": READ_PATTERN})
     shapes = [
         shape

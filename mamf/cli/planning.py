@@ -27,7 +27,7 @@ from mamf.operation import (
     make_operation_plan,
     parse_range,
 )
-from mamf.operations.matmul.operation import Matmul
+from mamf.operations.matmul.operation import MatmulOperation
 from mamf.plans import Plan, choose_regimes
 from mamf.plugins.discovery import find_operation_of_kernel, make_operation
 
@@ -45,7 +45,7 @@ def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
     """
     if name := find_option_value("--operation", command_words):
         return make_operation(name)
-    return Matmul()
+    return MatmulOperation()
 
 
 def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | None:

@@ -99,12 +99,17 @@ class OverlapKind(RunKind):
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import DEFAULT_ROW_SECONDS, OverlapStrategy, list_overlap_pairs
-        from mamf.operations.overlap import Pair
+        from mamf.operations.overlap import WorkPairKernel
 
         plan = setup.plan
         seconds, budget = plan.seconds or DEFAULT_ROW_SECONDS, plan.budget_seconds or math.inf
         return OverlapStrategy(
-            setup.backend, Pair(), list_overlap_pairs(setup.remaining_steps), seconds, budget, setup.report_phase
+            setup.backend,
+            WorkPairKernel(),
+            list_overlap_pairs(setup.remaining_steps),
+            seconds,
+            budget,
+            setup.report_phase,
         )
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:

@@ -54,7 +54,7 @@ class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):
     operation = "batched"
 
 
-class Batched(BaseMatmulOperation[BatchedProblem, BatchedShape]):
+class BatchedOperation(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     name = "batched"
     kernel_group = "mamf.batched_kernels"
     kernel_type = BatchedKernel

@@ -67,7 +67,7 @@ class CopyKernel(Kernel[CopyProblem, CopyShape]):
         return None if is_possible else "direction to_peer needs a second device, and this process sees only one"
 
 
-class Copies(ByteOperation[CopyProblem, CopyShape]):
+class CopyOperation(ByteOperation[CopyProblem, CopyShape]):
     name = "copies"
     kernel_group = "mamf.copy_kernels"
     kernel_type = CopyKernel

@@ -132,7 +132,7 @@ class GroupedKernel(Kernel[GroupedProblem, GroupedShape]):
     operation = "grouped"
 
 
-class Grouped(BaseMatmulOperation[GroupedProblem, GroupedShape]):
+class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     name = "grouped"
     kernel_group = "mamf.grouped_kernels"
     kernel_type = GroupedKernel

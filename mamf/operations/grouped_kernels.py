@@ -97,7 +97,7 @@ def get_grouped_mm_function() -> Any:
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
-class Loop(TorchGrouped):
+class MatmulLoop(TorchGrouped):
     """A loop that calls torch.mm for each expert with tokens: the baseline for grouped kernels.
 
     Any library can run such a loop, so a grouped kernel is useful only if it is faster than the loop.

@@ -148,7 +148,7 @@ class OverlapProblem(CheckedProblem):
         return int(problem.count_bytes(counted_shape, sets, rewrite))
 
 
-class Pair(Kernel[OverlapProblem, OverlapShape]):
+class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
     """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
     A launch of this kernel runs only the work whose rate a row reports. 'mamf overlap' runs the matmul and the other
@@ -207,10 +207,10 @@ class Pair(Kernel[OverlapProblem, OverlapShape]):
         return kernel.prepare(backend, *counted_problem_and_shape, pool, sets, rewrite)
 
 
-class Overlap(ByteOperation[OverlapProblem, OverlapShape]):
+class OverlapOperation(ByteOperation[OverlapProblem, OverlapShape]):
     name = "overlap"
     kernel_group = "mamf.overlap_kernels"
-    kernel_type = Pair
+    kernel_type = WorkPairKernel
     shape_type = OverlapShape
     problem_type = OverlapProblem
     shape_example = "4096x4096x4096+64MiB"

@@ -16,11 +16,11 @@ from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
-from mamf.operations.grouped_kernels import Loop
+from mamf.operations.grouped_kernels import MatmulLoop
 from mamf.operations.matmul.operation import make_matmul_kernel as kernel_named
-from mamf.operations.matmul.scaled_formats import Dequantized
+from mamf.operations.matmul.scaled_formats import DequantizedMatmul
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import IntMm, TorchMm
+from mamf.operations.matmul.torch_kernels import IntMm, TorchMm
 from mamf.operations.operand_sets import SignFlipper
 from mamf.plugins.discovery import open_backend
 
@@ -248,7 +248,7 @@ class TakesAName(TorchMm):
 def test_a_class_by_path_cannot_take_a_registered_name():
     with pytest.raises(UsageError, match=r"has the name of a registered kernel, torch.mm: give its class another"):
         kernel_named(f"{__name__}:TakesAName")
-    assert kernel_named("mamf.operations.matmul.torch_products:TorchMm").name == "torch.mm"
+    assert kernel_named("mamf.operations.matmul.torch_kernels:TorchMm").name == "torch.mm"
 
 
 # -- matmuls of other kinds --------------------------------------------------------------------------------------------
@@ -272,8 +272,11 @@ def spoiled(kind, spoil):
     ("kind", "problem", "shape"),
     [
         (Bmm, BatchedProblem("bfloat16", "bfloat16"), BatchedShape(6, 128, 160, 64)),
-        (Loop, GroupedProblem("bfloat16", "bfloat16"), GroupedShape(7, 700, 128, 64)),
-        *((Dequantized, product(dtype), MatmulShape(256, 256, 128)) for dtype in ("mxfp8", "fp8_rowwise", "nvfp4")),
+        (MatmulLoop, GroupedProblem("bfloat16", "bfloat16"), GroupedShape(7, 700, 128, 64)),
+        *(
+            (DequantizedMatmul, product(dtype), MatmulShape(256, 256, 128))
+            for dtype in ("mxfp8", "fp8_rowwise", "nvfp4")
+        ),
     ],
     ids=["batched", "grouped", "mxfp8", "fp8_rowwise", "nvfp4"],
 )
@@ -308,7 +311,7 @@ def test_one_wrong_unit_of_an_int8_product_is_found(cpu):
 def test_honest_kernels_pass_on_random_shapes(cpu, dtype):
     """Small and thin ones above all, where few entries are compared and rounding is least like a normal law."""
     chance = random.Random(dtype)
-    kernel = {"int8": IntMm(), "mxfp8": Dequantized()}.get(dtype, TorchMm())
+    kernel = {"int8": IntMm(), "mxfp8": DequantizedMatmul()}.get(dtype, TorchMm())
     for count in range(30):
         m, n, k = (int(2 ** chance.uniform(0, 8.5)) for _ in range(3))
         if dtype in ("int8", "mxfp8"):
@@ -356,7 +359,7 @@ def test_an_update_by_difference_costs_a_whole_product():
     ("kind", "dtype", "said"),
     [
         (TorchMm, "float32", "a launch changed its operands: a$"),
-        (Dequantized, "mxfp8", "a launch changed its operands: a_quantized$"),
+        (DequantizedMatmul, "mxfp8", "a launch changed its operands: a_quantized$"),
     ],
 )
 def test_operands_that_change_before_the_first_launch_are_noticed(cpu, kind, dtype, said):

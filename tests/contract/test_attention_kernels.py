@@ -16,7 +16,7 @@ from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
 from mamf.operations.attention.attention_reference import compute_attended_share, compute_key_sum_error
-from mamf.operations.attention.operation import DIRECTIONS, Attention, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import DIRECTIONS, AttentionOperation, AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_pool_buffers
 from mamf.plugins.discovery import (
@@ -27,7 +27,7 @@ from mamf.plugins.discovery import (
     open_backend,
 )
 
-attention_kernel = partial(make_kernel, Attention())
+attention_kernel = partial(make_kernel, AttentionOperation())
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),

@@ -9,7 +9,7 @@ from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
-from mamf.operations.grouped_kernels import GroupedMm, Loop
+from mamf.operations.grouped_kernels import GroupedMm, MatmulLoop
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS
 from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AnyKernelContract
@@ -68,7 +68,7 @@ def test_every_layout_is_right(backend, case, layout):
 
 
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
-@pytest.mark.parametrize("kernel", [GroupedMm, Loop])
+@pytest.mark.parametrize("kernel", [GroupedMm, MatmulLoop])
 def test_experts_without_tokens_are_right(backend, kernel, routing):
     problem, shape = GroupedProblem(routing=routing), GroupedShape(16, 9, 32, 64)
     assert 0 in problem.count_expert_tokens(shape)
@@ -83,14 +83,14 @@ class AllButTheLast(Bmm):
         return super().bind_operands(a[:-1], b[:-1], c[:-1])
 
 
-class FirstWeights(Loop):
+class FirstWeights(MatmulLoop):
     """Multiplies every expert's tokens with the weights of the first."""
 
     def bind_operands(self, a, b, c, tokens):
         return super().bind_operands(a, b[:1].expand(b.shape), c, tokens)
 
 
-class Shifted(Loop):
+class Shifted(MatmulLoop):
     """Gives the second expert a token of the first."""
 
     def bind_operands(self, a, b, c, tokens):
@@ -98,7 +98,7 @@ class Shifted(Loop):
         return super().bind_operands(a, b, c, [first - 1, second + 1, *others])
 
 
-class LastGroupMissing(Loop):
+class LastGroupMissing(MatmulLoop):
     def bind_operands(self, a, b, c, tokens):
         kept = sum(tokens[:-1])
         return super().bind_operands(a[:kept], b[:-1], c[:kept], tokens[:-1])

@@ -15,7 +15,7 @@ from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError
-from mamf.operations.decode.operation import Decode, DecodeProblem, DecodeShape
+from mamf.operations.decode.operation import DecodeOperation, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import ReadyKernel, compute_sequence_attention
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.usefixtures("use_one_torch_thread"),
 ]
-decode_kernel = partial(make_kernel, Decode())
+decode_kernel = partial(make_kernel, DecodeOperation())
 ONE, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
 PAGED, PAGED_RAGGED = "b2h8kv2q1c300d64p16", "b3h8kv2q1c300td64p16"
 FEW, FEW_RAGGED = "b2h8kv2q4c300d64p256", "b3h8kv2q5c300ud64p256"

@@ -17,7 +17,7 @@ from mamf.kernel import Kernel, Verdict, Work
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Operation
 from mamf.operations import unknown
-from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem
+from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthProblem
 from mamf.plugins import discovery
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated_kernels import SimulatedBandwidth
@@ -56,7 +56,7 @@ class FaultyKernel(SimulatedBandwidth):
     operation = "faulty"
 
 
-class FaultyOperation(Bandwidth):
+class FaultyOperation(BandwidthOperation):
     name = "faulty"
     kernel_group = "faulty.kernels"
     kernel_type = FaultyKernel

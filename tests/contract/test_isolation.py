@@ -21,9 +21,9 @@ from mamf.operations import isolated
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.isolated import Channel, ChannelError
-from mamf.operations.matmul.scaled_formats import Dequantized, ScaledMm
+from mamf.operations.matmul.scaled_formats import DequantizedMatmul, ScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import IntMm, TorchMm
+from mamf.operations.matmul.torch_kernels import IntMm, TorchMm
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 SHAPE = MatmulShape(96, 80, 64)
@@ -43,7 +43,7 @@ class OwnScaled(ScaledMm):
     name = "own-scaled"
 
 
-class OwnDequantized(Dequantized):
+class OwnDequantized(DequantizedMatmul):
     name = "own-dequantized"
 
 

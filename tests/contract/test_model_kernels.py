@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
-from mamf.operations.attention.operation import Attention
+from mamf.operations.attention.operation import AttentionOperation
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.model import torch_model
@@ -17,7 +17,7 @@ from mamf.operations.model.torch_model import TorchModel, get_reference_cache
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.testing.contracts import AnyKernelContract
 
-attention_kernel = functools.partial(make_kernel, Attention())
+attention_kernel = functools.partial(make_kernel, AttentionOperation())
 
 TINY = {"d_model": 32, "d_ff": 64, "layers": 2, "heads": 4, "kv_heads": 4, "vocabulary": 97, "dtype": "float32"}
 GPT2 = ModelProblem(**TINY)

@@ -2,14 +2,14 @@
 
 import pytest
 
-from mamf.operations.attention.operation import Attention
+from mamf.operations.attention.operation import AttentionOperation
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: A kernel of each operation that runs on any CPU.
 OF_CPU = {
-    "attention": lambda: make_kernel(Attention(), "sdpa-math"),
+    "attention": lambda: make_kernel(AttentionOperation(), "sdpa-math"),
     "bandwidth": lambda: make_kernel(make_operation("bandwidth"), "torch"),
     "batched": lambda: make_kernel(make_operation("batched"), "torch.bmm"),
     "grouped": lambda: make_kernel(make_operation("grouped"), "loop"),
@@ -74,4 +74,4 @@ class TestAttentionKernel(AttentionKernelContract):
 
     @pytest.fixture
     def kernel(self, name):
-        return make_kernel(Attention(), name)
+        return make_kernel(AttentionOperation(), name)

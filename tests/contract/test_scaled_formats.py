@@ -8,8 +8,8 @@ from verdicts import verified
 from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
-from mamf.operations.matmul.operation import Matmul, choose_matmul_kernel, make_matmul_kernel
-from mamf.operations.matmul.scaled_formats import Dequantized, FunctionalScaledMm
+from mamf.operations.matmul.operation import MatmulOperation, choose_matmul_kernel, make_matmul_kernel
+from mamf.operations.matmul.scaled_formats import DequantizedMatmul, FunctionalScaledMm
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.operations.quantization import E2M1_MAGNITUDES
 from mamf.plugins.discovery import MATMUL_KERNEL_GROUP, find_entry_points_by_name, open_backend
@@ -145,7 +145,7 @@ def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
     # Of 16 x 16 entries that are drawn anew each time.
     low, high = (0.01, 0.08) if dtype.endswith("8") or dtype.startswith("fp8") else (0.05, 0.3)
     assert low < row.details["quantization_error"] < high
-    assert Matmul().make_columns(row)["quantization error"] == row.details["quantization_error"]
+    assert MatmulOperation().make_columns(row)["quantization error"] == row.details["quantization_error"]
 
 
 class OffByAScale(FunctionalScaledMm):
@@ -173,7 +173,7 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     ],
 )
 def test_what_a_format_cannot_is_said(backend, problem, told):
-    for each in (FunctionalScaledMm(), Dequantized()):
+    for each in (FunctionalScaledMm(), DequantizedMatmul()):
         assert told in each.explain_unsupported_problem(backend, problem)
 
 

@@ -6,7 +6,7 @@ import torch
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.matmul.torch_products import TorchMm
+from mamf.operations.matmul.torch_kernels import TorchMm
 from mamf.operations.operand_sets import queue_checksum
 from mamf.plugins.discovery import open_backend
 

@@ -11,7 +11,7 @@ from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, Sustai
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMm
+from mamf.operations.matmul.torch_kernels import TorchMm
 from mamf.plugins.discovery import open_backend
 
 SHAPE = MatmulShape(96, 80, 64)

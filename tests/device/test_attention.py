@@ -9,12 +9,12 @@ from mamf.api.measuring import find
 from mamf.ceilings.ceiling import compute_mamfu
 from mamf.engine.runner import RunSetup
 from mamf.engine.strategies.rows import RowsStrategy
-from mamf.operations.attention.operation import Attention, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import AttentionOperation, AttentionProblem, AttentionShape
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import SWEEP, Plan
 from mamf.plugins.discovery import ATTENTION_KERNEL_GROUP, find_entry_points_by_name, make_kernel
 
-attention_kernel = functools.partial(make_kernel, Attention())
+attention_kernel = functools.partial(make_kernel, AttentionOperation())
 
 KERNELS = [
     name

@@ -7,7 +7,7 @@ from this_accelerator import ACCELERATOR
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, SustainedRegime
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMm
+from mamf.operations.matmul.torch_kernels import TorchMm
 
 REGIMES = {
     "burst": BurstRegime,

@@ -17,7 +17,7 @@ from mamf.cli.planning import add_operation_options, make_request
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
-from mamf.operations.attention.operation import ATTENTION_PRESETS, Attention, AttentionProblem, AttentionShape
+from mamf.operations.attention.operation import ATTENTION_PRESETS, AttentionOperation, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import load_backend_class
 from mamf.statistics import Interval
@@ -167,8 +167,8 @@ def test_bad_input_is_one_line(attention, arguments, said):
 
 def build_shapes(*asked):
     parser = CommandParser()
-    add_operation_options(parser, Attention())
-    return list(make_request(Attention(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
+    add_operation_options(parser, AttentionOperation())
+    return list(make_request(AttentionOperation(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
 
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)
@@ -195,7 +195,7 @@ def test_every_preset_makes_shapes(preset):
 def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
     found = build_shapes(*asked, "--seq-lens", "4096")
     assert list(map(str, found)) == shapes.split()
-    assert all(Attention().parse_shape(str(shape)) == shape for shape in found)
+    assert all(AttentionOperation().parse_shape(str(shape)) == shape for shape in found)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.decode.operation import (
     DECODE_PRESETS,
-    Decode,
     DecodeKernel,
+    DecodeOperation,
     DecodeProblem,
     DecodeShape,
     draw_sequence_sizes,
@@ -114,7 +114,7 @@ def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):
 
 
 def test_presets_are_of_whole_shapes():
-    of, backend = Decode(), SimulatedBackend()
+    of, backend = DecodeOperation(), SimulatedBackend()
     for name, preset in DECODE_PRESETS.items():
         shapes = [*preset.shapes] or of.build_shapes(preset.sizes, backend)
         assert all(parse(str(shape)) == shape for shape in shapes), name

@@ -183,7 +183,7 @@ ASKED = ("overlap", "--backend", "cpu", "--dtype", "float32", "--time-limit", "0
 
 def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
     """In one process, beside a copy; its log is read, continued and drawn."""
-    monkeypatch.setattr("mamf.operations.overlap.Pair", SimulatedPair)
+    monkeypatch.setattr("mamf.operations.overlap.WorkPairKernel", SimulatedPair)
     step = ("--flop", "1e13", "--bytes", "1e9")
     asked = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--beside", "to_host", *step)
     code, out, err = run("overlap", *asked, "--time-limit", "0.3s", "--output", "log.jsonl")
@@ -227,7 +227,7 @@ def of_rank(rank, port, log):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    pytest.MonkeyPatch().setattr("mamf.operations.overlap.Pair", SimulatedPair)
+    pytest.MonkeyPatch().setattr("mamf.operations.overlap.WorkPairKernel", SimulatedPair)
     asked = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--time-limit", "0.1s")
     return main(["overlap", *asked, "--beside", "all_reduce", "--output", str(log)])
 

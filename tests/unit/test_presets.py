@@ -12,7 +12,7 @@ from made_plans import kernels_plan, sweep_plan
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Preset as OperationPreset
-from mamf.operations.grouped import EXPERT_LAYERS, Grouped, GroupedKernel, GroupedShape
+from mamf.operations.grouped import EXPERT_LAYERS, GroupedKernel, GroupedOperation, GroupedShape
 from mamf.operations.grouped import EXPERT_PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import prepare_simulated_launches
@@ -94,7 +94,7 @@ class SimulatedGroups(_AtFullSpeed, GroupedKernel):
 
 def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeypatch):
     small = OperationPreset({GroupedShape(4, 64, 32, 16): "some experts"})
-    monkeypatch.setattr(Grouped, "list_presets", lambda self: {"moe": small})
+    monkeypatch.setattr(GroupedOperation, "list_presets", lambda self: {"moe": small})
     kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedGroups"]
     asked = [*kernel, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]
     asked = ["--time-limit", "0.01s", *asked]

@@ -12,7 +12,7 @@ from mamf.ceilings.roof import CACHE_LEVEL, MEMORY_LEVEL, build_roofs, find_memo
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
-from mamf.operations.bandwidth.operation import Bandwidth, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
 from mamf.report.roofline import make_roofline_chart, make_tracelens_architecture, select_roof_points
@@ -110,7 +110,7 @@ def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, 
     problem, info = BandwidthProblem(pattern), DeviceInfo("cuda", 0, "card", "vendor", cache_bytes=cache)
     for size in range(16 * MIB, 1024 * MIB, 16 * MIB):
         shape = BandwidthShape(size)
-        assert Bandwidth().may_be_ceiling(info, problem, shape) == (
+        assert BandwidthOperation().may_be_ceiling(info, problem, shape) == (
             find_memory_level(problem, shape, cache) == MEMORY_LEVEL
         )
 

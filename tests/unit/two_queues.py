@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from mamf.backend import Queue
-from mamf.operations.overlap import MIN_OVERLAP_SHAPE, Pair
+from mamf.operations.overlap import MIN_OVERLAP_SHAPE, WorkPairKernel
 from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
 
 OWN, ASIDE = "own", "aside"
@@ -103,7 +103,7 @@ class TwoQueues(SimulatedBackend):
         self.device_time = self.time
 
 
-class SimulatedPair(Pair):
+class SimulatedPair(WorkPairKernel):
     """``kernels``: by operation, those in place of the simulated ones."""
 
     def __init__(self, **kernels):

@@ -23,8 +23,8 @@ from mamf.errors import UnknownNameError, require_known_names
 from mamf.kernel import AnyKernel
 from mamf.measurement import find_rate
 from mamf.operation import MeasurementRequest
-from mamf.operations.attention.operation import Attention
-from mamf.operations.decode.operation import Decode
+from mamf.operations.attention.operation import AttentionOperation
+from mamf.operations.decode.operation import DecodeOperation
 from mamf.plans import Plan
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
     """Return the operation called ``name``, attention or decode. If ``name`` is None, return the operation that has
     ``preset``, or attention if ``preset`` is None too. Raises UnknownNameError for an unknown name or preset.
     """
-    operations_by_name: dict[str, AnyOperation] = {operation.name: operation for operation in (Attention(), Decode())}
+    operations_by_name: dict[str, AnyOperation] = {
+        operation.name: operation for operation in (AttentionOperation(), DecodeOperation())
+    }
     if name is None:
         operation_names_by_preset = {
             preset_name: name

@@ -16,7 +16,7 @@ from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_session_options, add_shared_options, print_needed_memory, warn
 from mamf.errors import MamfError, UsageError
 from mamf.measurement import Rate, find_rate
-from mamf.operations.model.operation import Model
+from mamf.operations.model.operation import ModelOperation
 
 if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup
@@ -38,7 +38,7 @@ _MIN_FIRST_ROW_LAUNCHES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_operation_options(parser, Model(), defaults={"context": (1024,)})
+    add_operation_options(parser, ModelOperation(), defaults={"context": (1024,)})
     group = parser.add_argument_group("what to measure")
     group.add_argument(
         "--attention",
@@ -70,7 +70,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.kernel = make_kernel_names(options)
     if options.nvtx or options.dtypes or options.memory:
         return _profile_single_row(options)
-    return run_kernel_session(options, ModelSession, Model())
+    return run_kernel_session(options, ModelSession, ModelOperation())
 
 
 def _profile_single_row(options: argparse.Namespace) -> int:
@@ -81,7 +81,7 @@ def _profile_single_row(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import make_run_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
-    request = make_request(Model(), options)
+    request = make_request(ModelOperation(), options)
     rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.make_problems(backend)
             for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:

@@ -102,7 +102,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVES
-    from mamf.operations.overlap import COUNTED_WORK_NAMES, Pair
+    from mamf.operations.overlap import COUNTED_WORK_NAMES, WorkPairKernel
     from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
@@ -127,11 +127,8 @@ def run_with_options(options: argparse.Namespace) -> int:
         # A launcher may show each process only its own device, which then has the index 0 in every process.
         options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
     if place is not None and place.rank:
-        return (
-            0
-            if list(measure_as_rank(OverlapStrategy(open_backend(backend_name, options.device), Pair(), ()), place))
-            else 1
-        )
+        strategy = OverlapStrategy(open_backend(backend_name, options.device), WorkPairKernel(), ())
+        return 0 if list(measure_as_rank(strategy, place)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [

@@ -34,7 +34,7 @@ from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, Pair
+from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, WorkPairKernel
 from mamf.operations.unknown import get_operation
 from mamf.plans import CHECKING_REGIMES, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
 from mamf.plugins import discovery
@@ -293,7 +293,7 @@ class OverlapStrategy:
     """
 
     backend: Backend
-    kernel: Pair
+    kernel: WorkPairKernel
     pairs: Sequence[tuple[OverlapProblem, OverlapShape]]
     row_seconds: float = DEFAULT_ROW_SECONDS
     budget_seconds: float = math.inf

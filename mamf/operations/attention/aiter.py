@@ -31,7 +31,7 @@ class AiterLibrary(KernelLibrary):
         return super().explain_unavailability(backend)
 
 
-class Aiter(AiterLibrary, LibraryAttention):
+class AiterAttention(AiterLibrary, LibraryAttention):
     name = "aiter"
     function_name = "flash_attn_func"
     layout = "bshd"

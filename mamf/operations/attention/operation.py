@@ -368,7 +368,7 @@ _DEFAULT_BATCH_TOKENS, _DEFAULT_CPU_BATCH_TOKENS = 16384, 1024
 _DEFAULT_HIDDEN_SIZE = 2048
 
 
-class Attention(FlopOperation[AttentionProblem, AttentionShape]):
+class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
     name = "attention"
     kernel_group = "mamf.attention_kernels"
     kernel_type = AttentionKernel

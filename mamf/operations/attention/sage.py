@@ -61,7 +61,7 @@ class _SageAttention(QuantizedAttention):
         return function(q, k, v, tensor_layout="HND", is_causal=shape.causal)
 
 
-class Sage1(_SageAttention):
+class SageAttention1(_SageAttention):
     """The kernel of SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
 
     Without the copy, the first launch would change the operands of later launches. The time of the launch includes the
@@ -88,7 +88,7 @@ class Sage1(_SageAttention):
         }
 
 
-class Sage2(_SageAttention):
+class SageAttention2(_SageAttention):
     """The kernel of SageAttention 2, in CUDA, or in Triton on sm86.
 
     The details of a launch contain the dtypes of its matmuls, because they depend on the card.

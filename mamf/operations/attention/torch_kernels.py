@@ -1,6 +1,6 @@
 """Call torch's own attention: scaled_dot_product_attention (SDPA) and each of its backends, and FlexAttention.
 
-``Eager`` computes attention from plain torch functions, as a baseline for the other kernels.
+``EagerAttention`` computes attention from plain torch functions, as a baseline for the other kernels.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _SOFTMAX_FLOP_PER_SCORE = 5
 # -- plain PyTorch, the baseline for other kernels ---------------------------------------------------------------------
 
 
-class Eager(TorchAttention):
+class EagerAttention(TorchAttention):
     """A kernel of plain torch functions: two matmuls, a mask and a softmax. It writes all scores to memory."""
 
     name = "eager"
@@ -176,8 +176,8 @@ def compute_softmax_weights(unscaled_scores: torch.Tensor, head_dim: int, masked
     return torch.softmax(scores, dim=-1, dtype=wide).to(unscaled_scores.dtype)
 
 
-class CompiledEager(Eager):
-    """The kernel ``Eager`` under torch.compile. The compiler must not replace it with SDPA, as in class ``Sdpa``."""
+class CompiledEagerAttention(EagerAttention):
+    """The kernel ``eager`` under torch.compile. The compiler must not replace it with SDPA, as in class ``Sdpa``."""
 
     name = "compiled-eager"
     is_tried_by_default = False
@@ -215,7 +215,7 @@ def check_flex_attention(backend: Backend, needs_compiler: bool = True) -> Unava
     return None
 
 
-class Flex(TorchAttention):
+class FlexAttention(TorchAttention):
     """The kernel FlexAttention under torch.compile, without which it would write all scores to memory.
 
     mamf compiles it and makes its block mask outside of the timed launches.

@@ -12,7 +12,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import LibraryAttention
 
 
-class XFormers(LibraryAttention):
+class XFormersAttention(LibraryAttention):
     name = "xformers"
     library_name = "xFormers"
     module_name = "xformers.ops"

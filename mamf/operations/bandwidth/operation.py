@@ -192,7 +192,7 @@ class ByteOperation(Operation[ProblemT, ShapeT]):
         return float(shape.nbytes)  # type: ignore[attr-defined]
 
 
-class Bandwidth(ByteOperation[BandwidthProblem, BandwidthShape]):
+class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
     name = "bandwidth"
     kernel_group = "mamf.bandwidth_kernels"
     kernel_type = BandwidthKernel

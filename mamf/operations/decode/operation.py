@@ -402,7 +402,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
 _DEFAULT_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
-class Decode(Operation[DecodeProblem, DecodeShape]):
+class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
     name = "decode"
     kernel_group = "mamf.decode_kernels"
     kernel_type = DecodeKernel

@@ -36,7 +36,7 @@ from mamf.operations.matmul.cublaslt_library import (
 )
 from mamf.operations.matmul.scaled_formats import ScaledFormatMatmul, lay_out_scales
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.matmul.torch_kernels import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
 _TORCH_C_MODULE: Any = torch._C

@@ -104,7 +104,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         return float(shape.flop)
 
 
-class Matmul(BaseMatmulOperation[MatmulProblem, MatmulShape]):
+class MatmulOperation(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     name = "matmul"
     kernel_group = "mamf.kernels"
     kernel_type = MatmulKernel
@@ -176,7 +176,7 @@ def make_problem(
     'bfloat16'
     """
     operands = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
-    return Matmul().make_problem(backend, operands | {"fast_accumulation": fast_accumulation})
+    return MatmulOperation().make_problem(backend, operands | {"fast_accumulation": fast_accumulation})
 
 
 def make_matmul_kernel(name: str) -> MatmulKernel:
@@ -185,7 +185,7 @@ def make_matmul_kernel(name: str) -> MatmulKernel:
 
     Raises UnknownNameError, UsageError if the kernel has no algorithms, or PluginError if the kernel is broken.
     """
-    return make_kernel(Matmul(), name)  # type: ignore[return-value]
+    return make_kernel(MatmulOperation(), name)  # type: ignore[return-value]
 
 
 def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
@@ -194,7 +194,7 @@ def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "
     Raises UnavailableError if no such kernel runs here, UnknownNameError, or PluginError if a kernel is broken.
     """
     if name != "auto":
-        return choose_kernels(Matmul(), backend, [name])[0][1]  # type: ignore[return-value]
+        return choose_kernels(MatmulOperation(), backend, [name])[0][1]  # type: ignore[return-value]
     return _find_usable_kernels(backend, problem, lambda each: each.is_default)[0]
 
 
@@ -225,7 +225,7 @@ def _find_usable_kernels(
     UnavailableError if no kernel remains.
     """
     kernels_and_reasons: list[tuple[MatmulKernel, str | None]] = []
-    kernels: Any = load_registered_kernels(Matmul())
+    kernels: Any = load_registered_kernels(MatmulOperation())
     for _, each in kernels:
         with warn_if_plugin_broken():
             if is_wanted(each) and each.explain_unavailability(backend) is None:

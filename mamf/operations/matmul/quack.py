@@ -19,7 +19,7 @@ from mamf.backend import Backend, Unavailable
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.matmul.torch_kernels import TorchMatmul
 
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ROW_ALIGNMENT_ELEMENTS = 8
@@ -39,7 +39,7 @@ _CONFIGURATIONS_BY_ARCHITECTURE = {
 }
 
 
-class Quack(TorchMatmul):
+class QuackMatmul(TorchMatmul):
     """A matmul by quack in one configuration.
 
     - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising configuration.
@@ -80,17 +80,17 @@ class Quack(TorchMatmul):
             )
         return None
 
-    def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[Quack]:
+    def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[QuackMatmul]:
         if self.configuration is not None:
             return (self,)
         architecture_major = get_architecture_major_version(backend)
         return [
-            Quack(configuration, architecture_major)
+            QuackMatmul(configuration, architecture_major)
             for configuration in _CONFIGURATIONS_BY_ARCHITECTURE[architecture_major]
         ]
 
-    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Quack:
-        return Quack(self.configuration, get_architecture_major_version(backend))
+    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> QuackMatmul:
+        return QuackMatmul(self.configuration, get_architecture_major_version(backend))
 
     def is_refusal(self, error: Exception) -> bool:
         """Return whether an error means that CuTe DSL, or an assertion in quack, rejects the configuration."""

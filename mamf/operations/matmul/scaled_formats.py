@@ -13,7 +13,7 @@ import torch
 from mamf.backend import Backend
 from mamf.operations.freivalds import MatmulPart
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul
+from mamf.operations.matmul.torch_kernels import TorchMatmul
 from mamf.operations.matmul_operands import BaseScaledMatmul, make_scaled_operand_set
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
@@ -102,7 +102,7 @@ def lay_out_scales(operand: QuantizedOperand, needs_swizzle: bool) -> torch.Tens
     return scales if scaling.block_columns is None else scales.t().contiguous().t()
 
 
-class Dequantized(ScaledFormatMatmul):
+class DequantizedMatmul(ScaledFormatMatmul):
     """A kernel that dequantizes both operands and multiplies them in float32. Its time includes the dequantization.
 
     This kernel also runs on devices that do not support the format.

@@ -22,7 +22,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import explain_triton_unavailability, get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
-from mamf.operations.matmul.torch_products import TorchMatmul, describe_busy_units
+from mamf.operations.matmul.torch_kernels import TorchMatmul, describe_busy_units
 
 #: How the tiles of C are assigned to programs. ``tile``: one program per tile. ``persistent``: only as many programs as
 #: the device runs at once, each with many tiles. ``tma``: like ``persistent``, but tensor descriptors load
@@ -322,7 +322,7 @@ _GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
 _GLUON_BLOCK_ROW_BYTES, _GLUON_ROW_ALIGNMENT_BYTES = 128, 16
 
 
-class Gluon(TorchMatmul):
+class GluonMatmul(TorchMatmul):
     """A matmul by mamf's Gluon kernel for Hopper.
 
     ``tile``: the rows and columns of a tile of C, and the stages of the ring buffer of operands, such as
@@ -351,10 +351,10 @@ class Gluon(TorchMatmul):
         )
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
-        return (self,) if self.is_tile_given else [Gluon(tile) for tile in _GLUON_TILES]
+        return (self,) if self.is_tile_given else [GluonMatmul(tile) for tile in _GLUON_TILES]
 
-    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Gluon:
-        kernel = Gluon(self.tile)
+    def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> GluonMatmul:
+        kernel = GluonMatmul(self.tile)
         kernel.program_count = backend.info.compute_units or 1
         return kernel
 

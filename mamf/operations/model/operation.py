@@ -278,7 +278,7 @@ _RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "opt
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 
-class Model(FlopOperation[ModelProblem, ModelShape]):
+class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
     name = "model"
     kernel_group = "mamf.model_kernels"
     kernel_type = ModelKernel

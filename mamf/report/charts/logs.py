@@ -12,7 +12,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, RatesByDtypeAndRegime, find_rate, group_pairs
-from mamf.operations.model.operation import PHASES, Model, ModelProblem
+from mamf.operations.model.operation import PHASES, ModelOperation, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
 from mamf.report.ceilings import PHASE_NAMES
@@ -329,7 +329,7 @@ def make_model_chart(
 
 def _list_step_title_parts(key: _StepKey) -> list[str]:
     regime, problem, kernel, batch = key
-    words = [word for word in Model().describe_problem(problem) if word not in PHASES]
+    words = [word for word in ModelOperation().describe_problem(problem) if word not in PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 

@@ -82,7 +82,7 @@ class TorchMm(TorchMatmul):
         return lambda: torch.mm(a, b, out=c), 1.0
 
 
-class Compiled(TorchMm):
+class CompiledTorchMm(TorchMm):
     """The kernel torch.mm under torch.compile.
 
     Each shape takes seconds to minutes to compile, so a search tries this kernel only if the user names it.

@@ -288,7 +288,9 @@ class _TraitProbe:
         return _LEAD_SECONDS + sum(launch_seconds[:slow]) if slow else 0.0, launch_seconds[0] / median(after)
 
     def _run_train(self, train_seconds: float) -> list[float]:
-        """Launch for about ``train_seconds`` behind flushes that put the host ahead. Return each launch's seconds."""
+        """Queue cache flushes, so that the host gets ahead of the device, then launch for about ``train_seconds``.
+        Return the seconds of each launch.
+        """
         backend = self.backend
         self.queue_flushes_ahead()
         marks = [backend.record_mark()]

@@ -116,7 +116,9 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
         )
     plans = [log.plan for log in logs]
     if any(_get_common_fields(plan) != _get_common_fields(first.plan) for plan in plans):
-        raise UsageError("the logs are not from one run, because their plans differ: pass the logs of one run")
+        raise UsageError(
+            "the logs are not from one run, because their plans differ: show one log at a time, or use 'mamf report'"
+        )
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):

@@ -165,7 +165,9 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
 
 
 def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
-    """Compute the exact int32 result of int8 operands, by adding float32 matmuls over few terms of K each."""
+    """Compute the exact int32 result of int8 operands, by adding float32 matmuls over slices of K that are short enough
+    for exact float32 results.
+    """
     sums = torch.zeros(part.c.shape, dtype=torch.int32, device=part.c.device)
     terms = zip(part.left.split(_MAX_EXACT_TERMS, -1), part.right.split(_MAX_EXACT_TERMS, -1), strict=True)  # type: ignore[union-attr]
     for left, right in terms:

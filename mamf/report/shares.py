@@ -230,8 +230,8 @@ class ShareCalculator:
         ]
 
     def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks about the shares of a row: the shares of ceilings of other dtypes, a device whose speed changed
-        since the ceiling was measured, or a share above 1.
+        """Yield remarks about a row: its rate as a share of the ceilings of other dtypes, that the speed of the device
+        has changed since the ceiling was measured, or that a share is above 1.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
             ceiling = find_rate(self.measured_ceilings, dtype, row.regime)

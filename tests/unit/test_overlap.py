@@ -1,17 +1,19 @@
 """Matmuls at the same time as other work: how much each loses, on a device that slows both by known shares."""
 
-import functools
 import itertools
 import json
 import math
 import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from forked import forked
+from forked import LONGEST_SECONDS
 from two_queues import ASIDE, OWN, SimulatedPair, TwoQueues
 
 from mamf.cli import main
@@ -232,11 +234,16 @@ def of_rank(rank, port, log):
     return main(["overlap", *asked, "--beside", "all_reduce", "--output", str(log)])
 
 
-def test_two_ranks_measure_products_beside_a_collective(tmp_path):
+@pytest.mark.emulated
+def test_two_ranks_measure_matmuls_beside_a_collective(tmp_path):
+    """The ranks are new processes: a copy of a process with threads once hung in Gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path / "log.jsonl"
-    assert forked(functools.partial(of_rank, port=port, log=log), [{}, {}]) == [0, 0]
+    code = "import sys, test_overlap as t; sys.exit(t.of_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))"
+    command, folder = [sys.executable, "-c", code], Path(__file__).parent
+    ranks = [subprocess.Popen([*command, str(rank), str(port), str(log)], cwd=folder) for rank in range(2)]
+    assert [rank.wait(LONGEST_SECONDS) for rank in ranks] == [0, 0]
     rows = read_run_log(log).measurements
     assert [(row.status, row.problem.ranks) for row in rows] == [("ok", 2)] * 4

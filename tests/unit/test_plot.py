@@ -303,7 +303,7 @@ def test_a_picture_is_overwritten_only_when_asked(plot, tmp_path):
     (tmp_path / "sweep.png").write_text("precious")
     code, _, err = plot("sweep.jsonl")
     assert code == 2
-    assert "sweep.png exists: choose another file, or replace it (--overwrite, overwrite=True)" in err
+    assert "sweep.png exists: choose another file, or replace it with --overwrite" in err
     assert (tmp_path / "sweep.png").read_text() == "precious"
     assert plot("sweep.jsonl", "--overwrite")[0] == 0
 

@@ -326,8 +326,9 @@ class Regime(ABC):
 _MAX_CHECKED_SLOWDOWN_RATIO = 2.0
 #: mamf needs at least this many checked launches to judge, because fewer may all be slow by chance.
 _MIN_CHECKED_LAUNCHES = 4
-#: A device may still work after the end mark of a launch, for these seconds or this share of the launch's time,
-#: whichever is longer. If the device works for longer, the kernel works in a queue that is not timed.
+#: The longest time for which a device may still work after the end event of a launch: these seconds or this share of
+#: the launch's time, whichever is longer. A device that works for longer shows that the kernel uses another queue,
+#: which the events do not time.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6

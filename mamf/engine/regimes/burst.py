@@ -293,10 +293,11 @@ class BurstRegime(Regime):
     def _run_train(
         self, checked: CheckedKernel, train_size: int, lag_seconds: float
     ) -> tuple[list[float], Reading | None]:
-        """Launch a train of ``train_size`` launches behind flushes that put the host ahead, and verify the output of
-        the last launch. Return the device seconds of each launch, and the sensor reading.
+        """Queue cache flushes, so that the host gets ahead of the device, then launch a train of ``train_size``
+        launches, and verify the output of the last launch. Return the device seconds of each launch, and the sensor
+        reading.
 
-        ``lag_seconds``: the seconds by which the host falls behind the device with each launch, as far as mamf knows.
+        ``lag_seconds``: an estimate of the seconds by which the host falls behind the device with each launch.
         """
         backend, launch = self.backend, checked.launches[0]
         with pause_garbage_collection():

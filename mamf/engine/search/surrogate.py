@@ -323,8 +323,8 @@ class CovarianceParts:
     def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
-        #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, as the mean over tile
-        #: sizes, for the hyperparameter ``wave_length``.
+        #: Returns the correlations (C candidates x P pairs of M and N) between shapes whose last tiles occupy similar
+        #: shares of the compute units, as the mean over tile sizes, for the hyperparameter ``wave_length``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
             lambda wave_length: np.exp(distances.wave_distances * (-2 / wave_length**2)).mean(axis=0)
         )

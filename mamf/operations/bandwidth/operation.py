@@ -149,7 +149,7 @@ class BandwidthProblem(CheckedProblem):
         return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return one device buffer for each array, which contains this array of all operand sets, one after another."""
+        """Return one device buffer for each array. It contains this array of all operand sets, in succession."""
         elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
         return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.array_names}
 

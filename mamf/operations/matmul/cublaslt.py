@@ -171,9 +171,9 @@ class ScaledCublasLt(_CublasLtMatmul, ScaledFormatMatmul):
 
 
 def _describe_transposed_operand(operand: torch.Tensor, dtype: str) -> MatrixDescription:
-    """Describe the transpose of a matrix to cuBLASLt, which reads matrices by columns.
+    """Describe the transpose of a matrix to cuBLASLt, which expects column-major matrices.
 
-    If torch stores the matrix by rows, memory contains its transpose by columns. ``dtype``: mamf's name of the dtype.
+    A row-major matrix of torch is, in memory, its transpose in column-major order. ``dtype``: mamf's name of the dtype.
     """
     (rows, columns), (by_row, by_column) = operand.shape, operand.stride()
     if by_column == 1:

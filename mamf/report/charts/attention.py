@@ -163,7 +163,7 @@ def _arrange_panels(
     rows: Sequence[Measurement], facets: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
 ) -> tuple[tuple[Panel | None, ...], ...]:
     """Return the panels as a grid. The first facets that together have at most four combinations of values become its
-    columns, and the other facets become its rows. ``make_panel``: makes a panel of rows.
+    columns, and the other facets become its rows. ``make_panel``: draws the panel of some measurements.
     """
     column_facets: tuple[Facet, ...] = ()
     for facet in facets:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Height of a panel in an image file; height of a panel, and its width for each bar, on a web page; panels side by side.
 _FILE_PANEL_HEIGHT_INCHES, _PAGE_PANEL_HEIGHT_INCHES, _PAGE_INCHES_PER_BAR, _MAX_PANELS_ACROSS = 5.2, 4.4, 1.28, 4
-# Height of the vertical axis, as a multiple of the height of the highest bar.
+# Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
 # Smallest height of a part, as a share of the highest bar, for which its value fits into the part.
 _MIN_LABELED_PART_SHARE = 0.045
@@ -120,7 +120,9 @@ class StackedChart(Picture):
 
 def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     style_axes(axes, panel.title, grid="y")
-    top = _AXIS_HEIGHT_FACTOR * max(bar.height for each in chart.panels for bar in each.bars)
+    top = _AXIS_HEIGHT_FACTOR * max(
+        height for each in chart.panels for bar in each.bars for height in (bar.height, *(bar.interval or ()))
+    )
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
     axes.set_xlabel(chart.axis_label, fontsize=TEXT_FONT_POINTS)

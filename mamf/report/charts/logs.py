@@ -1,4 +1,4 @@
-"""Make charts of run logs as data: sweeps and finds of matmuls, kernels of any operation, steps of a model."""
+"""Make charts of run logs as data: matmul sweeps, runs of ``mamf find``, kernels of any operation, steps of models."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def describe_row_failures(rows: Iterable[Measurement], drawn_kernels: Iterable[s
     return [f"no figure: {', '.join(reasons)}" + (f" and {more} more" if more else "")] if reasons else []
 
 
-# -- charts of sweeps and finds of matmuls -----------------------------------------------------------------------------
+# -- charts of matmul sweeps and of mamf find --------------------------------------------------------------------------
 
 
 def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:

@@ -352,7 +352,7 @@ def freeze_layout(figure: Figure) -> Iterator[None]:
 
 
 def make_file_exists_error(path: Path) -> UsageError:
-    return UsageError(f"{path} exists: choose another file, or replace it (--overwrite, overwrite=True)")
+    return UsageError(f"{path} exists: choose another file, or replace it with --overwrite (in Python, overwrite=True)")
 
 
 def check_image_path(path: Path, overwrite: bool) -> str:

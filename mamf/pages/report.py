@@ -426,7 +426,7 @@ def _has_normal_data(problem: Any) -> bool:
 
 
 def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> HeadlineFigure:
-    unit, factor = choose_unit(ceiling.unit, [ceiling.rate])
+    _, factor = choose_unit(ceiling.unit, [ceiling.rate])
     share = divide_by_peak(ceiling.rate, ceiling.problem, header)
     interval = ceiling.interval
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
@@ -434,7 +434,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     # Leave the seed out of the label, so that the ceilings of searches with different seeds are drawn side by side.
     is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
-        f"{format_interval(ceiling.interval, factor)} {unit} (95 % repeat interval)",
+        f"95 % repeat interval: {format_interval(ceiling.interval, factor)}",
         f"{format_percent(share)} % of the datasheet" if share else "",
         f"at {ceiling.shape} by {ceiling.kernel}",
         compare_with_known_ceilings(ceiling, header["device"]),
@@ -445,10 +445,10 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
 
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:
     interval, of_peak, is_median = row.rate_interval, shares.compute_peak_share(row), row.best_by == row.figure
-    unit, factor = choose_unit(row.work.unit, [row.best_rate])
+    _, factor = choose_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
-        f"{format_interval(interval, factor)} {unit} (95 % repeat interval)" if is_median else f"by {row.best_by}",
+        f"95 % repeat interval: {format_interval(interval, factor)}" if is_median else f"by {row.best_by}",
         shares.describe_mamfu(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",

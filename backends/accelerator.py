@@ -211,7 +211,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             seconds = self.now() - start_seconds
             elapsed = super().compute_seconds_between(start, end)
         except _MISSING_FUNCTION_ERRORS as error:
-            return f"events of the device do not work: {describe_error(error)}"
+            return f"the timing events of the device do not work: {describe_error(error)}"
         if abs(elapsed - seconds) <= _MAX_TIMER_ERROR_SHARE * seconds:
             return ""
         return f"device events measure {elapsed * 1e3:.3g} ms for work that takes {seconds * 1e3:.3g} ms"

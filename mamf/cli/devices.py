@@ -318,7 +318,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     UsageError if RANK_DEVICES is among the indices.
     """
     if RANK_DEVICES in requested_indices:
-        raise UsageError("--devices ranks does not work with this command: name indices of devices, or 'all'")
+        raise UsageError("--devices ranks does not work with this command: give indices of devices, or 'all'")
     count = load_backend_class(backend_name).count_devices()
     indices = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
     if missing := [device for device in indices if device >= count]:

@@ -298,7 +298,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--shape": SharedOption("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
     "--shapes": SharedOption(
-        "shapes with all their sizes, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}
+        "complete shapes to measure, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}
     ),
     "--time-limit": SharedOption(
         "maximum time to measure one row; after this time mamf stops as soon as it has timed 3 launches",

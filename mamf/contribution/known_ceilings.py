@@ -166,7 +166,9 @@ def _require_one_rate(name: str, devices: Sequence[DeviceModel], known: Sequence
     if max(rates) > (1 + _DATASHEET_ROUNDING) * min(rates):
         figures = [f"{device.name} ({rate:g})" for device, rate in zip(devices, rates, strict=True)]
         listed = ", ".join(figures).replace("(0)", "(none)")
-        raise UsageError(f"{shorten_value(name)!r} matches several devices; name one of these (TFLOPS): {listed}")
+        raise UsageError(
+            f"{shorten_value(name)!r} matches several devices; name one of these, listed with their TFLOPS: {listed}"
+        )
     lowest = known[rates.index(min(rates))]
     return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 

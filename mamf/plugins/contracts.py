@@ -61,7 +61,9 @@ _ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
     "read_problem_record": _MALFORMED_RECORD_ERRORS,
 }
 # Types of errors that a method raises for invalid input of the user, by method. mamf raises a UsageError instead.
-_USER_MISTAKE_ERRORS: Mapping[str, ErrorTypes] = dict.fromkeys(("make_problem", "parse_shape"), (TypeError, ValueError))
+_USER_ERRORS_BY_METHOD: Mapping[str, ErrorTypes] = dict.fromkeys(
+    ("make_problem", "parse_shape"), (TypeError, ValueError)
+)
 # If a plugin returns an object of one of these dataclasses, its fields are checked too.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 # If a plugin returns an object of one of these abstract classes, its methods are checked too.
@@ -261,7 +263,7 @@ def wrap_method_with_checks(plugin: object, contract: type, name: str, label: st
     value.
     """
     method, annotation = getattr(plugin, name), _resolve_type_variables(_get_return_annotations(contract)[name], plugin)
-    errors = convert_plugin_errors(label, name, _ALLOWED_ERRORS.get(name, ()), _USER_MISTAKE_ERRORS.get(name, ()))
+    errors = convert_plugin_errors(label, name, _ALLOWED_ERRORS.get(name, ()), _USER_ERRORS_BY_METHOD.get(name, ()))
 
     @functools.wraps(method)
     def call_and_check_result(*arguments: Any, **keywords: Any) -> Any:

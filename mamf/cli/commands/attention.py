@@ -70,8 +70,8 @@ def add_options(parser: CommandParser) -> None:
         nargs="+",
         default=(),
         metavar="CLASS",
-        help="class of the kernel that measured the ceiling, as package.module:Class; needed only if 'mamf kernels' "
-        "does not list this kernel",
+        help="classes of the kernels to measure the ceiling with, as package.module:Class; needed only for kernels that "
+        "'mamf kernels' does not list",
     )
     group.add_argument(
         "--baseline",

@@ -89,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bytes",
         type=float,
         metavar="Y",
-        help="bytes of the other work in the step that --flop describes, per device, counted like SIZE in --shapes, "
+        help="bytes per device that the other work moves in the step of --flop, counted like SIZE in --shapes, "
         "such as 1.6e10 (needs --flop; default: no prediction)",
     )
     add_device_options(parser)

@@ -244,7 +244,7 @@ class AttentionProblem(CheckedProblem):
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "share of key blocks that hardly affect the result in the inputs that mamf generates; for kernels "
+            "share of the key blocks in the generated inputs that hardly affect the result; for kernels "
             "that skip such blocks",
             default="0",
             parse_text=_read_sparsity,

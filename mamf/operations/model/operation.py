@@ -260,7 +260,9 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if problem.autocast and problem.dtype == problem.parameter_dtype:
-            return f"--autocast has no effect, because the parameters are {problem.dtype} too: remove --autocast"
+            return (
+                f"--autocast has no effect, because parameters and matmuls are both {problem.dtype}: remove --autocast"
+            )
         return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
     def explain_unsupported_shape(self, problem: ModelProblem, shape: ModelShape) -> str | None:

@@ -171,9 +171,7 @@ class MeteredTraining:
             return
         batch_sizes = read_batch_sizes(batch, *self._tokens_and_samples)
         self._batches.append(batch_sizes)
-        if self._formula is not None and not (
-            batch_sizes.sequence_counts or self._list_fixed_length_sequences(batch_sizes)
-        ):
+        if self._formula is not None and not (batch_sizes.sequence_counts or self._list_fixed_sequences(batch_sizes)):
             self._switch_to_counting("mamf found no tokens in a batch")
         if self._is_counting and len(self._batches) == 1 and self._must_count_flop():
             self._counter = StepFlopCounter()
@@ -188,7 +186,7 @@ class MeteredTraining:
             return not lengths
         return not min(lengths) * (1 - _LENGTH_TOLERANCE) <= length <= max(lengths) * (1 + _LENGTH_TOLERANCE)
 
-    def _list_fixed_length_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
+    def _list_fixed_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
         fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
         return [(int(batch_sizes.samples), fixed_length)] if fixed_length and batch_sizes.samples > 0 else []
@@ -231,7 +229,7 @@ class MeteredTraining:
             return self._interpolate_flop(*_compute_element_count_and_length(batches))
         causal, rank_count, total = self.options.get("causal", False), self.options.get("model_parallel", 1), 0.0
         for each in batches:
-            counts = self._list_fixed_length_sequences(each) or each.count_documents_by_length() or each.sequence_counts
+            counts = self._list_fixed_sequences(each) or each.count_documents_by_length() or each.sequence_counts
             total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
             if each.logit_token_count is not None:
                 total -= formula.compute_head_flop(each.tokens - each.logit_token_count)

@@ -70,8 +70,8 @@ def add_options(parser: CommandParser) -> None:
         nargs="+",
         default=(),
         metavar="CLASS",
-        help="classes of the kernels to measure the ceiling with, as package.module:Class; needed only for kernels that "
-        "'mamf kernels' does not list",
+        help="classes of the kernels to measure the ceiling with, as package.module:Class; needed only for kernels "
+        "that 'mamf kernels' does not list",
     )
     group.add_argument(
         "--baseline",

@@ -360,6 +360,11 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
 AnyKernel = Kernel[Any, Any]
 
 
+def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape: Any) -> str | None:
+    """Return why a kernel does not support a problem, or a shape of this problem, or None."""
+    return kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
+
+
 def count_operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
     """Return the number of operand sets whose total size exceeds twice the cache: at least 3, at most 64.
 

@@ -150,7 +150,6 @@ def _add_parameter_option(
             "choices": list(parameter.choices) or None,
             "nargs": "+" if takes_several_values else None,
         }
-
         actions = [target_group.add_argument(option, **keywords)]
     if parameter.has_range:
         # Read a bound as a plain number, because START may be 0, which is not a valid size.

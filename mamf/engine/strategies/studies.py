@@ -27,7 +27,7 @@ from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
-from mamf.kernel import AnyKernel, Verdict
+from mamf.kernel import AnyKernel, Verdict, explain_unsupported
 from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_step
 from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
@@ -146,9 +146,8 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
             continue
         shape = case.pop("shape")
         problem = operation.make_problem(backend, {**case, "dtype": dtype, "seed": seed})
-        if kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape):
-            continue
-        return problem, shape
+        if not explain_unsupported(kernel, backend, problem, shape):
+            return problem, shape
     return None
 
 

@@ -203,6 +203,7 @@ def test_bad_input_is_one_line_and_exit_2(guard, change, told):
     [
         (["--update", "--junit", "guard.xml"], "--update cannot be combined with --junit"),
         (["--junit", "nowhere/guard.xml"], "cannot write nowhere/guard.xml: there is no folder nowhere"),
+        (["--update", "--baseline", "nowhere/b.jsonl"], "cannot write nowhere/b.jsonl: there is no folder nowhere"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_before_anything_is_measured(guard, options, told):

@@ -155,9 +155,9 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise UsageError(
             "--update cannot be combined with --junit or --markdown, because --update makes no comparison to report"
         )
-    for report_path in filter(None, (options.junit, options.markdown)):
-        if not report_path.parent.is_dir():
-            raise UsageError(f"cannot write {report_path}: there is no folder {report_path.parent}; create it first")
+    for path in filter(None, (options.junit, options.markdown, options.update and baseline_path)):
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
     if not options.update and not baseline_path.exists():
         raise UsageError(

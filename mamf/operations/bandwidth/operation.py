@@ -116,7 +116,6 @@ class BandwidthProblem(CheckedProblem):
         metadata=describe(
             "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
             "cache",
-            metavar="N",
             parse_text=parse_size,
             is_rare=True,
         ),

@@ -43,10 +43,10 @@ class ModelShape(BaseShape):
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
     text_description: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
 
-    batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size, metavar="N"))
+    batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size))
     context: int = field(
         metadata=describe(
-            "tokens per sequence", default="256 512 1024", keyword="context_lengths", parse_text=parse_size, metavar="N"
+            "tokens per sequence", default="256 512 1024", keyword="context_lengths", parse_text=parse_size
         )
     )
 

@@ -61,7 +61,9 @@ def test_flop_follow_the_convention_that_is_named():
     assert half == pytest.approx(0.5, rel=2e-4)
     works = [AttentionProblem(direction=direction).compute_work(LONG) for direction in ("fwd", "bwd")]
     formulas = "4*b*h*pairs*d in fwd; 10*b*h*pairs*d in bwd"
-    assert describe_counted_work(works) == f"counted: each operand and result once; masked pairs not counted; {formulas}"
+    assert (
+        describe_counted_work(works) == f"counted: each operand and result once; masked pairs not counted; {formulas}"
+    )
 
 
 def test_bytes_are_each_operand_once():

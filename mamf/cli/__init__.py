@@ -113,10 +113,12 @@ def _start_forced_exit_thread(exit_code: int) -> None:
     """
 
     def wait_for_plugin_threads_and_exit() -> None:
-        main = threading.main_thread()
-        main.join()  # wait for the main thread: a profiled script or a test may continue after mamf.cli.main returns
+        main_thread = threading.main_thread()
+        main_thread.join()  # a profiled script or a test may continue after mamf.cli.main returns
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
-        if remaining_names := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
+        if remaining_names := [
+            thread.name for thread in threading.enumerate() if not (thread.daemon or thread is main_thread)
+        ]:
             warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(remaining_names)}")
             os._exit(exit_code)
 
@@ -194,14 +196,16 @@ def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
     requeue = getattr(options, "requeue", None)
     if requeue and options.resume and not getattr(options, "share", None):
         raise UsageError("--requeue cannot be combined with --resume: use only one of them")
-    path: Any = requeue or getattr(options, "resume", None)
-    options.new_log_reason = _find_new_log_reason(path) if path and getattr(options, "output", path) is None else ""
+    log_path: Any = requeue or getattr(options, "resume", None)
+    options.new_log_reason = (
+        _find_new_log_reason(log_path) if log_path and getattr(options, "output", log_path) is None else ""
+    )
     if options.new_log_reason and not requeue:
         raise UsageError(
-            f"cannot resume {path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
+            f"cannot resume {log_path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
         )
     if options.new_log_reason:
-        options.output, options.resume = path.resolve() if path.is_symlink() else path, None
+        options.output, options.resume = log_path.resolve() if log_path.is_symlink() else log_path, None
         options.output.unlink(missing_ok=True)
     elif requeue:
         options.resume = requeue
@@ -294,10 +298,10 @@ def _format_command_overview() -> str:
     """
     width = find_terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
-    for group, names in COMMANDS_BY_HEADING.items():
+    for heading, names in COMMANDS_BY_HEADING.items():
         lines += [
             "",
-            f"{group}:",
+            f"{heading}:",
             *(wrap_line(f"  {name:<12} {COMMAND_DESCRIPTIONS[name]}", width, 15) for name in names),
         ]
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])

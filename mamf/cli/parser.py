@@ -92,7 +92,7 @@ class CommandParser(argparse.ArgumentParser):
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
         option: argparse.Action | None = None
-        value_count, spare = 0, None
+        value_count, spare_index = 0, None
         for index, word in enumerate(words):
             if word.startswith("-") and word != "--" and not self._negative_number_matcher.match(word):
                 name, equals, _ = word.partition("=")
@@ -103,8 +103,12 @@ class CommandParser(argparse.ArgumentParser):
             if value_count > max_count:  # a positional argument gets this word already
                 return list(words)
             if value_count > min_count and option and word not in (option.choices or ()):
-                spare = index
-        return list(words) if spare is None else [words[spare], *words[:spare], *words[spare + 1 :]]
+                spare_index = index
+        return (
+            list(words)
+            if spare_index is None
+            else [words[spare_index], *words[:spare_index], *words[spare_index + 1 :]]
+        )
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse the words ``args``. In the result, ``given_names`` has the names of the options whose values differ
@@ -266,10 +270,10 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _list_entry_point_names(kind: str) -> list[str]:
-    """List the names of installed entry points in the groups ``mamf.*`` that end with ``kind``, such as ``kernels``."""
+def _list_entry_point_names(group_suffix: str) -> list[str]:
+    """List the names of installed entry points in the groups ``mamf.*`` whose names end with ``group_suffix``."""
     from importlib.metadata import entry_points
 
     points = entry_points()
-    groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(kind))
+    groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(group_suffix))
     return sorted({point.name for group in groups for point in points.select(group=group)})

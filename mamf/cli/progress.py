@@ -78,12 +78,12 @@ class PhaseLines(AbstractContextManager["PhaseLines"]):
                 total=0,
                 bar_format="{desc}",
                 desc=f"device {device}",
-                position=place,
+                position=position,
                 file=sys.stderr,
                 disable=None,
                 leave=False,
             )
-            for place, device in enumerate(devices)
+            for position, device in enumerate(devices)
         }
 
     def show_phases(self, phases: Mapping[int, str]) -> None:

@@ -136,7 +136,7 @@ class Session:
             list(self.resumed_log.rows_kept_on_resume) if self.resumed_log else [],
             make_run_strategy=self.make_strategy,
             log_path=options.output or default_path,
-            may_add_number=not options.output,  # number the name, because another run may start in the same second
+            may_add_number_to_name=not options.output,  # another run may start in the same second
             resumed_log=resumed,
             command=quote_command_line(),
             notes=options.notes,

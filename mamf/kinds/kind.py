@@ -232,14 +232,14 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
 
     The summary names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
-    measured = [row for row in rows if row.ok and not row.is_reference]
+    measured_rows = [row for row in rows if row.ok and not row.is_reference]
     best_rows: dict[str, Measurement] = {}
-    for row in measured:
+    for row in measured_rows:
         key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
         if key not in best_rows or row.rank > best_rows[key].rank:
             best_rows[key] = row
     return {
-        **end.make_summary(len(measured)),
+        **end.make_summary(len(measured_rows)),
         "best": {
             key: {
                 "kernel": row.kernel,

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions of the command line
         print_completions(_build_parser)
     typed_words = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and "profile" not in typed_words[:1]:  # the profiled script writes to stdout
+    if arguments is None and "profile" not in typed_words[:1]:  # a profiled script itself writes to stdout
         reserve_stdout_for_reports()
     with _print_short_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
         exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
@@ -187,7 +187,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
-    """Replace --requeue by --resume if its log can be continued, and by --output (a new log) otherwise.
+    """Replace the option --requeue with --resume if its log can be continued, or with --output (a new log) if not.
 
     Set ``options.new_log_reason`` to the reason for a new log, or to an empty text. Raises UsageError if the log of
     --resume cannot be continued. Call this function before the command, because the command reads its options
@@ -215,7 +215,7 @@ def _find_new_log_reason(path: Path) -> str:
     """Return why a run must start a new log at ``path``, or an empty text if the run can continue the log there.
 
     The reason is that the file does not exist, or that an earlier run ended before it had written the whole header,
-    the first line of a log. It completes a sentence that begins with the path.
+    the first line of a log. The text completes a sentence that begins with the path.
     """
     if not path.is_file():
         return "" if path.exists() else "does not exist"
@@ -238,8 +238,9 @@ def _redirect_stdout_to_null_device() -> None:
 def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning only once and as one line while the context is open.
 
-    Yields a byte, shared with forked processes, that becomes 1 after a LogChangedWarning. ``runs_script``: whether the
-    command runs a user's script; Python then prints the warnings of packages other than mamf in full.
+    Yields one byte of memory that forked processes share. This byte becomes 1 after a LogChangedWarning, so that the
+    caller can return it as the exit code. ``runs_script``: whether the command runs a user's script. If so, Python
+    prints the warnings of packages other than mamf in full.
     """
     printed_texts: set[str] = set()
     log_changed = mmap.mmap(-1, 1)
@@ -262,8 +263,8 @@ def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
 
 
 def _build_parser(command_words: Sequence[str]) -> CommandParser:
-    """Build the argument parser of the command that ``command_words`` name, or of all commands if the first word is not
-    a command. Import only the module of the named command.
+    """Build the argument parser of the command that the first of ``command_words`` names. If this word is not a
+    command, build the parser of all commands. Import only the module of the named command.
     """
     parser = CommandParser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(

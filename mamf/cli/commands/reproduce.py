@@ -245,8 +245,8 @@ class ReproduceSession(Session):
         """Return the installed kernel called ``name`` with its name. If it is not installed or cannot run here, warn
         and return None.
 
-        A log may be from a stranger, so mamf imports no code only because a log names it as package.module:Class. Users
-        who trust the code name it with --kernel.
+        mamf never imports a package.module:Class just because a log names this class, because a stranger may have
+        written the log. Users who trust the class name it with --kernel.
         """
         if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"

@@ -97,8 +97,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _get_single_value(value_name: str, values: tuple[Any, ...], example: str) -> Any:
     """Return the only element of ``values``. Raises UsageError if ``values`` has several elements or none.
 
-    ``value_name``: the name of the value in the message, such as ``shape``. ``example``: what the message tells the
-    user to give.
+    ``value_name``: the name of the value in the error message, such as ``shape``. ``example``: an example of a single
+    value for the error message, such as ``--shape 4096x4096x4096``.
     """
     if len(values) != 1:
         raise UsageError(f"'mamf run' takes one {value_name}, not {len(values)}: give {example}")

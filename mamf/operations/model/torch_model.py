@@ -38,7 +38,7 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
-from mamf.torch_backend import TorchBackend, require_free_memory, to_torch_dtype
+from mamf.torch_backend import TorchBackend, get_torch_dtype, require_free_memory
 
 #: Launches use this many batches in turn, at most. All launches share the parameters, so more batches would not evict
 #: more data from the cache.
@@ -118,7 +118,7 @@ class TorchModel(ModelKernel):
         run_forward = self.make_forward_function(network)
         if problem.autocast:
             # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
-            run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
+            run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
@@ -147,7 +147,7 @@ def make_network(
 ) -> LanguageModel:
     """Make a network on the device. Its random parameters depend only on the problem, the shape and the seed."""
     default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
+    torch.set_default_dtype(get_torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = LanguageModel(problem, shape, attend)

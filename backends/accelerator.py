@@ -43,7 +43,7 @@ _CACHE_SIZE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_si
 _DEFAULT_DTYPE_CANDIDATES = ("bfloat16", "float16", "float32")
 # mamf compares times from events with the host clock on a load of at least 0.02 s, so that the overhead of launches is
 # negligible. Events may differ from the host clock by 10 %.
-_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
+_MIN_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
 # Number of these comparisons. One is not enough, because a busy host may delay it.
 _TIMER_COMPARISON_COUNT = 3
 _EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUE_COUNT = 32, 2**22
@@ -168,8 +168,9 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
     def _make_load_function(self) -> Callable[[], None]:
-        """Return a function that launches work of at least _LOAD_SECONDS. Raises UnavailableError if synchronize does
-        not wait for this work, because mamf cannot time such a device.
+        """Return a function that launches work which takes at least _MIN_LOAD_SECONDS.
+
+        Raises UnavailableError if synchronize does not wait for this work, because mamf cannot time such a device.
         """
         buffer, launch_count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
@@ -190,10 +191,10 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             return self.now() - start_seconds - seconds, seconds
 
         time_load()  # The first launches may compile kernels, so ignore their time.
-        while sum(time_load()) < _LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
+        while sum(time_load()) < _MIN_LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
             launch_count *= 2
         wait_seconds, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
-        if wait_seconds > max(seconds, _LOAD_SECONDS / 2):
+        if wait_seconds > max(seconds, _MIN_LOAD_SECONDS / 2):
             fault = (
                 f"synchronize returned after {seconds * 1e3:.1f} ms, {wait_seconds * 1e3:.1f} ms before the work ended"
             )

@@ -43,14 +43,13 @@ _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 class AmdSmiSensors:
     """The sensors of one AMD device, which amdsmi reads. If amdsmi returns "N/A" or raises an error, a value is None.
 
-    ``is_whole``: whether the device is a whole card. amdsmi measures power per socket, so the power of a partition is
-    unknown.
+    ``is_whole_card``: whether the device is not a partition of a card. amdsmi measures only the power of whole cards.
     """
 
-    def __init__(self, smi: Any, handle: Any, is_whole: bool = True) -> None:
+    def __init__(self, smi: Any, handle: Any, is_whole_card: bool = True) -> None:
         self.smi = smi
         self.handle = handle
-        self.is_whole = is_whole
+        self.is_whole_card = is_whole_card
         self._throttle_counters = self.read_throttle_counters()
 
     def call_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
@@ -70,8 +69,8 @@ class AmdSmiSensors:
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
         megahertz = self.get_first_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
-        power_info = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole else None
-        energy_info = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
+        power_info = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole_card else None
+        energy_info = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole_card and energy else None
         energy_count = self.get_first_number(energy_info, "energy_accumulator")
         microjoules_per_count = self.get_first_number(energy_info, "counter_resolution")
         celsius = self.call_or_none(
@@ -117,11 +116,11 @@ class AmdSmiSensors:
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
 
-def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
+def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | Unavailable:
     """Return the sensors of a device, or why they are unavailable.
 
     mamf finds the device in amdsmi by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
-    ``properties``: torch.cuda's properties of the device. ``is_whole``: see AmdSmiSensors.
+    ``properties``: torch.cuda's properties of the device. ``is_whole_card``: see AmdSmiSensors.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints a message if it finds no library.
@@ -140,7 +139,7 @@ def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unava
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         amdsmi.amdsmi_init()
-        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole)
+        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole_card)
     except amdsmi.AmdSmiException as error:
         return Unavailable(
             f"amdsmi does not answer ({error})", "check that amd-smi runs, and that you are in the render group"

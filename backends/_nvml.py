@@ -31,7 +31,7 @@ _NVML_NOT_INSTALLED = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one NVIDIA device, which NVML reads. If the driver or a container hides a value, it is None.
+    """Reads the sensors of one NVIDIA device from NVML. A value that the driver or a container hides is None.
 
     ``is_whole_card``: whether the device is not a slice of a card. NVML measures only the power of whole cards.
     """
@@ -89,7 +89,7 @@ class NvmlSensors:
 
 
 def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
-    """Return the sensors of a device, or why they are unavailable. ``properties``: those that torch.cuda reports."""
+    """Return the sensors of a device, or why they are unavailable. ``properties``: torch.cuda's properties of it."""
     try:
         import pynvml
     except ImportError:
@@ -103,7 +103,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         try:
             return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole_card)
         except pynvml.NVMLError:
-            pass  # In MIG slices and some virtual machines, find the device by its address below.
+            pass  # Some virtual machines hide the UUID. Find the device by its PCI address below.
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable(
             "this torch reports neither the device's UUID nor its PCI address", "pip install --upgrade torch"

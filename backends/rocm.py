@@ -23,7 +23,7 @@ _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
 _INFINITY_CACHE_BYTES_BY_ARCHITECTURE = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
-# Reasons of throttling, by the counter that increases while the card is throttled for this reason (MI300 and newer).
+# Reasons for throttling, by amdsmi's name of the counter that increases while the reason applies (MI300 and newer).
 _THROTTLE_REASON_BY_COUNTER = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
@@ -35,13 +35,13 @@ _THROTTLE_REASON_BY_COUNTER = {
 # second is older, and is used if the first is missing.
 _ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Values of fields that the device does not support, which have all bits set. amdsmi reports "N/A" for only some of
-# these fields.
+# Values of sensor fields that the device does not support: all bits are set. For only some of these fields, amdsmi
+# reports "N/A" instead.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one AMD device, which amdsmi reads. If amdsmi returns "N/A" or raises an error, a value is None.
+    """Reads the sensors of one AMD device from amdsmi. If amdsmi returns "N/A" or raises an error, the value is None.
 
     ``is_whole_card``: whether the device is not a partition of a card. amdsmi measures only the power of whole cards.
     """
@@ -228,13 +228,13 @@ class RocmBackend(MultiStreamBackend):
         architecture = self.architecture
         uses_fnuz = architecture.startswith("gfx94")
         if dtype.startswith("float8") and not architecture.startswith(_ARCHITECTURES_WITH_FP8):
-            return f"{architecture} has no 8-bit floats"
+            return f"{architecture} has no 8-bit floats; use bfloat16"
         if dtype == "float8_e4m3fnuz" and not uses_fnuz:
             return f"{architecture} has no float8_e4m3fnuz; use float8_e4m3fn"
         if dtype in ("float8_e4m3fn", "float8_e5m2") and uses_fnuz:
             return f"{architecture} has no {dtype}; use float8_e4m3fnuz"
         if dtype == "tf32" and not architecture.startswith(_ARCHITECTURES_WITH_TF32):
-            return f"{architecture} has no tf32"
+            return f"{architecture} has no tf32; use float32"
         return super().explain_unsupported_dtype(dtype)
 
     def read_settings(self) -> dict[str, str]:
@@ -254,13 +254,16 @@ class RocmBackend(MultiStreamBackend):
 
     @contextlib.contextmanager
     def open_profiler_window(self, name: str) -> Iterator[None]:
-        """Put a roctx range around the work. rocprofv3 --selected-regions records only between resume and pause."""
+        """Resume rocprofv3 before the work and pause it after the work, and put a roctx range around the work.
+
+        With --selected-regions, rocprofv3 records only this part of the program.
+        """
         self.synchronize()
         if self._roctx is None:
             yield
             self.synchronize()
             return
-        # The older roctx library cannot pause the profiler.
+        # The older roctx library cannot resume or pause the profiler, so it calls functions that do nothing.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:

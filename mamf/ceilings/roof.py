@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READ_ARRAYS_BY_PATTERN, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
 
@@ -128,7 +128,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 def reads_operands(problem: object) -> bool:
     """Return whether the work of this problem reads operands. Only bandwidth patterns such as a fill read none."""
-    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS[problem.pattern])
+    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS_BY_PATTERN[problem.pattern])
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:

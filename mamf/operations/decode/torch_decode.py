@@ -29,7 +29,7 @@ from mamf.operations.attention.attention_reference import (
     measure_distance,
 )
 from mamf.operations.attention.operation import AttentionShape
-from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary, describe_head_dims
+from mamf.operations.attention.torch_attention import ERROR_BOUND_BY_DTYPE, KernelLibrary, describe_head_dims
 from mamf.operations.decode.operation import (
     DecodeKernel,
     DecodeProblem,
@@ -191,7 +191,7 @@ class PreparedDecode:
         ready_kernel: ReadyKernel,
     ) -> None:
         self._shape, self._tables, self._ready_kernel = shape, tables, ready_kernel
-        self._tolerance = ERROR_BOUNDS[problem.dtype]
+        self._tolerance = ERROR_BOUND_BY_DTYPE[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
         self._details = {**ready_kernel.details, **version}
         sizes = draw_sequence_sizes(shape, problem.seed)

@@ -31,7 +31,7 @@ from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import MIN_MEMORY_TO_CACHE_RATIO, BandwidthOperation, BandwidthProblem
+from mamf.operations.bandwidth.operation import MIN_ARRAYS_TO_CACHE_RATIO, BandwidthOperation, BandwidthProblem
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
@@ -71,7 +71,7 @@ def read_given_ceilings(
         if not ceilings_of_log:
             raise UsageError(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
-                f"--pattern read' with arrays at least {MIN_MEMORY_TO_CACHE_RATIO} times as large as the cache"
+                f"--pattern read' with arrays at least {MIN_ARRAYS_TO_CACHE_RATIO} times as large as the cache"
             )
         for ceiling in ceilings_of_log.values():
             require_usable_ceiling(ceiling, backend)

@@ -101,7 +101,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.strategies.studies import OverlapStrategy
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
-    from mamf.operations.collective import COLLECTIVES
+    from mamf.operations.collective import COLLECTIVE_NAMES
     from mamf.operations.overlap import COUNTED_WORK_NAMES, WorkPairKernel
     from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
 
@@ -113,7 +113,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     other_work = options.beside or (
         _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
     )
-    collectives = [each for each in other_work if each in COLLECTIVES]
+    collectives = [each for each in other_work if each in COLLECTIVE_NAMES]
     is_complete = options.resume and read_run_log(options.resume).tier == "complete"
     if collectives and place is None and device_count < 2 and not is_complete:
         raise UsageError(

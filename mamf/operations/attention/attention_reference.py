@@ -36,13 +36,13 @@ from mamf.operations.operand_sets import (
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
 # If only some rows are compared, one random row in each group of this many consecutive rows of a head.
-_ROW_INTERVAL = 64
+_ROW_SAMPLING_INTERVAL = 64
 # When rows of all heads are compared, process as many heads at once as have about this many elements in their scores or
 # in their largest operand.
-_ELEMENTS_PER_CHUNK = 2**24
+_ELEMENTS_PER_HEAD_CHUNK = 2**24
 # The host compares this number of rows, and only if the keys of a head have at most this number of elements, because
 # they must be copied to the host.
-_MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**22, 4
+_MAX_KEY_ELEMENTS_ON_HOST, _ROWS_COMPARED_ON_HOST = 2**22, 4
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ReferenceDistance:
     - ``worst_row_error``: the relative error of the worst row of the output.
     - ``cosine_similarity``: the cosine similarity of the output and the reference.
     - ``relative_l1_error``: ||o - reference||_1 / ||reference||_1 for the output o.
-    - ``min_compared_rows``: the number of compared rows of one result, for the result with the fewest.
+    - ``min_compared_row_count``: the number of compared rows of one result, for the result with the fewest.
     """
 
     relative_errors: dict[str, float]
@@ -63,7 +63,7 @@ class ReferenceDistance:
     worst_row_error: float
     cosine_similarity: float
     relative_l1_error: float
-    min_compared_rows: int
+    min_compared_row_count: int
 
     @property
     def max_gradient_error(self) -> float:
@@ -129,7 +129,7 @@ def judge_distance(
     )
     reason = ""
     for name, slope_error in distance.slope_errors.items() if is_exact and max_error <= error_bound else ():
-        deviation = distance.relative_errors[name] / math.sqrt(distance.min_compared_rows)
+        deviation = distance.relative_errors[name] / math.sqrt(distance.min_compared_row_count)
         max_slope_error = min(_MAX_SLOPE_ERROR, error_bound) + MAX_ROUNDING_DEVIATIONS * deviation
         if abs(slope_error) > max_slope_error:
             reason = (
@@ -138,7 +138,7 @@ def judge_distance(
             )
     # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
     # the relative error of gradients of many tokens.
-    few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_rows)
+    few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_row_count)
     return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 
 
@@ -163,19 +163,21 @@ def compare_rows(
     results: Mapping[str, torch.Tensor],
     covers_all_heads: bool = True,
 ) -> ReferenceDistance:
-    """Compute the reference for one random row in 64 (_ROW_INTERVAL), and return how far ``o`` and ``dq`` are from it.
+    """Compute the reference for one random row in 64, and return how far ``o`` and ``dq`` are from it.
 
     ``covers_all_heads``: whether to compare all heads, not only the first and the last. For 16-bit operands the
     reference is computed in float32, because float64 is slow on some cards. The other parameters are those of
     ``compare_edge_heads``.
     """
     device = operands["q"].device
-    group_starts = torch.arange(0, shape.seqlen_q + _ROW_INTERVAL, _ROW_INTERVAL, device=device)
+    group_starts = torch.arange(0, shape.seqlen_q + _ROW_SAMPLING_INTERVAL, _ROW_SAMPLING_INTERVAL, device=device)
     # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
     # causal mask.
-    rows = (group_starts + draw_integers(_ROW_INTERVAL, group_starts.shape, device)).clamp_max(shape.seqlen_q - 1)
+    rows = (group_starts + draw_integers(_ROW_SAMPLING_INTERVAL, group_starts.shape, device)).clamp_max(
+        shape.seqlen_q - 1
+    )
     max_width = max(shape.head_dim, shape.head_dim_v, shape.heads // shape.kv_heads * min(len(rows), _ROWS_PER_BLOCK))
-    heads_per_chunk = max(1, _ELEMENTS_PER_CHUNK // (shape.seqlen_k * max_width))
+    heads_per_chunk = max(1, _ELEMENTS_PER_HEAD_CHUNK // (shape.seqlen_k * max_width))
     chunks = itertools.product(range(shape.batch), range(0, shape.kv_heads, heads_per_chunk))
     heads = [(b, slice(kv, kv + heads_per_chunk)) for b, kv in chunks] if covers_all_heads else find_edge_heads(shape)
     with use_float32_precision("highest"):
@@ -202,7 +204,7 @@ def compare_rows_on_host(
     if shape.seqlen_k * max(shape.head_dim, shape.head_dim_v) > _MAX_KEY_ELEMENTS_ON_HOST:
         return None
     batch, head = secrets.randbelow(shape.batch), secrets.randbelow(shape.kv_heads)
-    rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_ON_HOST)])
+    rows = torch.tensor([secrets.randbelow(shape.seqlen_q) for _ in range(_ROWS_COMPARED_ON_HOST)])
     tensors = (*operands.values(), results["o"])
     *head_operands, output = (
         view_heads(tensor, shape, batch, slice(head, head + 1))[0].cpu()[None].double() for tensor in tensors
@@ -341,30 +343,31 @@ def yield_row_blocks(
 # the keys of a block may point, and the strength of this direction relative to the random values. At a strength of 2.2
 # the keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _TOKENS_PER_STRUCTURE_BLOCK = 128
-_STRUCTURE_AXES = 10
+_STRUCTURE_AXIS_COUNT = 10
 _STRUCTURE_STRENGTH = 2.2
 
 
 def make_block_structured_inputs(
     q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Add a pattern to q and k with which each block of queries attends to only 1 - ``sparsity`` of the key blocks.
+    """Add a pattern to q and k, so that each block of queries attends to a share of 1 - ``sparsity`` of the key blocks.
 
-    In random data every key matters a little. Here each block of keys points along one of _STRUCTURE_AXES axes, and
-    queries point along the axes of the keys to which they attend, so that all other scores vanish in the softmax.
-    ``sequence_dim``: the index of the sequence dimension, 2 or 1. Return the new q and k by name.
+    With random q and k alone, every key affects the output a little. The pattern lets each block of keys point along
+    one of _STRUCTURE_AXIS_COUNT axes, and each query along the axes of the keys to which it attends. All other scores
+    are so small that the softmax turns them into almost 0. ``sequence_dim``: the index of the sequence dimension, 2 or
+    1. Return the new q and k by name.
     """
     width = q.shape[-1]
-    axes = torch.eye(_STRUCTURE_AXES, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
+    axes = torch.eye(_STRUCTURE_AXIS_COUNT, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
     query_axes = torch.stack(
-        [axes.roll(-group, 0)[: _count_attended_axes(sparsity)].sum(0) for group in range(_STRUCTURE_AXES)]
+        [axes.roll(-group, 0)[: _count_attended_axes(sparsity)].sum(0) for group in range(_STRUCTURE_AXIS_COUNT)]
     )
 
     def add_pattern(tensor: torch.Tensor, directions: torch.Tensor) -> torch.Tensor:
         group = (
             torch.arange(tensor.shape[sequence_dim], device=tensor.device)
             // _TOKENS_PER_STRUCTURE_BLOCK
-            % _STRUCTURE_AXES
+            % _STRUCTURE_AXIS_COUNT
         )
         pattern = directions[group]
         return tensor + (pattern if sequence_dim == 2 else pattern[:, None]).to(tensor.dtype)
@@ -373,8 +376,8 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return to how many of the _STRUCTURE_AXES axes a query attends."""
-    return max(1, round((1 - sparsity) * _STRUCTURE_AXES))
+    """Return to how many of the _STRUCTURE_AXIS_COUNT axes a query attends."""
+    return max(1, round((1 - sparsity) * _STRUCTURE_AXIS_COUNT))
 
 
 def compute_attended_share(sparsity: float, key_count: int) -> float:
@@ -384,10 +387,13 @@ def compute_attended_share(sparsity: float, key_count: int) -> float:
     The share differs between queries if the number of blocks is not a multiple of the number of axes.
     """
     blocks = -(-key_count // _TOKENS_PER_STRUCTURE_BLOCK)
-    sizes = [len(range(group, blocks, _STRUCTURE_AXES)) for group in range(_STRUCTURE_AXES)]
+    sizes = [len(range(group, blocks, _STRUCTURE_AXIS_COUNT)) for group in range(_STRUCTURE_AXIS_COUNT)]
     attended = range(_count_attended_axes(sparsity))
     return (
-        max(sum(sizes[(group + step) % _STRUCTURE_AXES] for step in attended) for group in range(_STRUCTURE_AXES))
+        max(
+            sum(sizes[(group + step) % _STRUCTURE_AXIS_COUNT] for step in attended)
+            for group in range(_STRUCTURE_AXIS_COUNT)
+        )
         / blocks
     )
 

@@ -23,7 +23,7 @@ from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alig
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
 
-DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
+ATTENTION_DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
 #: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
@@ -166,8 +166,8 @@ class AttentionShape:
         before = keys + self.seqlen_q if self.window is None else self.window
         after = 0 if self.causal else before
         # Query i sees the existing keys between offset + i - before and offset + i + after.
-        ends = _sum_clamped(keys + after, keys) - _sum_clamped(offset + after, keys)
-        return ends - _sum_clamped(keys - before - 1, keys) + _sum_clamped(offset - before - 1, keys)
+        ends = _sum_clamped_integers(keys + after, keys) - _sum_clamped_integers(offset + after, keys)
+        return ends - _sum_clamped_integers(keys - before - 1, keys) + _sum_clamped_integers(offset - before - 1, keys)
 
     @property
     def flop(self) -> int:
@@ -192,7 +192,7 @@ class AttentionShape:
         return {name: self.batch * math.prod(sizes) for name, sizes in self.tensor_dimensions.items()}
 
 
-def _sum_clamped(last: int, high: int) -> int:
+def _sum_clamped_integers(last: int, high: int) -> int:
     """Return the sum of min(max(i, 0), high) over all integers i up to ``last``."""
     inside = min(max(last, 0), high)
     return inside * (inside + 1) // 2 + max(last - high, 0) * high
@@ -222,7 +222,9 @@ class AttentionProblem(CheckedProblem):
     dtype: str = "bfloat16"
     direction: str = field(
         default="fwd",
-        metadata=describe("passes in a launch: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=DIRECTIONS),
+        metadata=describe(
+            "passes in a launch: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=ATTENTION_DIRECTIONS
+        ),
     )
     data: str = field(
         default="normal",
@@ -295,7 +297,7 @@ class AttentionProblem(CheckedProblem):
         )
 
 
-_CAUSAL_ONLY, _FULL_ONLY = (True,), (False,)
+_CAUSAL_MASK_ONLY, _FULL_MASK_ONLY = (True,), (False,)
 
 
 def _make_preset(
@@ -312,25 +314,27 @@ def _make_preset(
 
 
 ATTENTION_PRESETS: Mapping[str, Preset[AttentionShape]] = {
-    "gpt2-small": _make_preset((64,), (1024,), _CAUSAL_ONLY, heads=12),
-    "gpt3": _make_preset((128,), (2048,), _CAUSAL_ONLY, heads=96),
-    "llama-8b": _make_preset((128,), (4096, 8192), _CAUSAL_ONLY, heads=32, kv_heads=8),
-    "llama-70b-gqa": _make_preset((128,), (4096, 8192), _CAUSAL_ONLY, heads=64, kv_heads=8),
-    "bert-base": _make_preset((64,), (512,), _FULL_ONLY, heads=12),
-    "bert-large": _make_preset((64,), (512,), _FULL_ONLY, heads=16),
+    "gpt2-small": _make_preset((64,), (1024,), _CAUSAL_MASK_ONLY, heads=12),
+    "gpt3": _make_preset((128,), (2048,), _CAUSAL_MASK_ONLY, heads=96),
+    "llama-8b": _make_preset((128,), (4096, 8192), _CAUSAL_MASK_ONLY, heads=32, kv_heads=8),
+    "llama-70b-gqa": _make_preset((128,), (4096, 8192), _CAUSAL_MASK_ONLY, heads=64, kv_heads=8),
+    "bert-base": _make_preset((64,), (512,), _FULL_MASK_ONLY, heads=12),
+    "bert-large": _make_preset((64,), (512,), _FULL_MASK_ONLY, heads=16),
     "deepseek-v3": Preset(
         sizes={
             "head_dim": (HeadDims(192, 128),),
             "seqlen_k": (4096, 8192),
-            "causal": _CAUSAL_ONLY,
+            "causal": _CAUSAL_MASK_ONLY,
             "heads": (128,),
         }
     ),
-    "long-context": _make_preset((128,), (32768, 65536, 131072), _CAUSAL_ONLY, heads=16, kv_heads=4, batch=1),
-    "inference-batch": _make_preset((128,), (2048, 8192), _FULL_ONLY, heads=32, kv_heads=8, batch=64, seqlen_q=1),
-    "fa3-paper": _make_preset((64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL_ONLY + _CAUSAL_ONLY),
+    "long-context": _make_preset((128,), (32768, 65536, 131072), _CAUSAL_MASK_ONLY, heads=16, kv_heads=4, batch=1),
+    "inference-batch": _make_preset((128,), (2048, 8192), _FULL_MASK_ONLY, heads=32, kv_heads=8, batch=64, seqlen_q=1),
+    "fa3-paper": _make_preset(
+        (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), _FULL_MASK_ONLY + _CAUSAL_MASK_ONLY
+    ),
     "scaling": replace(
-        _make_preset((16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL_ONLY, heads=1, batch=8),
+        _make_preset((16, 32, 64, 128), (256, 1024, 4096, 8192, 16384), _FULL_MASK_ONLY, heads=1, batch=8),
         fields={"direction": ("fwd", "bwd")},
         kernels=("eager", "compiled-eager"),
     ),
@@ -343,7 +347,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
     operation = "attention"
     reports_memory = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
-    directions: ClassVar[tuple[str, ...]] = DIRECTIONS
+    directions: ClassVar[tuple[str, ...]] = ATTENTION_DIRECTIONS
 
     def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
@@ -434,7 +438,7 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
         queries, keys = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
         masks = chooser.choice((False, True)), chooser.choice((None, None, None, 128))
         shape = AttentionShape(batch, heads, kv_heads, queries, keys, width, width, *masks)
-        direction, data = chooser.choice(DIRECTIONS), chooser.choice(("normal", "uniform"))
+        direction, data = chooser.choice(ATTENTION_DIRECTIONS), chooser.choice(("normal", "uniform"))
         return {"direction": direction, "data": data, "shape": shape}
 
     def describe_problem(self, problem: AttentionProblem) -> Sequence[str]:

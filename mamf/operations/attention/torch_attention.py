@@ -58,7 +58,7 @@ NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
 #: the softmax, to 8 bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits
 #: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64, the rounding of
 #: sums and exponentials causes the errors.
-ERROR_BOUNDS = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
+ERROR_BOUND_BY_DTYPE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error in results/ is 3.3e-3.
 _GRADIENT_TOLERANCE_FACTOR = 2.0
@@ -194,7 +194,7 @@ class TorchAttention(AttentionKernel):
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         """Return the largest ||O - reference|| / ||reference|| that this kernel's output O may have."""
-        return self.tolerance if self.tolerance is not None else ERROR_BOUNDS[problem.dtype]
+        return self.tolerance if self.tolerance is not None else ERROR_BOUND_BY_DTYPE[problem.dtype]
 
 
 class PreparedAttention:
@@ -257,7 +257,7 @@ class PreparedAttention:
         """Verify random rows of the output and of dQ, the gradient of Q, in the first and the last head."""
         if reason := self._explain_wrong_type(result):
             return Verdict(math.inf, 0.0, reason=reason)
-        verdict = self._judge_distance(compare_rows(*self._list_comparison_inputs(result), covers_all_heads=False))
+        verdict = self._judge_distance(compare_rows(*self._get_comparison_inputs(result), covers_all_heads=False))
         return replace(verdict, details={**self._kernel_details, **verdict.details})
 
     @cached_property
@@ -270,7 +270,7 @@ class PreparedAttention:
         The samples are random rows of the output and of dQ, and the sums of dK and dV along the keys. The host also
         verifies some rows of one head.
         """
-        inputs = self._list_comparison_inputs(result)
+        inputs = self._get_comparison_inputs(result)
         whole_verdict, host_distance = self._judge_distance(compare_edge_heads(*inputs)), compare_rows_on_host(*inputs)
         row_verdicts = [
             self._judge_distance(distance) for distance in (compare_rows(*inputs), host_distance) if distance
@@ -288,7 +288,7 @@ class PreparedAttention:
             )
         return replace(worst_verdict, details=whole_verdict.details, reason=reason)
 
-    def _list_comparison_inputs(
+    def _get_comparison_inputs(
         self, result: object
     ) -> tuple[AttentionShape, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return self._shape, self._view_as_bhsd(self._operands), self._view_as_bhsd(self._name_results(result))

@@ -199,10 +199,10 @@ class CompiledEagerAttention(EagerAttention):
 
 #: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which takes
 #: several bytes of memory per pair.
-_MAX_DENSE_PAIRS = 2**28
+_MAX_DENSE_MASK_PAIRS = 2**28
 
 
-def check_flex_attention(backend: Backend, needs_compiler: bool = True) -> Unavailable | None:
+def explain_flex_attention_unavailability(backend: Backend, needs_compiler: bool = True) -> Unavailable | None:
     """Return why FlexAttention cannot run on this backend, or None. ``needs_compiler``: whether to compile it."""
     if needs_compiler and (reason := backend.explain_missing_compiler()):
         return reason
@@ -228,7 +228,7 @@ class FlexAttention(TorchAttention):
     supports_window = True
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        return check_flex_attention(backend) or super().explain_unavailability(backend)
+        return explain_flex_attention_unavailability(backend) or super().explain_unavailability(backend)
 
     def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if backend.runtime == "host" and problem.has_backward:
@@ -266,7 +266,7 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
         seen = distance >= -after
         return seen if shape.window is None else seen & (distance <= shape.window)
 
-    is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_PAIRS
+    is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_MASK_PAIRS
     # For many tokens, compile create_block_mask. The compiled function does not allocate a dense mask, which would take
     # 17 GB for 131072 tokens.
     create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)

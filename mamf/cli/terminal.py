@@ -93,7 +93,7 @@ def warn(line: str) -> None:
 
 
 def print_wrapped_line(line: str, stream: TextIO) -> None:
-    """Print a line to ``stream``, and break it at blanks if it is wider than the terminal."""
+    """Print a line to ``stream``, and break the line at spaces if it is wider than the terminal."""
     _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
 
 

@@ -51,7 +51,7 @@ _MAX_EXACT_TERMS = 1024
 # exact sums in float32.
 _MAX_ROUNDING_DISTANCE = 0.5 + 2.0**-16
 # The dtype in which products of operands are summed, by operand dtype; float32 for all other dtypes.
-_SUM_DTYPE_BY_DTYPE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
+_SUM_DTYPE_BY_OPERAND_DTYPE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
 
 #: A matmul operand: a tensor (batch, rows, K), or a quantized operand (rows, K).
 MatmulOperand = torch.Tensor | QuantizedOperand
@@ -268,7 +268,7 @@ def _compute_residual_statistics(
 
 def _choose_sum_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Return the dtype in which to sum products of operands of ``dtype``; float32 if the device has no float64."""
-    sum_dtype = _SUM_DTYPE_BY_DTYPE.get(dtype, torch.float32)
+    sum_dtype = _SUM_DTYPE_BY_OPERAND_DTYPE.get(dtype, torch.float32)
     try:
         torch.empty(0, dtype=sum_dtype, device=device)
     except TypeError:

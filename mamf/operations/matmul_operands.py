@@ -42,7 +42,7 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 from mamf.operations.quantization import QuantizedOperand, quantize_to_format
-from mamf.torch_backend import to_torch_dtype
+from mamf.torch_backend import get_torch_dtype
 
 #: Texts in the errors that cuBLAS and hipBLAS raise without an algorithm for a shape or layout, and oneDNN for a dtype
 #: that it does not support.
@@ -352,7 +352,7 @@ def quantize_operand(
 
     ``buffers``: the memory of all buffers, by name. The result uses the memory of ``a_quantized`` or ``b_quantized``.
     """
-    float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
+    float8_dtype, scaled_format = get_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.element_counts[operand] // (scaled_format.values_per_byte if scaled_format else 1)
     memory = buffers[f"{operand}_quantized"][:nbytes]
     values = view_as(buffers[operand], shape.row_counts[operand], shape.k)

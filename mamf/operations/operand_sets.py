@@ -158,22 +158,22 @@ def combine_operand_sets(
     return Prepared(
         launches=[each.launch for each in sets],
         verify=lambda index, result: sets[index].verify(result),
-        verify_whole=_combine_by_index([each.verify_whole for each in sets]),
+        verify_whole=_combine_checks([each.verify_whole for each in sets]),
         change_operands=(lambda: [change() for change in changing_functions]) if changing_functions else None,
         poison_outputs=poison_outputs,
         list_changed_operands=list_changed_operands,
         extra_bytes_per_set=extra_bytes_per_set,
-        queue_checksum=_combine_by_index([each.queue_checksum for each in sets]),
+        queue_checksum=_combine_checks([each.queue_checksum for each in sets]),
         remember_output=lambda index, result: remember_outputs(
             lambda returned: list_result_tensors(returned) or sets[index].outputs, result
         ),
         is_deterministic=all(each.is_deterministic for each in sets),
-        locate_wrong_cells=_combine_by_index([each.locate_wrong_cells for each in sets]),
+        locate_wrong_cells=_combine_checks([each.locate_wrong_cells for each in sets]),
         verify_special_values=sets[0].verify_special_values,
     )
 
 
-def _combine_by_index(checks: Sequence[Callable[[object], ResultT] | None]) -> Callable[[int, object], ResultT] | None:
+def _combine_checks(checks: Sequence[Callable[[object], ResultT] | None]) -> Callable[[int, object], ResultT] | None:
     """Combine one function per operand set into one function of the set's index and a launch's result.
 
     ``checks``: the function of each set; all None if the sets have no such function. Return None in this case.
@@ -469,7 +469,7 @@ def remember_outputs(
 
     def queue_comparison(later_result: object) -> Callable[[], WrongCells]:
         pairs = zip(get_outputs(later_result), remembered_outputs, strict=True)
-        wrong_cells = [_find_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
+        wrong_cells = [_flag_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
 
         def wait_for_wrong_cells() -> WrongCells:
             """Wait for the comparison. In the first output that differs, return the cells that differ."""
@@ -489,7 +489,7 @@ def _view_bits_as_matrices(tensor: torch.Tensor) -> torch.Tensor:
     return bits.reshape(-1, *(bits.shape[-2:] if bits.dim() > 1 else (1, bits.shape[-1])))
 
 
-def _find_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
+def _flag_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
     """Return which cells of CELL_SIZE x CELL_SIZE values contain a flag, as booleans (batch, rows of cells, columns of
     cells).
 

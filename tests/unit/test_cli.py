@@ -53,7 +53,7 @@ def test_mamf_finders_spelling_works(sweep):
     [
         ("--versoin", "unknown option '--versoin' (did you mean --version?)"),
         ("swep", "there is no command 'swep' (did you mean sweep?)"),
-        ("quux", "there is no command 'quux'; mamf --help lists them"),
+        ("quux", "there is no command 'quux'; mamf --help lists all commands"),
     ],
 )
 def test_what_is_wrong_before_any_command_is_named(run, argument, complaint):

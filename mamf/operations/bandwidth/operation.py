@@ -29,10 +29,15 @@ from mamf.peaks import find_bandwidth
 
 #: The arrays that a pass reads, by pattern, with the names that STREAM gives them. All patterns but ``read`` write
 #: ``a``.
-READ_ARRAYS: Mapping[str, tuple[str, ...]] = {"copy": ("b",), "read": ("b",), "write": (), "triad": ("b", "c")}
-PATTERNS = tuple(READ_ARRAYS)
+READ_ARRAYS_BY_PATTERN: Mapping[str, tuple[str, ...]] = {
+    "copy": ("b",),
+    "read": ("b",),
+    "write": (),
+    "triad": ("b", "c"),
+}
+ACCESS_PATTERNS = tuple(READ_ARRAYS_BY_PATTERN)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
-_FLOP_PER_ELEMENT = {"copy": 0, "read": 1, "write": 0, "triad": 2}
+_FLOP_PER_ELEMENT_BY_PATTERN = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: Number of arrays of triad, the pattern with the most arrays.
 MAX_ARRAY_COUNT = 3
 #: If the arrays have at least this number of bytes in total, all launches use a single operand set: after a launch,
@@ -42,9 +47,9 @@ _MIN_SINGLE_SET_BYTES = 4 * 2**30
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass measures memory if its arrays are at least this many times as large as the last-level cache. The cache can
 #: then save at most a sixteenth of the memory traffic; it saved 1 % on an H200 (1 GiB written).
-MIN_MEMORY_TO_CACHE_RATIO = 16
+MIN_ARRAYS_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-_SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
+_BYTE_SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
 
 
 def parse_byte_size(text: str) -> int:
@@ -52,7 +57,7 @@ def parse_byte_size(text: str) -> int:
 
     Raises UsageError for any other text.
     """
-    match = _SIZE_PATTERN.fullmatch(text.strip())
+    match = _BYTE_SIZE_PATTERN.fullmatch(text.strip())
     if match is None:
         raise UsageError(
             f"{text!r} is not the size of an array: write a number of bytes, KiB, MiB or GiB, for example 256MiB"
@@ -105,7 +110,7 @@ class BandwidthProblem(CheckedProblem):
         default="copy",
         metadata=describe(
             "what each pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
-            choices=PATTERNS,
+            choices=ACCESS_PATTERNS,
         ),
     )
     dtype: str = "float32"
@@ -124,7 +129,7 @@ class BandwidthProblem(CheckedProblem):
     @property
     def array_names(self) -> tuple[str, ...]:
         """The names of the pattern's arrays: first the array that a pass writes, if any, then the arrays it reads."""
-        return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS[self.pattern])
+        return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS_BY_PATTERN[self.pattern])
 
     def count_elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements in each array."""
@@ -135,12 +140,12 @@ class BandwidthProblem(CheckedProblem):
 
         ``cache_bytes``: the size of the device's last-level cache; None if unknown.
         """
-        return len(self.array_names) * shape.nbytes >= MIN_MEMORY_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES)
+        return len(self.array_names) * shape.nbytes >= MIN_ARRAYS_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES)
 
     def compute_work(self, shape: BandwidthShape) -> Work:
         passes_note = "" if self.warm == 1 else f", {self.warm} passes a launch"
         convention = f"bytes of each array once a pass; {_FORMULA_BY_PATTERN[self.pattern]}{passes_note}"
-        flop = float(self.warm * _FLOP_PER_ELEMENT[self.pattern] * self.count_elements(shape))
+        flop = float(self.warm * _FLOP_PER_ELEMENT_BY_PATTERN[self.pattern] * self.count_elements(shape))
         return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
     def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
@@ -150,7 +155,10 @@ class BandwidthProblem(CheckedProblem):
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer for each array. It contains this array of all operand sets, in succession."""
         elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
-        return {name: Buffer(elements, self.dtype, name in READ_ARRAYS[self.pattern]) for name in self.array_names}
+        return {
+            name: Buffer(elements, self.dtype, name in READ_ARRAYS_BY_PATTERN[self.pattern])
+            for name in self.array_names
+        }
 
     def count_bytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
         """Return the bytes of the arrays of all operand sets together."""
@@ -162,7 +170,7 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 
     operation = "bandwidth"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
-    patterns: ClassVar[tuple[str, ...]] = PATTERNS
+    patterns: ClassVar[tuple[str, ...]] = ACCESS_PATTERNS
 
     def explain_unsupported_problem(self, backend: Backend, problem: BandwidthProblem) -> str | None:
         if problem.pattern not in self.patterns:

@@ -307,7 +307,7 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return None
 
     def is_refusal(self, error: Exception) -> bool:
-        # The error STATUS_NOT_SUPPORTED is the library's. The other errors are torch's, from its checks of the operands.
+        # The library's error contains STATUS_NOT_SUPPORTED. The other errors are from torch's checks of the operands.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 

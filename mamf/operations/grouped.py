@@ -1,4 +1,4 @@
-"""Define the operation ``grouped``, a matmul as in a mixture of experts: its shapes, problems and base kernel."""
+"""Define the operation ``grouped``, the matmuls of a mixture of experts: its shapes, problems and base kernel."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
         return EXPERT_PRESETS
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return the columns of a matmul's row, and a column with the number of tokens of the busiest expert."""
+        """Return the columns that reports have for every matmul, and the number of tokens of the busiest expert."""
         return {**super().make_columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}

@@ -167,7 +167,10 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel for the work whose rate a row reports. Raises UnavailableError if no kernel runs here."""
+        """Return the kernel for the work whose rate a row reports.
+
+        Raises UnavailableError if no kernel can run on this backend.
+        """
         counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)

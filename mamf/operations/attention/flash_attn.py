@@ -85,7 +85,7 @@ class FlashAttention3Library(KernelLibrary):
 class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
     name = "flash-attn-3"
     supports_unequal_head_dims = True
-    # Above 256, the library supports only head dimensions of values, and only if the head dimension of keys is at most
+    # The library supports a head dimension above 256 only for values, and only if the head dimension of keys is at most
     # 64. The library itself raises an error for other combinations.
     head_dims = range(8, 513, 8)
 

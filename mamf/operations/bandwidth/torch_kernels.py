@@ -31,11 +31,11 @@ from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_in
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
 #: a triad is rounded at most twice.
 PATTERN_SCALAR = 3.0
-# Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
+# The number of elements that verification compares at once. This takes a few times 64 MiB of temporary memory.
 _ELEMENTS_PER_CHUNK = 2**24
 _SAMPLED_ELEMENT_COUNT = 256
-# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|, or by this number if the sum is
-# smaller, because small values in float16 have large relative errors.
+# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|. If this sum is smaller than the
+# constant below, verification divides by the constant, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
 # A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
 _MAX_SUM_DEVIATIONS = 6
@@ -192,20 +192,19 @@ class TorchFunctions(TorchBandwidthKernel):
 # -- passes in Triton --------------------------------------------------------------------------------------------------
 
 
-# Number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill its 2048 threads.
+# The number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill a unit's 2048 threads.
 _PROGRAMS_PER_UNIT = 8
-# Assumed number of compute units of a device that does not report it.
+# The number of compute units that mamf assumes for a device that does not report the number.
 _DEFAULT_COMPUTE_UNITS = 64
 _WARPS_PER_PROGRAM = 8
-# Bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
+# The bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
 _BLOCK_BYTES = _WARPS_PER_PROGRAM * 32 * 32
 
 
 class TritonPasses(TorchBandwidthKernel):
-    """A persistent Triton kernel whose programs stride over the arrays.
+    """A persistent Triton kernel: each of its programs processes many blocks of the arrays.
 
-    A launch runs all its passes in one kernel on the device, so that several passes measure a cache without gaps
-    between kernels.
+    A launch runs all passes in one kernel, so that there are no gaps between the passes when they measure a cache.
     """
 
     name = "triton"
@@ -231,5 +230,5 @@ class TritonPasses(TorchBandwidthKernel):
         launch = partial(
             kernel, *operands, *scalar, element_count, problem.warm, BLOCK=block_elements, num_warps=_WARPS_PER_PROGRAM
         )
-        launch()  # Let Triton compile the kernel, which it does in the first launch.
+        launch()  # Triton compiles the kernel during the first launch.
         return launch, output, float(problem.warm)

@@ -135,18 +135,19 @@ class Ceiling(NotebookTable, Rate):
 
 def confirm_ceilings(
     rows: Iterable[Measurement],
-    requested: Iterable[tuple[Problem, str, str | None]],
+    requested_ceilings: Iterable[tuple[Problem, str, str | None]],
     device: str,
     uuid_hash: str | None = None,
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``requested``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
-    interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster (``has_faster_visit``).
+    ``requested_ceilings``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an
+    unknown interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster than its rate
+    (``has_faster_visit``).
     """
     rows = list(rows)
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
-    for problem, regime, default in requested:
+    for problem, regime, default in requested_ceilings:
         rows_of_ceiling = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default)
         if ceiling is not None:
@@ -187,7 +188,7 @@ def confirm_ceiling(
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
     choosing = [row for row in rows if row.phase == CHOOSE_PHASE]
-    confirming_rounds = group_rounds(row for row in rows if row.phase != CHOOSE_PHASE)
+    confirming_rounds = group_rounds_by_candidate(row for row in rows if row.phase != CHOOSE_PHASE)
     # Logs converted from an older version have only one phase. Its rounds choose the winner and also give its rate,
     # which is therefore biased upward.
     failed = {(row.shape, row.kernel) for row in rows if not row.ok}
@@ -198,7 +199,7 @@ def confirm_ceiling(
     shape, kernel = winner
     rate, interval = combine_rounds(list(winner_rounds.values()))
     gain = None
-    compared_rounds = group_rounds(choosing) or confirming_rounds
+    compared_rounds = group_rounds_by_candidate(choosing) or confirming_rounds
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared_rounds:
         gain = (
             stdlib_statistics.median(
@@ -242,7 +243,7 @@ def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
     """Sort the candidates of a search by their median rate over rounds, best first. Candidates that the search has
     dropped come last.
     """
-    rounds_by_candidate = group_rounds(rows)
+    rounds_by_candidate = group_rounds_by_candidate(rows)
     remaining = set(_find_remaining_candidates(rounds_by_candidate))
     return sorted(
         rounds_by_candidate,
@@ -303,7 +304,7 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
     return repeatabilities[len(repeatabilities) // 2] if repeatabilities else None
 
 
-def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
+def group_rounds_by_candidate(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
     rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
     return {candidate: {row.round: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}

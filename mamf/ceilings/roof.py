@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement
-from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import READ_ARRAYS_BY_PATTERN, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
 
@@ -52,14 +52,14 @@ class Roofs:
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
         """Return a copy with only the ceilings of these regimes. Raises UsageError if no ceiling is left."""
         kept_regimes = tuple(regimes)
-        compute = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
-        bandwidth = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}
-        if not compute and not bandwidth:
+        compute_ceilings = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
+        bandwidth_ceilings = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}
+        if not compute_ceilings and not bandwidth_ceilings:
             raise UsageError(
                 f"no ceiling is known in the regime {' or '.join(kept_regimes)}: choose from the regimes with a "
                 f"ceiling, {', '.join(self.regimes)}"
             )
-        return replace(self, compute_ceilings=compute, bandwidth_ceilings=bandwidth)
+        return replace(self, compute_ceilings=compute_ceilings, bandwidth_ceilings=bandwidth_ceilings)
 
     def find_roof_and_bound(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits the row: COMPUTE_BOUND or BANDWIDTH_BOUND.
@@ -68,13 +68,15 @@ class Roofs:
         returns None for work that reads nothing, such as a fill: it can exceed the bandwidth ceiling, because the
         ceiling was measured with reads.
         """
-        work, memory = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
-        compute = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
-        if memory is None or (compute is None if work.has_matmul_flop else not reads_operands(row.problem)):
+        work, memory_ceiling = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
+        compute_ceiling = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
+        if memory_ceiling is None or (
+            compute_ceiling is None if work.has_matmul_flop else not reads_operands(row.problem)
+        ):
             return None
         seconds = {
-            COMPUTE_BOUND: 0.0 if compute is None else work.flop / compute.rate / TERA,
-            BANDWIDTH_BOUND: work.nbytes / memory.rate / TERA,
+            COMPUTE_BOUND: 0.0 if compute_ceiling is None else work.flop / compute_ceiling.rate / TERA,
+            BANDWIDTH_BOUND: work.nbytes / memory_ceiling.rate / TERA,
         }
         bound = max(seconds, key=seconds.__getitem__)
         return work.amount / seconds[bound] / TERA, bound
@@ -126,7 +128,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 def reads_operands(problem: object) -> bool:
     """Return whether the work of this problem reads operands. Only bandwidth patterns such as a fill read none."""
-    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS[problem.pattern])
+    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS_BY_PATTERN[problem.pattern])
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
@@ -159,8 +161,8 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
     normally distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of
     several devices unless ``anyway``.
     """
-    compute: dict[tuple[str, str], Ceiling] = {}
-    bandwidth: dict[tuple[str, str], Ceiling] = {}
+    compute_ceilings: dict[tuple[str, str], Ceiling] = {}
+    bandwidth_ceilings: dict[tuple[str, str], Ceiling] = {}
     all_ceilings = list(ceilings)
     for ceiling in all_ceilings:
         problem = ceiling.problem
@@ -171,18 +173,18 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
                 key = ceiling.dtype, ceiling.regime
-                compute[key] = max(compute.get(key, ceiling), ceiling, key=lambda each: each.rate)
+                compute_ceilings[key] = max(compute_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
                 key = level, ceiling.regime
-                bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
-    if not compute and not bandwidth:
+                bandwidth_ceilings[key] = max(bandwidth_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
+    if not compute_ceilings and not bandwidth_ceilings:
         raise UsageError(
             "the logs contain no compute or bandwidth ceiling: give logs of 'mamf roofline', or of 'mamf find' and "
             "'mamf find --operation bandwidth'"
         )
-    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, compute, bandwidth)
+    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, compute_ceilings, bandwidth_ceilings)
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:
@@ -191,5 +193,5 @@ def require_same_device(device: tuple[str, str | None], other_device: tuple[str,
     """
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
-        what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {what}: use logs of one card, or add --anyway")
+        cards = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
+        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or add --anyway")

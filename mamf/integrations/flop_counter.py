@@ -31,16 +31,16 @@ def count_flops(step: Callable[[], object]) -> float:
     262144.0
     """
     counter = StepFlopCounter()
-    counter.start()
+    counter.start_counting()
     try:
         step()
     finally:
-        flop = counter.stop()
+        flop = counter.stop_counting()
     return flop
 
 
 class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
-    """A counter of the FLOP that a training program runs between ``start`` and ``stop``.
+    """A counter of the FLOP that a training program runs between ``start_counting`` and ``stop_counting``.
 
     A formula that fails makes the count NaN, but never raises an error in the program.
     """
@@ -49,7 +49,7 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
         super().__init__(display=False, custom_mapping=_make_missing_formulas())
         self._flop, self._running_optimizer_count, self._exit_stack = 0.0, 0, ExitStack()
 
-    def start(self) -> None:
+    def start_counting(self) -> None:
         self._exit_stack.enter_context(_use_countable_operations())
         for register, change in (
             (register_optimizer_step_pre_hook, 1),
@@ -60,8 +60,8 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
             )
         self._exit_stack.enter_context(self)
 
-    def stop(self) -> float:
-        """Stop counting and return the FLOP since ``start``, without the matmuls of optimizers such as Muon.
+    def stop_counting(self) -> float:
+        """Stop counting and return the FLOP since ``start_counting``, without the matmuls of optimizers such as Muon.
 
         Return NaN if torch failed to count an operation.
         """

@@ -365,9 +365,9 @@ class Meter:
         return self._peaks_and_ceilings[dtype]
 
 
-def _convert_to_number_or_nan(count: Any) -> float:
+def _convert_to_number_or_nan(value: Any) -> float:
     try:
-        number = float(count)
+        number = float(value)
     except (TypeError, ValueError):
         return math.nan
     return number if number >= 0 else math.nan

@@ -34,10 +34,10 @@ from mamf.text import escape_invisible_characters
 _MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 
 
-def warn(line: str) -> None:
+def warn(message: str) -> None:
     """Give the warning ``line``. Raises nothing, even if the program turns warnings into errors."""
     with suppress(Warning):
-        warnings.warn(escape_invisible_characters(line), MamfWarning, stacklevel=2)
+        warnings.warn(escape_invisible_characters(message), MamfWarning, stacklevel=2)
 
 
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +89,7 @@ class MeteredCallback:
         self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
         #: Functions to call when the metering ends, such as one that removes a hook.
-        self.cleanup = ExitStack()
+        self.cleanup_stack = ExitStack()
 
     def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
@@ -98,7 +98,7 @@ class MeteredCallback:
 
     def stop_metering(self) -> None:
         """Stop metering, because the training has ended."""
-        self.cleanup.close()
+        self.cleanup_stack.close()
         training, self.training = self.training, None
         if training is not None:
             training.stop_counting()
@@ -108,13 +108,13 @@ class MeteredTraining:
     """A metered training run. A formula gives the FLOP of a step, divided by ``model_parallel``; if the model has no
     formula, torch counts the FLOP of a few steps.
 
-    ``options``: the arguments of Meter. ``given_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
+    ``options``: the arguments of Meter. ``user_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
     """
 
     def __init__(
-        self, model: Any, module: Any, options: dict[str, Any], given_counts: tuple[Any, Any], is_compiled: bool = False
+        self, model: Any, module: Any, options: dict[str, Any], user_counts: tuple[Any, Any], is_compiled: bool = False
     ) -> None:
-        self.options, self._tokens_and_samples, self.meter = options, given_counts, Meter(**options)
+        self.options, self._tokens_and_samples, self.meter = options, user_counts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepFlopCounter | None = None
         #: The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
@@ -175,7 +175,7 @@ class MeteredTraining:
             self._switch_to_counting("mamf found no tokens in a batch")
         if self._is_counting and len(self._batches) == 1 and self._must_count_flop():
             self._counter = StepFlopCounter()
-            self._counter.start()
+            self._counter.start_counting()
 
     def _must_count_flop(self) -> bool:
         """Return whether torch must count the FLOP of this step, because its mean sequence length is not between
@@ -189,14 +189,14 @@ class MeteredTraining:
     def _list_fixed_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
         """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
         fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
-        return [(int(batch_sizes.samples), fixed_length)] if fixed_length and batch_sizes.samples > 0 else []
+        return [(int(batch_sizes.sample_count), fixed_length)] if fixed_length and batch_sizes.sample_count > 0 else []
 
     def stop_counting(self) -> None:
         """Stop counting FLOP, because all backward passes of a step are done or the training has ended."""
         if self._gradient_observer is not None:
             self._gradient_observer.hooks.close()
         if self._counter is not None:
-            flop = self._counter.stop() or math.nan
+            flop = self._counter.stop_counting() or math.nan
             if self._batches and not math.isnan(flop):
                 elements, length = _compute_element_count_and_length(self._batches)
                 self._counted_flop_per_token[length] = flop / elements
@@ -215,8 +215,8 @@ class MeteredTraining:
         if counter is not None:
             self.meter.pause()  # Leave this step out of the figures, because counting took most of its time.
             return
-        tokens = sum(each.tokens for each in batches) or math.nan
-        samples = sum(each.samples for each in batches) or math.nan
+        tokens = sum(each.token_count for each in batches) or math.nan
+        samples = sum(each.sample_count for each in batches) or math.nan
         flop = None if "flops_per_step" in self.options else functools.partial(self._compute_flop, batches)
         self.meter.step(tokens, flop, samples)
 
@@ -232,7 +232,7 @@ class MeteredTraining:
             counts = self._list_fixed_sequences(each) or each.count_documents_by_length() or each.sequence_counts
             total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
             if each.logit_token_count is not None:
-                total -= formula.compute_head_flop(each.tokens - each.logit_token_count)
+                total -= formula.compute_output_layer_flop(each.token_count - each.logit_token_count)
         return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
@@ -350,8 +350,8 @@ class BatchSizes(NamedTuple):
       tokens within their document. ``logit_token_count``: the number of tokens in the output layer; None: all tokens.
     """
 
-    tokens: float
-    samples: float
+    token_count: float
+    sample_count: float
     sequence_counts: list[tuple[int, int]]
     target_length: int | None
     sample_count_and_size: tuple[float, float] = (1, 1)
@@ -361,14 +361,14 @@ class BatchSizes(NamedTuple):
 
     def count_documents_by_length(self) -> list[tuple[int, int]]:
         """Return (count, length) for each length of packed documents, or an empty list if no documents are packed."""
-        lengths: Counter[int] = Counter()
+        counts_by_length: Counter[int] = Counter()
         if self.document_bounds is not None:
-            lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
+            counts_by_length.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
         elif self.document_positions is not None:
             for positions in self.document_positions.tolist():
                 starts = [index for index, (before, after) in enumerate(pairwise(positions), 1) if after != before + 1]
-                lengths.update(end - begin for begin, end in pairwise([0, *starts, len(positions)]))
-        return [(count, length) for length, count in lengths.items() if length > 0]
+                counts_by_length.update(end - begin for begin, end in pairwise([0, *starts, len(positions)]))
+        return [(count, length) for length, count in counts_by_length.items() if length > 0]
 
 
 def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
@@ -413,8 +413,8 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
     row_count = sample_count or 1
     bounds, positions = (None, None) if tokens is not None else _find_document_bounds(fields)
     return BatchSizes(
-        tokens=total_tokens or math.nan,
-        samples=sample_count or math.nan,
+        token_count=total_tokens or math.nan,
+        sample_count=sample_count or math.nan,
         sequence_counts=sequence_counts,
         target_length=targets,
         sample_count_and_size=(row_count, elements / row_count) if elements else (1, 1),

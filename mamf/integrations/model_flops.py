@@ -81,7 +81,7 @@ class ModelFlops:
         )
         return weight_flop + attention_flop + self.flop_per_sequence / sequence_length
 
-    def compute_head_flop(self, tokens: float) -> float:
+    def compute_output_layer_flop(self, tokens: float) -> float:
         """Return the FLOP of the output layer for ``tokens`` tokens, forward and backward."""
         return 2 * self.head_weights * tokens * (1 + self.trained_share + self.input_share)
 
@@ -142,7 +142,7 @@ def model_flops(model: Any) -> ModelFlops:
             f"count FLOP with mamf.count_flops, or give flops_per_step=; there are formulas for {known}"
         )
     return _ArchitectureReader(config, architecture).make_formula(
-        has_head=getattr(model, "get_output_embeddings", lambda: model)() is not None
+        has_output_layer=getattr(model, "get_output_embeddings", lambda: model)() is not None
     )
 
 
@@ -173,17 +173,17 @@ class _ArchitectureReader:
     def __init__(self, config: Any, section: str) -> None:
         self.config, self.section = config, _read_architecture_sections()[section]
 
-    def make_formula(self, has_head: bool = True) -> ModelFlops:
+    def make_formula(self, has_output_layer: bool = True) -> ModelFlops:
         layers, experts = self.evaluate_term("layers"), self.evaluate_term("experts")
         sparse_layer_count = self._count_sparse_layers(layers) if experts else 0
         mlp_weights = (layers - sparse_layer_count) * (self.evaluate_term("mlp") if layers > sparse_layer_count else 0)
         mlp_weights += sparse_layer_count * (experts + (self.evaluate_term("router") if sparse_layer_count else 0))
-        encoder, head_weights = self.section["encoder"], self.evaluate_term("head") if has_head else 0
+        encoder, head_weights = self.section["encoder"], self.evaluate_term("head") if has_output_layer else 0
         return ModelFlops(
             weights=layers * self.evaluate_term("projections") + mlp_weights + head_weights,
             layers=layers,
             attention_width=self.evaluate_term("width"),
-            windows=tuple(self._find_windows(layers)),
+            windows=tuple(self._list_windowed_layers(layers)),
             is_causal=self.section["mask"] == "causal",
             flop_per_sequence=self.evaluate_term("sequence"),
             fixed_length=self.evaluate_term("positions"),
@@ -238,7 +238,7 @@ class _ArchitectureReader:
         ]
         return sum(first_sparse_layer <= layer < layers and layer not in dense_layers for layer in sparse_layers)
 
-    def _find_windows(self, layers: int) -> list[WindowedLayers]:
+    def _list_windowed_layers(self, layers: int) -> list[WindowedLayers]:
         types = getattr(self.config, "layer_types", None)
         if types:
             counts_by_type = ((layer_type, types.count(layer_type)) for layer_type in _WINDOW_FIELD_BY_LAYER_TYPE)

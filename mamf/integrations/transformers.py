@@ -54,7 +54,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
             "model_parallel": getattr(model, "tp_size", None) or 1,
         }
         self.start_metering(model, model, defaults, is_compiled=bool(args.torch_compile))
-        self.cleanup.callback(model.register_forward_pre_hook(self._record_batch, with_kwargs=True).remove)
+        self.cleanup_stack.callback(model.register_forward_pre_hook(self._record_batch, with_kwargs=True).remove)
 
     @stop_metering_on_error
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:

@@ -16,15 +16,15 @@ from mamf.dtypes import DTYPES
 from mamf.errors import BaseShape, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
 from mamf.operation import CheckedProblem, describe
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
-from mamf.operations.collective import COLLECTIVES, CollectiveKernel, CollectiveProblem, CollectiveShape
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
+from mamf.operations.collective import COLLECTIVE_NAMES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import COPY_DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
-OTHER_WORK_NAMES = (*COLLECTIVES, *COPY_DIRECTIONS, *PATTERNS)
+OTHER_WORK_NAMES = (*COLLECTIVE_NAMES, *COPY_DIRECTIONS, *ACCESS_PATTERNS)
 #: The two values of ``OverlapProblem.timed``, which says whether a row's rate counts the matmul or the other work.
 COUNTED_WORK_NAMES = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
@@ -109,7 +109,7 @@ class OverlapProblem(CheckedProblem):
 
     @property
     def is_collective(self) -> bool:
-        return self.other in COLLECTIVES
+        return self.other in COLLECTIVE_NAMES
 
     def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work whose rate a row reports.
@@ -167,7 +167,10 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel for the work whose rate a row reports. Raises UnavailableError if no kernel runs here."""
+        """Return the kernel for the work whose rate a row reports.
+
+        Raises UnavailableError if no kernel can run on this backend.
+        """
         counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)

@@ -75,7 +75,7 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape of a ceiling of this operation, with 0 FLOP and 0 bytes, because the ceiling lacks both."""
+        """Return the shape of a ceiling, given its text. A ceiling does not say its FLOP and bytes, so both are 0."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 
@@ -106,7 +106,7 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether the highest rate of the operation ``name`` is the compute limit of a device, as for matmul.
+    """Return whether the highest rate of the operation ``name`` is a device's compute limit ("roof"), as for matmul.
 
     Reports show the rates of other operations as shares of this limit.
     """

@@ -69,12 +69,12 @@ def test_an_8_bit_cache_halves_its_bytes_alone():
 
 def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
     shape, one, many = parse("b1h32kv8q1c1024d128"), DecodeProblem(), DecodeProblem(graph=True)
-    count = many.count_launches(shape)
-    assert one.count_launches(shape) == 1
+    count = many.count_kernel_launches(shape)
+    assert one.count_kernel_launches(shape) == 1
     assert many.compute_work(shape).nbytes == count * one.compute_work(shape).nbytes
     assert count == 64 or many.compute_work(shape).nbytes >= 512 * 2**20
     assert many.list_buffers(shape)["k"].elements == count * one.list_buffers(shape)["k"].elements
-    assert many.count_launches(parse("b64h32kv8q1c8192d128")) == 3
+    assert many.count_kernel_launches(parse("b64h32kv8q1c8192d128")) == 3
 
 
 @pytest.mark.parametrize(("letter", "mean"), [("u", 0.5), ("t", 0.25)])

@@ -3,7 +3,7 @@
 import pytest
 
 from mamf.measurement import Measurement, Rate
-from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
+from mamf.operations.model.operation import TRAINING_PHASES, ModelProblem, ModelShape
 from mamf.report.charts.logs import make_model_chart
 from mamf.statistics import summarize_samples
 
@@ -21,7 +21,7 @@ def row(phase="step", context=1024, milliseconds=None, kernel="torch[sdpa]", **f
     return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launches=10)
 
 
-STEP = [row(phase) for phase in PHASES]
+STEP = [row(phase) for phase in TRAINING_PHASES]
 
 
 def parts(rows):
@@ -31,7 +31,7 @@ def parts(rows):
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [
-        (PHASES, {"forward": 10, "backward": 21, "optimizer step": 3}),
+        (TRAINING_PHASES, {"forward": 10, "backward": 21, "optimizer step": 3}),
         (["step", "forward"], {"forward": 10, "backward and optimizer step": 24}),
         (["forward-backward", "step"], {"forward and backward": 31, "optimizer step": 3}),
         (["step"], {"forward and backward and optimizer step": 34}),

@@ -170,7 +170,7 @@ def write_tables(options: argparse.Namespace) -> int:
         )
     for review in review_results(root, logs):
         if review.is_rejected():
-            for line in format_findings(review, with_warnings=False):
+            for line in format_findings(review, include_warnings=False):
                 print_line(line)
             raise UsageError(f"{review.path} breaks the rules of results/: fix the errors above, or remove the log")
     collection = read_collection(root, logs)

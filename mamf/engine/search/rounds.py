@@ -18,7 +18,7 @@ from mamf.ceilings.ceiling import (
     MIN_CONFIRMING_ROUNDS,
     Candidate,
     compute_median_rate,
-    group_rounds,
+    group_rounds_by_candidate,
     rank_candidates,
     summarize_conditions,
 )
@@ -72,7 +72,7 @@ def drop_beaten_candidates(
     than the share ``max_share_behind`` below the median rate of the best candidate.
     """
     rounds_by_candidate = {
-        candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in candidates
+        candidate: rounds for candidate, rounds in group_rounds_by_candidate(rows).items() if candidate in candidates
     }
     if not rounds_by_candidate:
         return []
@@ -341,7 +341,7 @@ class ConfirmationRounds:
         but at least one.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_per_measurement, 1e-9) / rounds
-        rounds_by_candidate = group_rounds(rows)
+        rounds_by_candidate = group_rounds_by_candidate(rows)
         best_first = sorted(
             candidates, key=lambda each: compute_median_rate(rounds_by_candidate[each].values()), reverse=True
         )

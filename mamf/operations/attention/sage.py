@@ -36,16 +36,19 @@ class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
     function_name = "sageattn"
     distribution_name = "sageattention"
-    # SageAttention's causal mask is right only if there are as many queries as keys.
+    # SageAttention's causal mask is correct only if there are as many queries as keys.
     supports_unequal_lengths = False
     major_version: ClassVar[int]
 
     def import_library(self) -> Any:
-        # Versions 1 and 2 have a function ``sageattn``, but only version 2 also has a function for each of its kernels.
+        # Both versions have the function ``sageattn``, but only version 2 also has a function for each of its kernels.
         has_kernels = hasattr(importlib.import_module(self.module_name), "sageattn_qk_int8_pv_fp16_triton")
         if has_kernels != (self.major_version == 2):
             version = get_package_version(self.distribution_name) or ("2.x" if has_kernels else "1.x")
-            raise ModuleNotFoundError(f"the installed sageattention has version {version}", name=self.module_name)
+            raise ModuleNotFoundError(
+                f"the installed sageattention has version {version}, but {self.library_name} is needed",
+                name=self.module_name,
+            )
         return super().import_library()
 
     def launch_forward(

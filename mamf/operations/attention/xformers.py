@@ -24,7 +24,8 @@ class XFormersAttention(LibraryAttention):
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
     supports_unequal_head_dims = True
-    # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
+    # xFormers' LowerTriangularMask is aligned to the top left. mamf expects a mask that is aligned to the bottom right,
+    # which is a different mask if there are more or fewer queries than keys.
     supports_unequal_lengths = False
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -51,8 +52,8 @@ class XFormersAttention(LibraryAttention):
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
         except NotImplementedError as error:
-            # No operator supports the inputs. The message first describes the inputs. Then it gives the reason of each
-            # operator, in a line that begins with the operator's name in backticks. Keep only the reasons.
+            # No operator of xFormers supports the inputs. The error message first describes the inputs. Then it gives
+            # each operator's reason, in a line that begins with the operator's name in backticks. Keep only reasons.
             reasons = re.sub(r"\A.*?\n(?=`)", "", str(error), flags=re.DOTALL)
             raise UnsupportedError(" ".join(reasons.split())) from error
         return output.flatten(2, 3) if output.ndim == 5 else output

@@ -27,7 +27,7 @@ from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
 #: The names of the distributions of sequence lengths, by the letter that stands for them in the text of a shape.
-LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
+LENGTH_DISTRIBUTION_BY_LETTER: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
 #: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
@@ -99,7 +99,7 @@ class DecodeShape:
         default="equal",
         metadata=describe(
             "distribution of sequence lengths: all equal, uniform, or many short and few long (tail)",
-            choices=tuple(LENGTH_DISTRIBUTIONS.values()),
+            choices=tuple(LENGTH_DISTRIBUTION_BY_LETTER.values()),
         ),
     )
     page_size: int | None = field(
@@ -121,7 +121,7 @@ class DecodeShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
-        known = tuple(LENGTH_DISTRIBUTIONS.values())
+        known = tuple(LENGTH_DISTRIBUTION_BY_LETTER.values())
         fits_latent = self.kv_heads == 1 and self.head_dim_v < self.head_dim
         refusals = (
             (
@@ -147,7 +147,7 @@ class DecodeShape:
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
-        letter = next(letter for letter, name in LENGTH_DISTRIBUTIONS.items() if name == self.lengths)
+        letter = next(letter for letter, name in LENGTH_DISTRIBUTION_BY_LETTER.items() if name == self.lengths)
         value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         page = "" if self.page_size is None else f"p{self.page_size}"
         latent = "l" if self.is_latent else ""
@@ -165,7 +165,7 @@ class DecodeShape:
         sizes = dict(zip(_SIZE_FIELD_NAMES, map(parse_digits, digits), strict=True))
         return cls(
             **sizes,
-            lengths=LENGTH_DISTRIBUTIONS[letter],
+            lengths=LENGTH_DISTRIBUTION_BY_LETTER[letter],
             page_size=parse_digits(page) if page else None,
             is_latent=bool(latent),
         )
@@ -257,7 +257,7 @@ class DecodeProblem(CheckedProblem):
         """The dtype of the cached keys and values."""
         return self.dtype if self.cache_dtype == SAME_AS_QUERIES else self.cache_dtype
 
-    def count_launches(self, shape: DecodeShape) -> int:
+    def count_kernel_launches(self, shape: DecodeShape) -> int:
         """Return how many kernel launches the graph of one launch contains; 1 if the problem has no graph."""
         if not self.graph:
             return 1
@@ -266,7 +266,7 @@ class DecodeProblem(CheckedProblem):
         )
 
     def compute_work(self, shape: DecodeShape) -> Work:
-        count = self.count_launches(shape)
+        count = self.count_kernel_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
         flop = (
             2
@@ -290,7 +290,7 @@ class DecodeProblem(CheckedProblem):
 
     def list_buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
-        count, sizes = sets * self.count_launches(shape), draw_sequence_sizes(shape, self.seed)
+        count, sizes = sets * self.count_kernel_launches(shape), draw_sequence_sizes(shape, self.seed)
         queries = sum(sizes.query_counts) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
@@ -312,11 +312,11 @@ _LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
     "kv_heads": (8,),
     "head_dim": (HeadDims(128, 128),),
 }
-_CONTIGUOUS_AND_PAGED = (None, 16)
+_PRESET_PAGE_SIZES = (None, 16)
 
 DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
     "llama-8b-decode": Preset(
-        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _CONTIGUOUS_AND_PAGED}
+        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _PRESET_PAGE_SIZES}
     ),
     "llama-70b-decode": Preset(
         sizes={
@@ -324,7 +324,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
             **_DEFAULT_BATCH_AND_CACHE,
             "heads": (64,),
             "batch": (8, 64),
-            "page_size": _CONTIGUOUS_AND_PAGED,
+            "page_size": _PRESET_PAGE_SIZES,
         }
     ),
     "deepseek-v3-decode": Preset(
@@ -344,7 +344,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
             "batch": (16,),
             "queries": (2, 4, 8, 16),
             "cache_len": (8192,),
-            "page_size": _CONTIGUOUS_AND_PAGED,
+            "page_size": _PRESET_PAGE_SIZES,
         }
     ),
     "chunked-prefill": Preset(
@@ -363,7 +363,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
         shapes={
             DecodeShape(16, 32, 8, length, length, 128, 128, "uniform", page): ""
             for length in (2048, 8192)
-            for page in _CONTIGUOUS_AND_PAGED
+            for page in _PRESET_PAGE_SIZES
         }
     ),
 }
@@ -459,7 +459,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         """
         if not row.ok:
             return {}
-        seconds = row.seconds / row.problem.count_launches(row.shape)
+        seconds = row.seconds / row.problem.count_kernel_launches(row.shape)
         planning_us = row.details.get("planning_us")
         return {
             "TFLOPS": row.flop / row.seconds / TERA,
@@ -473,7 +473,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
         queries, cache = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
-        lengths, page = chooser.choice(tuple(LENGTH_DISTRIBUTIONS.values())), chooser.choice((None, 16, 256))
+        lengths, page = chooser.choice(tuple(LENGTH_DISTRIBUTION_BY_LETTER.values())), chooser.choice((None, 16, 256))
         shape = DecodeShape(batch, heads, kv_heads, min(queries, 16), cache, width, width, lengths, page)
         return {"data": chooser.choice(("normal", "uniform")), "shape": shape}
 

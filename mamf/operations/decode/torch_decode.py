@@ -29,7 +29,7 @@ from mamf.operations.attention.attention_reference import (
     measure_distance,
 )
 from mamf.operations.attention.operation import AttentionShape
-from mamf.operations.attention.torch_attention import ERROR_BOUNDS, KernelLibrary, describe_head_dims
+from mamf.operations.attention.torch_attention import ERROR_BOUND_BY_DTYPE, KernelLibrary, describe_head_dims
 from mamf.operations.decode.operation import (
     DecodeKernel,
     DecodeProblem,
@@ -150,7 +150,7 @@ class TorchDecode(DecodeKernel):
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
-        set_count = sets * problem.count_launches(shape)
+        set_count = sets * problem.count_kernel_launches(shape)
         buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
         tables = make_cache_tables(problem, shape, backend.device)
         ready_kernel = self.bind_operands(backend, problem, shape, tables)
@@ -191,7 +191,7 @@ class PreparedDecode:
         ready_kernel: ReadyKernel,
     ) -> None:
         self._shape, self._tables, self._ready_kernel = shape, tables, ready_kernel
-        self._tolerance = ERROR_BOUNDS[problem.dtype]
+        self._tolerance = ERROR_BOUND_BY_DTYPE[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
         self._details = {**ready_kernel.details, **version}
         sizes = draw_sequence_sizes(shape, problem.seed)
@@ -272,12 +272,12 @@ class PreparedDecode:
             return judge_distance(distance, self._tolerance)
 
 
-def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
+def capture_graph(backend: Backend, operand_sets: Sequence[OperandSet]) -> OperandSet:
     """Capture a launch of each operand set in one graph, and return an operand set whose launch replays the graph.
 
     The verification of this operand set covers the outputs of all captured launches.
     """
-    replay, results = backend.capture_graph([each.launch for each in sets])
+    replay, results = backend.capture_graph([each.launch for each in operand_sets])
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
@@ -286,11 +286,11 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
     return OperandSet(
         replay,
-        lambda _: verify_all_results([each.verify for each in sets]),
+        lambda _: verify_all_results([each.verify for each in operand_sets]),
         outputs=[tensor for result in results for tensor in list_result_tensors(result)],
-        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in sets]),
-        change_operands=lambda: [each.change_operands() for each in sets if each.change_operands],
-        restore_operands=lambda: [each.restore_operands() for each in sets],
+        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in operand_sets]),
+        change_operands=lambda: [each.change_operands() for each in operand_sets if each.change_operands],
+        restore_operands=lambda: [each.restore_operands() for each in operand_sets],
     )
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
-from mamf.operations.attention.torch_kernels import check_flex_attention
+from mamf.operations.attention.torch_kernels import explain_flex_attention_unavailability
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import CacheTables, ReadyKernel, TorchDecode
@@ -73,7 +73,9 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        if reason := check_flex_attention(backend, backend.is_accelerator) or super().explain_unavailability(backend):
+        if reason := explain_flex_attention_unavailability(
+            backend, backend.is_accelerator
+        ) or super().explain_unavailability(backend):
             return reason
         from torch.nn.attention.flex_attention import BlockMask
 

@@ -206,12 +206,12 @@ def _get_cublaslt_handle(library: CublasLtLibrary, device: int) -> c_void_p:
 _WORKSPACE_BY_DEVICE: dict[torch.device, torch.Tensor] = {}
 
 
-def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Return the workspace of a device, with at least ``nbytes`` bytes.
+def _get_workspace(device: torch.device, min_bytes: int) -> torch.Tensor:
+    """Return the workspace of a device, with at least ``min_bytes`` bytes.
 
     All launches on the device share this workspace, so they must not run on two streams at once.
     """
     workspace = _WORKSPACE_BY_DEVICE.get(device)
-    if workspace is None or workspace.numel() < nbytes:
-        workspace = _WORKSPACE_BY_DEVICE[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if workspace is None or workspace.numel() < min_bytes:
+        workspace = _WORKSPACE_BY_DEVICE[device] = torch.empty(min_bytes, dtype=torch.uint8, device=device)
     return workspace

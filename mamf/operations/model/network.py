@@ -20,7 +20,7 @@ AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.T
 _ROTARY_BASE = 500_000.0
 #: Standard deviation of the attention scores before the softmax. It is large enough that a kernel which attends to
 #: wrong keys changes the loss.
-_SCORE_DEVIATION = 2.0
+_SCORE_STANDARD_DEVIATION = 2.0
 
 
 class LanguageModel(nn.Module):
@@ -200,4 +200,4 @@ def initialize_weights(network: LanguageModel, generator: torch.Generator) -> No
             module.bias.zero_()
     for attention in (block.attention for block in network.typed_blocks):
         width = (attention.heads + attention.kv_heads) * attention.head_dim
-        attention.qkv.weight[:width] *= math.sqrt(_SCORE_DEVIATION)
+        attention.qkv.weight[:width] *= math.sqrt(_SCORE_STANDARD_DEVIATION)

@@ -20,10 +20,10 @@ from mamf.operation import CheckedProblem, FlopOperation, Parameter, Preset, des
 from mamf.operations.attention.operation import AttentionShape
 from mamf.plans import SUSTAINED
 
-Style = Literal["gpt2", "llama", "moe"]
-Phase = Literal["forward", "forward-backward", "step"]
-Optimizer = Literal["adamw", "adamw-fused"]
-PHASES: tuple[str, ...] = get_args(Phase)
+ModelStyle = Literal["gpt2", "llama", "moe"]
+TrainingPhase = Literal["forward", "forward-backward", "step"]
+OptimizerName = Literal["adamw", "adamw-fused"]
+TRAINING_PHASES: tuple[str, ...] = get_args(TrainingPhase)
 #: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
 #: each matmul of the forward pass.
 FLOP_FACTORS_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
@@ -58,9 +58,9 @@ class ModelShape(BaseShape):
         return self.batch * self.context
 
 
-def _make_preset_field_metadata(help: str) -> Mapping[str, Any]:
+def _make_preset_field_metadata(help_text: str) -> Mapping[str, Any]:
     """Return the metadata of a field that users rarely set, because a preset (the option --size) sets it."""
-    return describe(help, is_rare=True)
+    return describe(help_text, is_rare=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ModelProblem(CheckedProblem):
 
     operation: ClassVar[str] = "model"
 
-    style: Style = field(
+    style: ModelStyle = field(
         default="gpt2",
         metadata=_make_preset_field_metadata("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
     )
@@ -103,7 +103,7 @@ class ModelProblem(CheckedProblem):
     tied: bool = field(
         default=True, metadata=_make_preset_field_metadata("use the embedding's weights also to compute the logits")
     )
-    phase: Phase = field(
+    phase: TrainingPhase = field(
         default="forward",
         metadata=describe(
             "part of a training step to time: forward pass, forward and backward passes, or both and the optimizer "
@@ -118,7 +118,7 @@ class ModelProblem(CheckedProblem):
         default=False,
         metadata=_make_preset_field_metadata("recompute the activations of each block in the backward pass"),
     )
-    optimizer: Optimizer = field(
+    optimizer: OptimizerName = field(
         default="adamw", metadata=_make_preset_field_metadata("optimizer of the training step, if --phase is step")
     )
     dtype: str = "bfloat16"
@@ -275,7 +275,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
 
 #: Fields of ModelProblem that appear in the title of a table only if they differ from their defaults.
-_RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
+_FIELDS_HIDDEN_AT_DEFAULT = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: The names of model families in titles, by the style of their blocks.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
@@ -345,7 +345,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         experts = f", {problem.active_experts} of {problem.experts} experts" if problem.style == "moe" else ""
         sizes = f"{problem.d_model}/{problem.d_ff}/{problem.layers}/{problem.heads}{kv}{experts}"
         defaults = {field.name: field.default for field in fields(problem)}
-        values = {name: getattr(problem, name) for name in _RARELY_TITLED_FIELDS}
+        values = {name: getattr(problem, name) for name in _FIELDS_HIDDEN_AT_DEFAULT}
         other_texts = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
         return [f"{problem.style} {sizes}", problem.phase, *other_texts]
 

@@ -28,7 +28,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import AttentionFunction, LanguageModel, initialize_weights
-from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
+from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, TrainingPhase
 from mamf.operations.operand_sets import (
     ChangeDetector,
     compute_max_error,
@@ -38,7 +38,7 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
-from mamf.torch_backend import TorchBackend, require_free_memory, to_torch_dtype
+from mamf.torch_backend import TorchBackend, get_torch_dtype, require_free_memory
 
 #: Launches use this many batches in turn, at most. All launches share the parameters, so more batches would not evict
 #: more data from the cache.
@@ -49,12 +49,12 @@ class TorchModel(ModelKernel):
     """A kernel that runs a model in eager torch, with the attention kernel that its name contains in brackets."""
 
     argument_description = "an attention kernel"
-    base: ClassVar[str] = "torch"
+    base_name: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
         """Load the attention kernel ``attention``. Raises UnknownNameError, or UsageError if it cannot be loaded."""
         self.attention_kernel = make_kernel(get_operation("attention"), attention)
-        self.name = f"{self.base}[{self.attention_kernel.name}]"
+        self.name = f"{self.base_name}[{self.attention_kernel.name}]"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return explain_torch_unavailability(backend) or self.attention_kernel.explain_unavailability(backend)
@@ -118,14 +118,14 @@ class TorchModel(ModelKernel):
         run_forward = self.make_forward_function(network)
         if problem.autocast:
             # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
-            run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
+            run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
 class CompiledModel(TorchModel):
     """A kernel like TorchModel, but under torch.compile, which compiles the network separately for each shape."""
 
-    base = "compiled"
+    base_name = "compiled"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
@@ -147,7 +147,7 @@ def make_network(
 ) -> LanguageModel:
     """Make a network on the device. Its random parameters depend only on the problem, the shape and the seed."""
     default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
+    torch.set_default_dtype(get_torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = LanguageModel(problem, shape, attend)
@@ -237,7 +237,7 @@ class PreparedModel:
         self._device = next(network.parameters()).device
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
         self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
-        phase: Phase = "forward-backward" if problem.has_backward else "forward"
+        phase: TrainingPhase = "forward-backward" if problem.has_backward else "forward"
         self._shared_references = get_reference_cache(
             replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
         )

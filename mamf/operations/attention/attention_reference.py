@@ -290,23 +290,23 @@ def compute_reference_attention(
         if name in tensors
     )
     scale = scale or 1 / math.sqrt(shape.head_dim)
-    results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
+    blocks_by_result: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for block, masked in yield_row_blocks(shape, q.device, rows):
         scores = (q[:, :, block] @ k.mT) * scale
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
-        results["o"].append(output)
+        blocks_by_result["o"].append(output)
         if output_gradients:
             gradient = output_gradients[0][:, :, block]
             score_gradients = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
             score_gradients *= probabilities
-            results["dq"].append(score_gradients @ k * scale)
+            blocks_by_result["dq"].append(score_gradients @ k * scale)
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
                 dk += (score_gradients.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    whole = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**whole, "dk": dk, "dv": dv} if output_gradients and rows is None else whole
+    whole_results = {name: torch.cat(blocks, dim=2) for name, blocks in blocks_by_result.items() if blocks}
+    return {**whole_results, "dk": dk, "dv": dv} if output_gradients and rows is None else whole_results
 
 
 def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:

@@ -210,8 +210,10 @@ class PreparedAttention:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
         #: The output of the single forward pass that all launches of direction ``bwd`` use; None for other directions.
         self.saved_output: torch.Tensor | None = None
-        self._find_changed = ChangeDetector(operands)
-        self._signs = [SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]]
+        self._find_changed_operands = ChangeDetector(operands)
+        self._sign_flippers = [
+            SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]
+        ]
 
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -225,9 +227,9 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._signs)),
-            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._signs)),
-            list_changed_operands=self._find_changed,
+            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._sign_flippers)),
+            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._sign_flippers)),
+            list_changed_operands=self._find_changed_operands,
             is_deterministic=is_special,
             verify_special_values=verify_special_values if is_special else None,
         )
@@ -458,7 +460,7 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 # The tolerance of quantized kernels for inputs with block structure. For these inputs, rounding to int8 causes larger
 # errors, because the scores differ by 14 and more. A numerical model of int8 with a scale per block predicts an error
 # of 6.7e-2. The limit is about twice as large.
-_STRUCTURED_TOLERANCE = 1.5e-1
+_BLOCK_STRUCTURE_TOLERANCE = 1.5e-1
 
 
 class QuantizedAttention(LibraryAttention):
@@ -468,7 +470,7 @@ class QuantizedAttention(LibraryAttention):
     is_exact = False
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
+        return _BLOCK_STRUCTURE_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
 
 
 def get_window_size(shape: AttentionShape, unlimited_size: int | None) -> tuple[int | None, int | None]:

@@ -148,13 +148,13 @@ class BandwidthProblem(CheckedProblem):
         flop = float(self.warm * _FLOP_PER_ELEMENT_BY_PATTERN[self.pattern] * self.count_elements(shape))
         return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
-    def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
+    def limit_operand_set_count(self, shape: BandwidthShape, sets: int) -> int:
         """Return how many operand sets to use: ``sets``, or 1 if one set is several times larger than any cache."""
         return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer per array. A buffer contains the arrays of all operand sets, one after another."""
-        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_set_count(shape, sets)
         return {
             name: Buffer(elements, self.dtype, name in READ_ARRAYS_BY_PATTERN[self.pattern])
             for name in self.array_names

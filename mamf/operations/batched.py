@@ -65,7 +65,7 @@ class BatchedOperation(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     random_matmul_counts = (1, 2, 3, 8, 32)
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """Return batches as in attention scores, for short and for long sequences, and a batch of square matmuls."""
+        """Return batches like those of attention scores (short and long sequences), and a batch of square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

@@ -19,7 +19,7 @@ from mamf.plugins.discovery import make_operation
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes of its row."""
+    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes in the log."""
 
     record_fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)

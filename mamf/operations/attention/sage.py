@@ -78,8 +78,8 @@ class SageAttention1(_SageAttention):
     capability_range = (8, 0), NO_MAX_CAPABILITY
     matmul_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
-    #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
-    #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
+    #: On normal data, a numerical model of int8 with a scale per block predicts a relative error of 1.3e-2, and the
+    #: measured difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
 
     def details(

@@ -31,7 +31,9 @@ class _SpargeAttention(QuantizedAttention):
     supports_unequal_lengths = False
 
     def make_keyword_arguments(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
+        """Return the keyword arguments of the library's function. For a ``topk`` function, they include the share of
+        key blocks that the kernel keeps.
+        """
         keyword_arguments = {"is_causal": shape.causal, "tensor_layout": "HND"}
         if "topk" not in self.function_name:
             return keyword_arguments

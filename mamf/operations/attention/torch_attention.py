@@ -81,11 +81,11 @@ class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind_operands``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
-    - ``supports_gqa``: whether it supports fewer kv heads than query heads.
-    - ``supports_window``: whether it supports a window.
+    - ``supports_gqa``: whether the kernel supports fewer kv heads than query heads.
+    - ``supports_window``: whether the kernel supports a sliding window.
     - ``supports_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
-    - ``supports_unequal_head_dims``: whether it supports values whose head dimension differs from that of keys.
-    - ``head_dims``: the head dimensions that it supports, of keys and of values.
+    - ``supports_unequal_head_dims``: whether keys and values may have different head dimensions.
+    - ``head_dims``: the supported head dimensions, of keys and of values.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -330,9 +330,9 @@ class PreparedAttention:
 
 
 ComputeCapability = tuple[int, int]
-#: The highest compute capability of a library that also supports all newer NVIDIA cards.
+#: The upper end of the capability range of a library that supports all newer NVIDIA cards.
 NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
-# A pattern of the RuntimeErrors that libraries raise for dtypes, features and sizes that the library or its build does
+# A pattern that matches the RuntimeErrors of libraries for dtypes, features and sizes that a library or its build does
 # not support.
 _UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
@@ -407,8 +407,9 @@ class KernelLibrary:
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
                 return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
-            # If a dependency is missing, pip installs it. Otherwise pip needs --force-reinstall, and also --no-deps,
-            # without which it would reinstall the dependencies and replace torch.
+            # If a dependency is missing, the install command installs it. Otherwise the library itself is broken. To
+            # install the library again, pip needs --force-reinstall. Without --no-deps, pip would also reinstall the
+            # dependencies and replace torch.
             reinstall_command = self.install_command.replace(" --no-deps", "").replace(
                 "pip install", "pip install --force-reinstall --no-deps", 1
             )
@@ -474,7 +475,7 @@ class QuantizedAttention(LibraryAttention):
 
 
 def get_window_size(shape: AttentionShape, unlimited_size: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before itself and after itself, as the argument ``window_size`` of libraries.
+    """Return how many keys a query sees before and after itself: the argument ``window_size`` of attention libraries.
 
     ``unlimited_size``: the number of keys that stands for "no limit" in the library.
     """

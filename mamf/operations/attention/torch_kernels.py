@@ -140,7 +140,8 @@ class EagerAttention(TorchAttention):
     def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """Return the FLOP and a launch of each part of the forward pass, by name: ``scores``, ``softmax``, ``values``.
+        """Return the FLOP of each part of the forward pass and a function that launches the part, by the part's name:
+        ``scores``, ``softmax`` or ``values``.
 
         The FLOP include masked pairs of a query and a key.
         """

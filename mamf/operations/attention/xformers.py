@@ -17,7 +17,7 @@ class XFormersAttention(LibraryAttention):
     library_name = "xFormers"
     module_name = "xformers.ops"
     distribution_name = "xformers"
-    # pip needs --no-deps: xFormers requires the torch that it was built with, so pip would replace the installed torch.
+    # Without --no-deps, pip would replace the installed torch with the version that xFormers was built with.
     install_command = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"

@@ -183,8 +183,8 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
         return None
 
 
-# A measured rate may be at most this many times the datasheet's bandwidth. The margin is small, because no card raises
-# its memory clock by default.
+# mamf rejects a measured rate as impossible if it is above this many times the datasheet's bandwidth. The margin is
+# small, because no card raises its memory clock by default.
 _MAX_DATASHEET_RATIO = 1.02
 # If a launch moves at least this many times the size of the cache, memory serves at least half of the bytes.
 _MIN_TRAFFIC_TO_CACHE_RATIO = 2
@@ -246,7 +246,7 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return columns with the number of passes, if above 1, and the share of the datasheet's bandwidth."""
+        """Return columns of a report: the number of passes, if above 1, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.find_peak_rate(info, row.problem)
         if peak and row.ok:
@@ -266,5 +266,5 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
 
 def floor_to_power_of_two(limit: int) -> int:
-    """Return the largest power of two that is not above ``limit``, but at least 1024."""
+    """Return the largest power of two up to ``limit``, or 1024 if ``limit`` is smaller than 1024."""
     return 1 << max(limit.bit_length() - 1, 10)

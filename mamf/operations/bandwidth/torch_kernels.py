@@ -173,7 +173,7 @@ class TorchFunctions(TorchBandwidthKernel):
         # array to 32 bits, so the sum keeps the array's dtype.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
-        # Use ``sums`` in place of arrays that the pattern does not have.
+        # If the pattern lacks an array, use ``sums`` as a placeholder, which the pass of this pattern does not use.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),

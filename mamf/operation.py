@@ -191,11 +191,11 @@ def parse_range(start: int, stop: int, step: int) -> range:
     """
     if step < 1 or start < 0:
         raise UsageError(
-            f"range {start} {stop} {step}: the step must be at least 1, and the start must not be negative"
+            f"the range {start} {stop} {step} is invalid, because START must be at least 0 and STEP at least 1"
         )
     sizes = range(start or step, stop, step)
     if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: choose a STOP above {start or step}")
+        raise UsageError(f"the range {start} {stop} {step} is empty: choose a STOP above {start or step}")
     return sizes
 
 

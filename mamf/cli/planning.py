@@ -219,7 +219,10 @@ def _yield_given_parameters(
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
-        values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        try:
+            values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        except UsageError as error:
+            raise UsageError(f"{parameter.option}-range: {error}") from None
         if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:

@@ -267,11 +267,10 @@ class AttentionProblem(CheckedProblem):
         return self.direction != "fwd"
 
     def compute_work(self, shape: AttentionShape) -> Work:
-        backward_note = (
-            f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times the forward" if self.has_backward else ""
-        )
-        convention = f"4*b*h*pairs*d, masked pairs not counted{backward_note}; each operand and result once"
-        return Work(self.compute_flop(shape), self.compute_traffic_bytes(shape), convention)
+        flop = self.compute_flop(shape)
+        formula = f"{4 * flop / shape.flop:g}*b*h*pairs*d in {self.direction}"
+        convention = f"each operand and result once; masked pairs not counted; {formula}"
+        return Work(flop, self.compute_traffic_bytes(shape), convention)
 
     def compute_flop(self, shape: AttentionShape) -> float:
         """Return the FLOP of one launch in the problem's direction."""

@@ -23,7 +23,7 @@ class BatchedShape(BaseMatmulShape):
     """
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
+    text_description: ClassVar[str] = "the shape of a batched matmul: write BxMxNxK, for example 64x1024x1024x128"
 
     batch: int = field(metadata=describe("number of matmuls in the batch", parse_text=parse_size))
     m: int = field(metadata=describe("rows of each A and C", parse_text=parse_size))

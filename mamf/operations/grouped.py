@@ -29,7 +29,7 @@ class GroupedShape(BaseMatmulShape):
     """
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
+    text_description: ClassVar[str] = "the shape of a grouped matmul: write eEtTnNkK, for example e8t16384n14336k4096"
 
     experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(

@@ -60,14 +60,14 @@ def write_file_atomically(path: Path, content: FileContent) -> None:
             temporary_path.replace(target)
 
 
-def create_file_atomically(path: Path, content: FileContent, may_add_number: bool = False) -> Path:
+def create_file_atomically(path: Path, content: FileContent, may_add_number_to_name: bool = False) -> Path:
     """Create a file that has all of its content from the beginning, and return its path.
 
-    If a file of this name exists, raise UsageError or, if ``may_add_number``, use the first free name of
+    If a file of this name exists, raise UsageError or, if ``may_add_number_to_name``, use the first free name of
     ``yield_numbered_paths``. Raises the same errors as ``write_file_atomically``.
     """
     with _convert_os_errors(path), _write_temporary_file(path, content) as temporary_path:
-        for place in yield_numbered_paths(path) if may_add_number else (path,):
+        for place in yield_numbered_paths(path) if may_add_number_to_name else (path,):
             with contextlib.suppress(FileExistsError):
                 _rename_without_replacing(temporary_path, place)
                 return place

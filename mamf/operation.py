@@ -95,7 +95,7 @@ class Parameter:
     @property
     def is_readable(self) -> bool:
         """Whether a user can give values of this parameter as text."""
-        return self.parse_text is not None or _strip_optional(self.value_type) in _TEXT_PARSERS or bool(self.choices)
+        return self.parse_text is not None or _drop_none_type(self.value_type) in _TEXT_PARSERS or bool(self.choices)
 
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
@@ -191,15 +191,15 @@ def parse_range(start: int, stop: int, step: int) -> range:
     """
     if step < 1 or start < 0:
         raise UsageError(
-            f"range {start} {stop} {step}: the step must be at least 1, and the start must not be negative"
+            f"the range {start} {stop} {step} is invalid, because START must be at least 0 and STEP at least 1"
         )
     sizes = range(start or step, stop, step)
     if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: choose a STOP above {start or step}")
+        raise UsageError(f"the range {start} {stop} {step} is empty: choose a STOP above {start or step}")
     return sizes
 
 
-def _strip_optional(value_type: Any) -> Any:
+def _drop_none_type(value_type: Any) -> Any:
     """Return the type of a parameter without its ``| None``."""
     alternatives = get_args(value_type) if get_origin(value_type) in (Union, types.UnionType) else (value_type,)
     return next(alternative for alternative in alternatives if alternative is not type(None))
@@ -209,7 +209,7 @@ def _convert_text(value_type: Any, text: str) -> Any:
     """Convert text to a value of the type ``value_type``, which may be a Literal, optional or plain. Raises UsageError
     for invalid text.
     """
-    plain_type = _strip_optional(value_type)
+    plain_type = _drop_none_type(value_type)
     if text.lower() == "none" and plain_type is not value_type:
         return None
     if get_origin(plain_type) is Literal:
@@ -390,7 +390,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def make_shape_record(self, shape: ShapeT) -> dict[str, Any]:
         """Convert a shape to JSON fields for the log."""
-        return to_plain_dict(shape)
+        return convert_to_plain_dict(shape)
 
     def read_shape_record(self, record: Mapping[str, Any]) -> ShapeT:
         """Read a shape from the fields that ``make_shape_record`` returns."""
@@ -398,7 +398,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def make_problem_record(self, problem: ProblemT) -> dict[str, Any]:
         """Convert a problem to JSON fields for the log."""
-        return to_plain_dict(problem)
+        return convert_to_plain_dict(problem)
 
     def read_problem_record(self, record: Mapping[str, Any]) -> ProblemT:
         """Read a problem from the fields that ``make_problem_record`` returns."""
@@ -493,7 +493,7 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return None if peak is None else peak.flops
 
 
-def to_plain_dict(record: Any) -> dict[str, Any]:
+def convert_to_plain_dict(record: Any) -> dict[str, Any]:
     """Convert a dataclass of plain values to a dictionary. This function runs for each row of a log, so it must be
     fast: ``dataclasses.asdict`` takes five times as long.
     """

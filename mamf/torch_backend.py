@@ -37,7 +37,7 @@ _SPINS_PER_MEASUREMENT = 8
 _FLUSHES_BEFORE_SPINS = 20
 
 
-def to_torch_dtype(name: str) -> torch.dtype:
+def get_torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype in which values of mamf's dtype ``name`` are stored, which is float32 for tf32."""
     dtype = getattr(torch, "float32" if name == "tf32" else name)
     assert isinstance(dtype, torch.dtype)
@@ -58,11 +58,11 @@ class TorchOperandPool(OperandPool):
 
     def take_buffer(self, name: str, elements: int, dtype: str, fill: bool = True) -> torch.Tensor:
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.dtype != to_torch_dtype(dtype) or buffer.numel() < elements:
+        if buffer is None or buffer.dtype != get_torch_dtype(dtype) or buffer.numel() < elements:
             buffer = None
             self._buffers.pop(name, None)
             require_free_memory(self._backend, elements * DTYPES[dtype].itemsize)
-            buffer = torch.empty(elements, dtype=to_torch_dtype(dtype), device=self._backend.device)
+            buffer = torch.empty(elements, dtype=get_torch_dtype(dtype), device=self._backend.device)
             if fill:
                 self._fill_with_random_values(buffer, name)
             self._buffers[name] = buffer
@@ -200,6 +200,9 @@ class HostTimedBackend(TorchBackend):
     def wait_for_mark(self, mark: float) -> None:
         pass
 
+    def is_mark_reached(self, mark: float) -> bool:
+        return True
+
     def compute_seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
         return float(end) - float(start)
 
@@ -245,6 +248,9 @@ class AcceleratorBackend(TorchBackend):
 
     def wait_for_mark(self, mark: Any) -> None:
         mark.synchronize()
+
+    def is_mark_reached(self, mark: Any) -> bool:
+        return bool(mark.query())
 
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) * 1e-3

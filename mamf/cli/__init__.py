@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions of the command line
         print_completions(_build_parser)
     typed_words = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and "profile" not in typed_words[:1]:  # the profiled script writes to stdout
+    if arguments is None and "profile" not in typed_words[:1]:  # a profiled script itself writes to stdout
         reserve_stdout_for_reports()
     with _print_short_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
         exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
@@ -113,10 +113,12 @@ def _start_forced_exit_thread(exit_code: int) -> None:
     """
 
     def wait_for_plugin_threads_and_exit() -> None:
-        main = threading.main_thread()
-        main.join()  # wait for the main thread: a profiled script or a test may continue after mamf.cli.main returns
+        main_thread = threading.main_thread()
+        main_thread.join()  # a profiled script or a test may continue after mamf.cli.main returns
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
-        if remaining_names := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
+        if remaining_names := [
+            thread.name for thread in threading.enumerate() if not (thread.daemon or thread is main_thread)
+        ]:
             warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(remaining_names)}")
             os._exit(exit_code)
 
@@ -185,7 +187,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
-    """Replace --requeue by --resume if its log can be continued, and by --output (a new log) otherwise.
+    """Replace the option --requeue with --resume if its log can be continued, or with --output (a new log) if not.
 
     Set ``options.new_log_reason`` to the reason for a new log, or to an empty text. Raises UsageError if the log of
     --resume cannot be continued. Call this function before the command, because the command reads its options
@@ -194,14 +196,16 @@ def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
     requeue = getattr(options, "requeue", None)
     if requeue and options.resume and not getattr(options, "share", None):
         raise UsageError("--requeue cannot be combined with --resume: use only one of them")
-    path: Any = requeue or getattr(options, "resume", None)
-    options.new_log_reason = _find_new_log_reason(path) if path and getattr(options, "output", path) is None else ""
+    log_path: Any = requeue or getattr(options, "resume", None)
+    options.new_log_reason = (
+        _find_new_log_reason(log_path) if log_path and getattr(options, "output", log_path) is None else ""
+    )
     if options.new_log_reason and not requeue:
         raise UsageError(
-            f"cannot resume {path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
+            f"cannot resume {log_path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
         )
     if options.new_log_reason:
-        options.output, options.resume = path.resolve() if path.is_symlink() else path, None
+        options.output, options.resume = log_path.resolve() if log_path.is_symlink() else log_path, None
         options.output.unlink(missing_ok=True)
     elif requeue:
         options.resume = requeue
@@ -211,7 +215,7 @@ def _find_new_log_reason(path: Path) -> str:
     """Return why a run must start a new log at ``path``, or an empty text if the run can continue the log there.
 
     The reason is that the file does not exist, or that an earlier run ended before it had written the whole header,
-    the first line of a log. It completes a sentence that begins with the path.
+    the first line of a log. The text completes a sentence that begins with the path.
     """
     if not path.is_file():
         return "" if path.exists() else "does not exist"
@@ -234,8 +238,9 @@ def _redirect_stdout_to_null_device() -> None:
 def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning only once and as one line while the context is open.
 
-    Yields a byte, shared with forked processes, that becomes 1 after a LogChangedWarning. ``runs_script``: whether the
-    command runs a user's script; Python then prints the warnings of packages other than mamf in full.
+    Yields one byte of memory that forked processes share. This byte becomes 1 after a LogChangedWarning, so that the
+    caller can return it as the exit code. ``runs_script``: whether the command runs a user's script. If so, Python
+    prints the warnings of packages other than mamf in full.
     """
     printed_texts: set[str] = set()
     log_changed = mmap.mmap(-1, 1)
@@ -258,8 +263,8 @@ def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
 
 
 def _build_parser(command_words: Sequence[str]) -> CommandParser:
-    """Build the argument parser of the command that ``command_words`` name, or of all commands if the first word is not
-    a command. Import only the module of the named command.
+    """Build the argument parser of the command that the first of ``command_words`` names. If this word is not a
+    command, build the parser of all commands. Import only the module of the named command.
     """
     parser = CommandParser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
@@ -294,10 +299,10 @@ def _format_command_overview() -> str:
     """
     width = find_terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
-    for group, names in COMMANDS_BY_HEADING.items():
+    for heading, names in COMMANDS_BY_HEADING.items():
         lines += [
             "",
-            f"{group}:",
+            f"{heading}:",
             *(wrap_line(f"  {name:<12} {COMMAND_DESCRIPTIONS[name]}", width, 15) for name in names),
         ]
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])

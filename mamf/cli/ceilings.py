@@ -37,19 +37,19 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: Seconds that a search for the ceilings of one dtype takes, by its number of regimes: 1 for burst only, 2 for burst
-#: and sustained.
+#: The time in seconds of one search for ceilings, by the number of regimes that it measures: 1 (burst only) or 2 (burst
+#: and sustained).
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
-#: The minimum size of the array of a search for the read bandwidth of an accelerator. On an H200 in burst, reading
-#: 4 GiB reaches 99.2 % of the rate of reading 16 GiB; reading 1 GiB reaches only 96.6 %.
+#: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in burst,
+#: reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
 #: The share of the run's budget that all searches for ceilings together may use. The rows get the rest.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """List the ceilings that the rows of a plan need for their shares, as pairs of dtype (or READ_BANDWIDTH_KEY) and
-    regime.
+    """List the ceilings that mamf needs to show the rows of a plan as shares. Each is a pair of dtype (or
+    READ_BANDWIDTH_KEY) and regime.
     """
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).has_memory_shares else []
@@ -216,7 +216,7 @@ def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan])
 
 
 def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
-    """Print a warning for each search that the budget shortens, because its ceiling may be too low."""
+    """Print a warning for each search that the budget makes shorter than usual, because its ceiling may be too low."""
     for search in searches:
         full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
         if search.budget_seconds and search.budget_seconds < full_seconds:

@@ -40,8 +40,8 @@ _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": 
 
 
 def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
-    """Make the operation that --operation names in the unparsed words. Without this option, make the operation matmul.
-    Raises UnknownNameError if no operation has the name.
+    """Make the operation that the option --operation in ``command_words`` names, or matmul without this option. Raises
+    UnknownNameError if no operation has the name.
     """
     if name := find_option_value("--operation", command_words):
         return make_operation(name)
@@ -49,10 +49,10 @@ def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
 
 
 def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | None:
-    """Find the operation that --operation names. Without this option, find the operation of the first unparsed word
-    that names a kernel. Return None if the words ask only for help.
+    """Find the operation to launch in ``command_words``: the operation that the option --operation names or, without
+    this option, the operation of the first word that names a kernel.
 
-    Raises UnknownNameError if no word names a kernel.
+    Return None if the words only ask for help. Raises UnknownNameError if no word names a kernel.
     """
     if find_option_value("--operation", command_words):
         return make_requested_operation(command_words)
@@ -219,7 +219,10 @@ def _yield_given_parameters(
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
-        values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        try:
+            values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        except UsageError as error:
+            raise UsageError(f"{parameter.option}-range: {error}") from None
         if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
@@ -240,7 +243,12 @@ def parse_field_texts(
         require_known_names((f"field of {operation.name}", name, parameters_by_name))
         if not equals or name in values_by_field:
             raise UsageError(
-                f"--set {text}: " + (f"{name} is set twice; leave one value out" if equals else f"write {name}=VALUE")
+                f"--set {text}: "
+                + (
+                    f"{name} is set twice; leave one value out"
+                    if equals
+                    else f"{name} has no value; write {name}=VALUE"
+                )
             )
         try:
             values_by_field[name] = [parameters_by_name[name].parse(value) for value in values.split(",")]
@@ -276,7 +284,8 @@ def make_plan(
 ) -> Plan:
     """Make the plan of a request. An option whose dest is the name of a field of Plan sets that field.
 
-    ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: SweepOptions, or None.
+    ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: the SweepOptions of a sweep
+    with one matmul kernel, or None for any other plan.
     """
     labels = request.make_labeled_shapes(backend)
     plan_fields = {

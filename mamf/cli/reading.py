@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
     from mamf.logs.run_log import ReadProgressCallback, RunLog
 
-_READ_TIMEOUT_SECONDS = 30.0
+_DOWNLOAD_TIMEOUT_SECONDS = 30.0
 
 
 def read_log(*paths: Path) -> RunLog:
@@ -80,7 +80,9 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name.partition("?")[0])
         try:
-            source = urllib.request.urlopen(address, timeout=_READ_TIMEOUT_SECONDS) if is_address else path.open("rb")
+            source = (
+                urllib.request.urlopen(address, timeout=_DOWNLOAD_TIMEOUT_SECONDS) if is_address else path.open("rb")
+            )
             with source as stream, copy.open("wb") as file:
                 for piece in iter(lambda: stream.read(1 << 20), b""):
                     if file.write(piece) and file.tell() > MAX_LOG_BYTES:

@@ -93,7 +93,7 @@ def warn(line: str) -> None:
 
 
 def print_wrapped_line(line: str, stream: TextIO) -> None:
-    """Print a line to ``stream``, and break it at blanks if it is wider than the terminal."""
+    """Print a line to ``stream``, and break the line at spaces if it is wider than the terminal."""
     _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
 
 
@@ -102,8 +102,11 @@ def _write_to_stream(text: str, stream: TextIO) -> None:
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
         text = _COLORED_TEXT.sub(lambda match: f"\x1b[{(match.lastgroup or 'b0')[1:]}m{match[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
-    # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
-    print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
+    # Hide progress bars while the text is printed. Without tqdm there are none; to import it here would slow --help.
+    tqdm = sys.modules.get("tqdm")
+    with tqdm.tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+        # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
 def find_terminal_columns(stream: TextIO | None = None) -> int | None:

@@ -191,7 +191,7 @@ class ReproduceKind(RunKind):
             "source": options.source,
             "differences": [asdict(each) for each in differences] if options.recorded else None,
         }
-        unknown = (
+        unknown_setup_lines = (
             []
             if options.recorded
             else ["the claims name no device or software, so differences between the two setups are unknown"]
@@ -200,7 +200,7 @@ class ReproduceKind(RunKind):
             Lines(
                 [
                     f"claims of {options.source}, measured on {describe_machine(log.header)}",
-                    *unknown,
+                    *unknown_setup_lines,
                     *describe_differences("the claims were measured under other conditions: ", differences),
                 ]
             ),

@@ -1,8 +1,8 @@
 """Implement the command ``mamf explain``: explain why one matmul reaches fewer FLOPS than the datasheet of the device
 says.
 
-It measures the matmul for about half a minute, in short bursts and under sustained load, with several kinds of values
-in the matrices.
+The command measures the matmul for about half a minute, in short bursts and under sustained load, with several kinds of
+values in the matrices.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ExplainSession(Session):
         )
         if ceiling is None:
             raise UsageError(
-                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run 'mamf find', or name a shape "
+                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run 'mamf find', or give a shape "
                 "with --shape"
             )
         if not ceiling_path:

@@ -43,7 +43,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.operation:
         make_operation(options.operation)  # Report an unknown operation before mamf opens a device.
     backend = open_backend(options.backend or "auto", options.device or 0)
-    # List matmul and attention first, because most users look for their kernels.
+    # List matmul and attention first, because most users look for kernels of these operations.
     operation_names = (
         [options.operation]
         if options.operation

@@ -136,8 +136,8 @@ class ModelSession(Session):
                 self.known_ceilings[key] = ceiling
         if self.plan.budget_seconds is None or self.backend.is_accelerator or self.resumed_log:
             return
-        # On a CPU, refuse a budget that the first row and its verification would exceed. Estimate their time from the
-        # rate of float32, because mamf computes the reference of a verification in float32 for models of any dtype.
+        # On a CPU, refuse a budget that is too short for the first row and its verification. Estimate their time from
+        # the FLOPS of float32 matmul, because mamf computes the reference result in float32 for models of any dtype.
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
         flops = measure_matmul_flops(
             make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend

@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
   mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
 """
-_DEFAULT_PATIENCE_SECONDS = 120.0
+_DEFAULT_MAX_SILENT_SECONDS = 120.0
 
 
 def add_options(parser: CommandParser) -> None:
@@ -65,7 +65,7 @@ def add_options(parser: CommandParser) -> None:
         help="logs of good cards of the same model, to compare the devices with (default: the ceilings of this model "
         "in results/)",
     )
-    add_shared_options(verdict_group, "--patience", default=_DEFAULT_PATIENCE_SECONDS, default_text="2m")
+    add_shared_options(verdict_group, "--patience", default=_DEFAULT_MAX_SILENT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
     add_shared_options(group, "--output-folder", default_text="a name with the date")
     add_shared_options(group, "--from", dest="logs", nargs="+")

@@ -86,7 +86,8 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:
         raise UsageError(
-            f"mamf cannot draw {folders[0]}, a folder of 'mamf node', together with logs: name only such folders"
+            f"mamf cannot draw {folders[0]}, a folder of 'mamf node', together with logs: give only such folders, or "
+            "only logs"
         )
     finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(finder_runs):

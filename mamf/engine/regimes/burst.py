@@ -57,12 +57,12 @@ class BurstRegime(Regime):
     #: throttles the device.
     max_throttled_trains: ClassVar[int] = 3
 
-    #: To measure the true clock, mamf reads the device's clock counter (each reading is a *stamp*) before and after the
-    #: launches of ``stamped_train_count`` trains. After each of these trains, it takes ``idle_stamp_count`` more stamps
-    #: in succession. A launch must take at least ``min_clocked_launch_seconds``.
-    stamped_train_count: ClassVar[int] = 3
-    idle_stamp_count: ClassVar[int] = 8
-    min_clocked_launch_seconds: ClassVar[float] = 20e-6
+    #: To measure the true clock, mamf reads the device's clock counter (each reading is a *stamp*) before and after
+    #: each launch of ``trains_per_clock_measurement`` trains. After each train, it takes ``idle_stamps_per_train`` more
+    #: stamps in succession. It measures the clock only if a launch takes at least ``min_launch_seconds_for_clock``.
+    trains_per_clock_measurement: ClassVar[int] = 3
+    idle_stamps_per_train: ClassVar[int] = 8
+    min_launch_seconds_for_clock: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, must_flush_cache: bool = True) -> None:
         """Prepare to measure on an opened device. ``must_flush_cache``: True to flush the cache before each launch;
@@ -165,11 +165,11 @@ class BurstRegime(Regime):
         reading the clock counter makes launches of 0.2 ms 0.5 % slower.
         """
         stamps = self.backend.clock_stamps
-        if isinstance(stamps, Unavailable) or launch_seconds < self.min_clocked_launch_seconds:
+        if isinstance(stamps, Unavailable) or launch_seconds < self.min_launch_seconds_for_clock:
             return None
         train_size = self._compute_train_size(launch_seconds + self._flush_seconds, self.max_train_launches)
         clock_hz_of_launches: list[float] = []
-        for _ in range(self.stamped_train_count):
+        for _ in range(self.trains_per_clock_measurement):
             self._rest_until_recovered()
             clock_hz_of_launches += self._measure_launch_clocks(stamps, checked.launches[0], train_size)
         return stdlib_statistics.median(clock_hz_of_launches) if clock_hz_of_launches else None
@@ -191,7 +191,7 @@ class BurstRegime(Regime):
                 stamps_and_marks.append(
                     (stamps.record_stamp(), *launch_between_marks(launch, backend), stamps.record_stamp())
                 )
-            idle_stamps = [stamps.record_stamp() for _ in range(self.idle_stamp_count)]
+            idle_stamps = [stamps.record_stamp() for _ in range(self.idle_stamps_per_train)]
             backend.synchronize()
         launch_seconds = [
             subtract_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)

@@ -43,12 +43,12 @@ _MIN_MEASUREMENTS_TO_PREDICT = 4
 _MIN_MEASUREMENTS_TO_END = 40
 # A kernel other than the first one is not tried again after this many failures without a success.
 _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
-#: A short shape has a small K and a large C: at most this K, and at least this number of waves (of tiles over the
-#: compute units). To count the waves, assume this number of elements of a tile and, for a device that does not report
-#: its number of compute units, this number of compute units.
-_MAX_SHORT_K, _MIN_SHORT_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
-# The number of shapes with a small K and a large C that a search begins with.
-_SHORT_SHAPE_COUNT = 2
+#: A search begins with some shapes that have a small K (at most this K) and a large C (at least this number of waves of
+#: tiles over the compute units). To count the waves, mamf assumes this number of elements of a tile and, for a device
+#: that does not report its number of compute units, this number of compute units.
+_MAX_SMALL_K, _MIN_SMALL_K_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
+# The number of these shapes.
+_SMALL_K_SHAPE_COUNT = 2
 # The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
 # neighbors of the fastest shapes so far ("leaders").
 _MAX_PREDICTED_SHAPES = 8192
@@ -100,7 +100,7 @@ def find_best(
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
     shapes = list_shapes_to_predict(grid, chooser)
-    first_shapes = draw_short_shapes(shapes, compute_units, chooser)
+    first_shapes = draw_small_k_shapes(shapes, compute_units, chooser)
     search = ShapeSearch(shapes, compute_units=compute_units, seed=seed, first_shapes=first_shapes)
     while len(search.measured_tflops) < max_measurements and (proposed := search.propose_candidate()):
         search.record_measurement(proposed, measure(proposed[0]))
@@ -130,15 +130,15 @@ def list_shapes_to_predict(
     return list(dict.fromkeys(shape for shape in (*nearby_shapes, *drawn_shapes) if grid.accepts(shape)))
 
 
-def draw_short_shapes(
+def draw_small_k_shapes(
     shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
 ) -> list[MatmulShape]:
     """Draw shapes with a small K and so large a C that its tiles take many waves over the compute units. The fastest
     shape may be one of these, and a random sample of the grid would miss them because they are few.
     """
-    min_size = _MIN_SHORT_SHAPE_WAVES * _COMMON_TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
-    short = [shape for shape in shapes if shape.k <= _MAX_SHORT_K and shape.m * shape.n >= min_size]
-    return chooser.sample(short, min(_SHORT_SHAPE_COUNT, len(short)))
+    min_size = _MIN_SMALL_K_SHAPE_WAVES * _COMMON_TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
+    small_k_shapes = [shape for shape in shapes if shape.k <= _MAX_SMALL_K and shape.m * shape.n >= min_size]
+    return chooser.sample(small_k_shapes, min(_SMALL_K_SHAPE_COUNT, len(small_k_shapes)))
 
 
 class ShapeSearch:

@@ -38,7 +38,7 @@ from mamf.engine.search.rounds import (
     find_best_candidate_per_size_pair,
     list_default_candidates,
 )
-from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_short_shapes
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_small_k_shapes
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
 from mamf.measurement import Measurement, group_pairs
@@ -50,7 +50,8 @@ from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 class GridSearchStrategy(PlanStrategy):
     """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
-    sustained_candidate_count: ClassVar[int] = 3
+    #: The number of the best candidates from burst that get a short measurement in sustained.
+    sustained_visit_candidate_count: ClassVar[int] = 3
     #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
     max_distant_shapes: ClassVar[int] = 5000
     #: The maximum number of steps in M and in N from one of the fastest shapes ("leaders") to shapes of a refinement.
@@ -125,7 +126,7 @@ class GridSearchStrategy(PlanStrategy):
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
         units = self.backend.info.compute_units
-        first = [*self.options.priors, *draw_short_shapes(shapes, units, self._random_chooser)]
+        first = [*self.options.priors, *draw_small_k_shapes(shapes, units, self._random_chooser)]
         search = ShapeSearch(
             shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first_shapes=first
         )
@@ -335,7 +336,7 @@ class GridSearchStrategy(PlanStrategy):
             : self.sustained_round_candidate_count
         ]
         if rounds.choosing_rounds:
-            best_candidates = yield from self._visit_candidates(regime, burst_rows)
+            best_candidates = yield from self._measure_candidates_in_sustained(regime, burst_rows)
             if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
         else:
@@ -356,11 +357,11 @@ class GridSearchStrategy(PlanStrategy):
         )
         return self.runner.prepare_regime(regime)
 
-    def _visit_candidates(
+    def _measure_candidates_in_sustained(
         self, regime: Regime, burst_rows: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure each candidate from burst for a short time in sustained, and return the best of them."""
-        candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_candidate_count]
+        candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_visit_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._allocate_operands_and_prepare(
@@ -474,11 +475,11 @@ class RowsSearchStrategy(RowsStrategy):
             SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
         )
 
-    def make_rule(self, regime: Regime) -> StoppingRule:
+    def make_stopping_rule(self, regime: Regime) -> StoppingRule:
         """Return the rule that stops the measurement of a row. With a short budget, the rule stops early, because a row
         only has to show whether its shape and kernel are worth confirming.
         """
-        default_rule = super().make_rule(regime)
+        default_rule = super().make_stopping_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or default_rule.max_seconds is None:
             return default_rule
         seconds_per_row = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)

@@ -172,15 +172,15 @@ def limit_blas_to_one_thread() -> Iterator[None]:
 
 
 # The prior variance of a constant difference between kernels, as a share of the variance over shapes.
-_OFFSET_VARIANCE = 0.5
+_KERNEL_OFFSET_VARIANCE = 0.5
 # The share of variance that is assumed to be specific to a kernel, before several kernels have been measured.
 _INITIAL_KERNEL_SHARE = 0.1
 
 
 #: By hyperparameter: the factor by which one step changes it, its smallest value, and its largest value.
 _STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER = {
-    "size_length": (2.0, 0.5, 8.0),
-    "wave_length": (2.0, 0.4, 6.0),
+    "size_length_scale": (2.0, 0.5, 8.0),
+    "wave_length_scale": (2.0, 0.4, 6.0),
     "asymmetry_share": (3.0, 0.001, 0.3),
     "pair_share": (3.0, 0.003, 3.0),
     "noise_share": (10.0, 1e-5, 1e-1),
@@ -192,16 +192,16 @@ _STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER = {
 class Hyperparameters:
     """The hyperparameters of the Gaussian process over shapes. Shares are relative to the variance over shapes.
 
-    - ``size_length``, ``wave_length``: the distances, in standard deviations of a feature, over which the rate depends
-      on sizes, and on how full the waves of tiles are.
+    - ``size_length_scale``: the distance between sizes, in standard deviations, over which the rate changes much.
+    - ``wave_length_scale``: the same distance between features that say how full the waves of tiles are.
     - ``asymmetry_share``: the share of variance that depends on whether M or N is larger.
     - ``pair_share``: the share of variance that is specific to a pair of M and N.
     - ``noise_share``: the share of measurement noise.
     - ``kernel_share``: the share of variance that is specific to a kernel; 0 if there is only one kernel.
     """
 
-    size_length: float = 2.0
-    wave_length: float = 1.5
+    size_length_scale: float = 2.0
+    wave_length_scale: float = 1.5
     asymmetry_share: float = 0.03
     pair_share: float = 0.1
     noise_share: float = 1e-3
@@ -311,7 +311,7 @@ class Surrogate:
             1.0
             + self.hyperparameters.asymmetry_share
             + self.hyperparameters.pair_share
-            + (0.0 if self.features.kernel_indices is None else _OFFSET_VARIANCE)
+            + (0.0 if self.features.kernel_indices is None else _KERNEL_OFFSET_VARIANCE)
         )
 
 
@@ -324,13 +324,13 @@ class CovarianceParts:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
         #: Returns the correlations (C candidates x P pairs of M and N) between shapes whose last tiles occupy similar
-        #: shares of the compute units, as the mean over tile sizes, for the hyperparameter ``wave_length``.
+        #: shares of the compute units, as the mean over tile sizes, for the hyperparameter ``wave_length_scale``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
-            lambda wave_length: np.exp(distances.wave_distances * (-2 / wave_length**2)).mean(axis=0)
+            lambda wave_length_scale: np.exp(distances.wave_distances * (-2 / wave_length_scale**2)).mean(axis=0)
         )
-        #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length``.
+        #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length_scale``.
         self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
-            lambda size_length: np.exp(distances.size_distances * (-0.125 / size_length**2))
+            lambda size_length_scale: np.exp(distances.size_distances * (-0.125 / size_length_scale**2))
         )
 
 
@@ -342,12 +342,12 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
     For speed, the code works in place, because with thousands of candidates allocating memory takes as long as the
     arithmetic. Where possible it works on pairs of M and N, of which there are far fewer than shapes.
     """
-    distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length)
+    distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length_scale)
     sizes = correlate_by_sizes**2
     sizes *= sizes
     sizes *= (0.5 + hyperparameters.pair_share * distances.has_pair)[:, distances.pair_indices]
     together = (
-        parts.correlate_by_waves(hyperparameters.wave_length)
+        parts.correlate_by_waves(hyperparameters.wave_length_scale)
         * (0.5 + hyperparameters.asymmetry_share * parts.aspect_correlation)
     )[:, distances.pair_indices]
     together *= correlate_by_sizes
@@ -355,7 +355,7 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
     del together
     if distances.is_same_kernel is not None:
         sizes *= 1 - hyperparameters.kernel_share + hyperparameters.kernel_share * distances.is_same_kernel
-        sizes += _OFFSET_VARIANCE * distances.is_same_kernel
+        sizes += _KERNEL_OFFSET_VARIANCE * distances.is_same_kernel
     return sizes
 
 

@@ -100,7 +100,7 @@ class RowsStrategy(PlanStrategy):
             kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
                 continue
-            row = yield Step(kernel, problem, shape, regime, self.make_rule(regime), is_reported=False)
+            row = yield Step(kernel, problem, shape, regime, self.make_stopping_rule(regime), is_reported=False)
             if row is None:
                 continue
             measured_count += 1
@@ -124,7 +124,7 @@ class RowsStrategy(PlanStrategy):
         """
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
-        variants, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
+        variants, rule = kernel.list_variants(self.backend, problem, shape), self.make_stopping_rule(regime)
         brief_rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _ALGORITHM_VISIT_TIME_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in variants if len(variants) > 1 else ():
@@ -157,7 +157,7 @@ class RowsStrategy(PlanStrategy):
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
         if ceiling is None or (kernel := self.reference_kernels.get(ceiling.kernel)) is None:
             return None
-        rule = self.make_rule(regime)
+        rule = self.make_stopping_rule(regime)
         if common_shape is None:
             rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _CEILING_VISIT_TIME_SHARE)
         shape = common_shape or ceiling.shape
@@ -169,14 +169,14 @@ class RowsStrategy(PlanStrategy):
 
     def _measure_reference_shape(self, regime: Regime, problem: Problem) -> StepGenerator:
         """Measure the plan's reference shape, with which the user compares rows, by the first kernel that runs it."""
-        shape, rule = self.options.reference, self.make_rule(regime)
+        shape, rule = self.options.reference, self.make_stopping_rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)
             if row is not None and row.ok:
                 yield row
                 return
 
-    def make_rule(self, regime: Regime) -> StoppingRule:
+    def make_stopping_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_row_seconds)
 
     def make_regime(self, name: str) -> Regime:
@@ -202,7 +202,7 @@ class OneKernelStrategy(RowsStrategy):
             self.runner.allocate_largest_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
         yield from super().yield_steps()
 
-    def make_rule(self, regime: Regime) -> StoppingRule:
+    def make_stopping_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_sweep_row_seconds)
 
 

@@ -79,7 +79,9 @@ class GuardStrategy(RowsStrategy):
             name, problem, shape, kernel = step
             progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
             self.setup.report_phase(f"{name} {shape} {kernel} {progress}".rstrip())
-            row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
+            row = yield Step(
+                self.kernels[kernel], problem, shape, regime, self.make_stopping_rule(regime), phase, number
+            )
             if row is not None:
                 # A row has the name of the kernel itself, which may differ from the name that the user requested.
                 self._rows_by_step.setdefault(step._replace(kernel=self.kernels[kernel].name), []).append(row)
@@ -116,7 +118,7 @@ class ReproduceStrategy(RowsStrategy):
                     _, problem, shape, name = step
                     self.setup.report_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
-                        kernels[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
+                        kernels[name], problem, shape, regime, self.make_stopping_rule(regime), CONFIRM_PHASE, visit
                     )
                     rows += [row] if row is not None else []
 
@@ -125,7 +127,7 @@ class ReproduceStrategy(RowsStrategy):
 # the budget allows more rows, mamf verifies each problem for longer instead.
 _MAX_DRAW_COUNT, _MAX_ROW_COUNT = 200, 5000
 # The minimum seconds of each verification of a problem that the user requested by its number.
-_MIN_REPEAT_SECONDS = 1.0
+_MIN_VERIFY_SECONDS = 1.0
 # A problem of the regime `loaded` has at least this share of the maximum multiply-adds, so that it loads the device.
 _MIN_LOADED_WORK_SHARE = 0.25
 
@@ -211,7 +213,7 @@ class VerifyStrategy(PlanStrategy):
         run, rows = self.runner, self.setup.rows
         requested_number, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = requested_number or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if requested_number else 0.0), len(rows)
+        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_VERIFY_SECONDS if requested_number else 0.0), len(rows)
         rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (

@@ -16,7 +16,7 @@ import torch
 from mamf.operations.attention.torch_attention import NO_MAX_CAPABILITY
 from mamf.operations.decode.operation import SAME_AS_QUERIES, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
-from mamf.torch_backend import TorchBackend, to_torch_dtype
+from mamf.torch_backend import TorchBackend, get_torch_dtype
 
 #: The size of FlashInfer's workspace in bytes, as in vLLM. FlashInfer's examples use a smaller workspace, which is too
 #: small to split a long cache over many compute units.
@@ -68,7 +68,10 @@ class _FlashInferKernel(LibraryDecode):
 
 
 def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
-    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.resolved_cache_dtype)}
+    return {
+        "q_data_type": get_torch_dtype(problem.dtype),
+        "kv_data_type": get_torch_dtype(problem.resolved_cache_dtype),
+    }
 
 
 class FlashInferDecode(_FlashInferKernel):

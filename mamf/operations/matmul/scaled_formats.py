@@ -17,7 +17,7 @@ from mamf.operations.matmul.torch_kernels import TorchMatmul
 from mamf.operations.matmul_operands import BaseScaledMatmul, make_scaled_operand_set
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
-from mamf.torch_backend import to_torch_dtype
+from mamf.torch_backend import get_torch_dtype
 
 #: The names in torch.nn.functional.ScalingType, by the rows and columns of a block that shares a scale. None for the
 #: columns means that a block spans all of K.
@@ -154,7 +154,7 @@ class ScaledMm(TorchMatmul):
         scale = torch.tensor(1 / math.sqrt(a.shape[1]), dtype=torch.float32).item()
         scale_a = torch.ones((), dtype=torch.float32, device=a.device)
         scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
-        out_dtype = to_torch_dtype(problem.out_dtype)
+        out_dtype = get_torch_dtype(problem.out_dtype)
         is_fast = problem.fast_accumulation
         return (
             lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=is_fast, out=c),

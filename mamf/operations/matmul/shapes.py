@@ -58,7 +58,7 @@ class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
+    text_description: ClassVar[str] = "a shape: write MxNxK, for example 4096x4096x4096"
 
     m: int = field(metadata=_make_size_metadata("rows of A and C"))
     n: int = field(metadata=_make_size_metadata("columns of B and C"))

@@ -41,7 +41,7 @@ class ModelShape(BaseShape):
     """The shape of a training step: ``batch`` sequences of ``context`` tokens each. A shape is written ``b8s1024``."""
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
+    text_description: ClassVar[str] = "the shape of a training step: write bBATCHsCONTEXT, for example b8s1024"
 
     batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size))
     context: int = field(

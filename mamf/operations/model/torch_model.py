@@ -39,7 +39,7 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
-from mamf.torch_backend import TorchBackend, require_free_memory, to_torch_dtype
+from mamf.torch_backend import TorchBackend, get_torch_dtype, require_free_memory
 
 #: The maximum number of batches that launches use in turn. More batches would not make launches read more data from
 #: memory, because all launches share the parameters.
@@ -122,7 +122,7 @@ class TorchModel(ModelKernel):
         run_forward = self.make_forward_function(network)
         if problem.autocast:
             # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
-            run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
+            run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
@@ -150,7 +150,7 @@ def make_network(
 ) -> LanguageModel:
     """Make a network on the device. Its random parameters depend only on the problem, the shape and the seed."""
     default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
+    torch.set_default_dtype(get_torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = LanguageModel(problem, shape, attend)

@@ -34,7 +34,7 @@ class GroupedShape(BaseMatmulShape):
     experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(
         metadata=describe(
-            "rows of A over all experts; a token that goes to two experts counts twice", parse_text=parse_size
+            "total rows of A for all experts; a token that goes to two experts counts twice", parse_text=parse_size
         )
     )
     n: int = field(metadata=describe("columns of C", parse_text=parse_size))

@@ -75,8 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(
         group,
         "--time-limit",
-        default_text="3s for each of the four rows of a pair in --shapes (each of the two works alone and together), "
-        "plus 3s to settle",
+        default_text="3s; mamf measures four rows for each pair in --shapes: matmul and other work, each alone and "
+        "while both run",
     )
     group.add_argument(
         "--flop",

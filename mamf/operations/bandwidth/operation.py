@@ -109,7 +109,8 @@ class BandwidthProblem(CheckedProblem):
     pattern: str = field(
         default="copy",
         metadata=describe(
-            "what each pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
+            "what each pass over the arrays a, b and c computes: a = b (copy), the sum of b (read), a = s (write) or "
+            "a = b + s*c (triad)",
             choices=ACCESS_PATTERNS,
         ),
     )
@@ -119,8 +120,8 @@ class BandwidthProblem(CheckedProblem):
     warm: int = field(
         default=1,
         metadata=describe(
-            "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
-            "cache",
+            "number of passes over the arrays per launch; with several passes over arrays that fit in a cache, "
+            "mamf measures the cache",
             parse_text=parse_size,
             is_rare=True,
         ),

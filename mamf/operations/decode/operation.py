@@ -241,7 +241,7 @@ class DecodeProblem(CheckedProblem):
     cache_dtype: str = field(
         default=SAME_AS_QUERIES,
         metadata=describe(
-            "dtype of the cached keys and values; same means that of the queries",
+            "dtype of the cached keys and values; same: the dtype of the queries",
             choices=(SAME_AS_QUERIES, "float8_e4m3fn"),
         ),
     )

@@ -253,7 +253,7 @@ class BaseMatmulProblem(CheckedProblem):
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
+            "distribution of the operands' random values, or zeros; wide: normal values times random powers of two",
             choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),

@@ -125,7 +125,7 @@ class ModelProblem(CheckedProblem):
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the tokens, which are always random, so there is only this value",
+            "distribution of the random tokens; normal is the only value",
             choices=("normal",),
             is_rare=True,
         ),

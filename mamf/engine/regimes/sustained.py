@@ -81,11 +81,12 @@ class SustainedRegime(Regime):
     rotates_operands = True
     default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # A row takes one visit. The short measurements of the ceiling's matmul before and after the row take time as well.
+    # Limit a row to one visit of the minimum length, because the measurements of the ceiling's matmul before and after
+    # the row take time as well.
     default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
-    #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
-    #: ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean.
+    #: A device has settled if a straight line through the launch times of its last ``settled_block_count`` blocks (at
+    #: least ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean time.
     settled_block_count: ClassVar[int] = 20
     min_settled_blocks: ClassVar[int] = 3
     max_settled_slope: ClassVar[float] = 0.01
@@ -140,8 +141,9 @@ class SustainedRegime(Regime):
 
     @classmethod
     def _compute_visit_seconds_with_rest(cls, backend: Backend, loaded_seconds: float) -> float:
-        """Return the seconds of a visit with a rest before it, in which the device settles and is measured for
-        ``loaded_seconds``. The result includes three blocks more, because settling and measuring end with whole blocks.
+        """Return the seconds of a visit that begins with a rest and then loads the device for ``loaded_seconds`` to let
+        it settle and to measure. The result includes three more blocks, because settling and measuring end with whole
+        blocks.
         """
         return backend.sustained_traits.rest_seconds + loaded_seconds + 3 * cls.block_seconds
 
@@ -156,8 +158,8 @@ class SustainedRegime(Regime):
     def keep_device_loaded(self, launches: Sequence[Launch], launch_seconds: float) -> None:
         """Queue launches, of ``launch_seconds`` each, that keep the device loaded while the host prepares a kernel.
 
-        If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
-        during these seconds are up to 1 % off (docs/measuring.md).
+        If the device idles for tens of milliseconds, its power controller oscillates for seconds after the idle time.
+        Measurements during these seconds are up to 1 % off (docs/measuring.md).
         """
         if self.settling_seconds_after_rest is not None or self.backend.timer == "host clock":
             return
@@ -257,8 +259,8 @@ class SustainedRegime(Regime):
         for block in blocks.finished_blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # The first and the last change (tick) of the energy counter give the power. So look for the first change
-            # and, near the end of the visit, for every change.
+            # mamf computes the mean power from the first and the last change (tick) of the energy counter. So look for
+            # the first change and, near the end of the visit, for every change.
             is_near_end = now - start_time + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
             blocks.must_find_tick = not ticks or is_near_end
             if not block.was_queued_in_measured_part:  # The measured part of the visit begins after this block.
@@ -302,8 +304,8 @@ class SustainedRegime(Regime):
 
 
 class _BlockQueue:
-    """The blocks of back-to-back launches of one visit. The generator ``finished_blocks`` yields them without end. It
-    queues each block before it waits for the end of the block ahead, so that the device never idles.
+    """The blocks of back-to-back launches of one visit. The generator ``finished_blocks`` yields blocks without end. It
+    queues each block before it waits for the end of the previous block, so that the device never idles.
 
     - ``is_in_measured_part``: True if the next block is in the measured part of the visit.
     - ``must_poison``: True to change operands and poison outputs before the next block.

@@ -107,7 +107,13 @@ def add_operation_options(
     for parameter in get_parameters(operation.problem_type).values():
         if parameter.name == "dtype":
             text = SHARED_OPTIONS["--dtype"].default_text if parameter.default == "bfloat16" else parameter.default
-            add_shared_options(group, "--dtype", default_text=text, nargs="+" if takes_several_values else None)
+            add_shared_options(
+                group,
+                "--dtype",
+                default_text=text,
+                nargs="+" if takes_several_values else None,
+                **({"help": f"{parameter.help} (default: {parameter.default})"} if parameter.help else {}),
+            )
         elif parameter.is_readable:
             _add_parameter_option(group, parameter, "field", takes_several_values, defaults.get(parameter.name))
     if takes_several_values:

@@ -40,10 +40,10 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.charts.picture import make_file_exists_error
     from mamf.report.page import render_page
 
-    if options.output.exists() and not options.overwrite:
-        raise make_file_exists_error(options.output)
     with ExitStack() as open_files, pause_garbage_collection():
         paths = [path if path.is_dir() else open_files.enter_context(yield_local_file(path)) for path in options.logs]
+        if options.output.exists() and not options.overwrite:
+            raise make_file_exists_error(options.output)
         page = render_page(make_report_page(paths))
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)
     print_line(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")

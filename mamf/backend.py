@@ -278,6 +278,10 @@ class Backend(ABC):
         """Block the host until the device has reached ``mark``. Work that was queued after it may still be running."""
 
     @abstractmethod
+    def is_mark_reached(self, mark: Any) -> bool:
+        """Return whether the device has reached ``mark``, without waiting for it."""
+
+    @abstractmethod
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         """Return the device time in seconds between two marks that the device has reached."""
 

@@ -200,6 +200,9 @@ class HostTimedBackend(TorchBackend):
     def wait_for_mark(self, mark: float) -> None:
         pass
 
+    def is_mark_reached(self, mark: float) -> bool:
+        return True
+
     def compute_seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
         return float(end) - float(start)
 
@@ -245,6 +248,9 @@ class AcceleratorBackend(TorchBackend):
 
     def wait_for_mark(self, mark: Any) -> None:
         mark.synchronize()
+
+    def is_mark_reached(self, mark: Any) -> bool:
+        return bool(mark.query())
 
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) * 1e-3

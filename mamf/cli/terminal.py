@@ -200,7 +200,7 @@ _SWITCH_KEYWORDS = {"action": "store_true"}
 _FILE_KEYWORDS, _FOLDER_KEYWORDS = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
 SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--anyway": SharedOption(
-        "use figures even if they are from another device or other settings; the report warns of this",
+        "accept figures that were measured on another device or with other settings; the report then has a warning",
         "",
         _SWITCH_KEYWORDS,
     ),
@@ -214,7 +214,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_duration, "metavar": "TIME"},
     ),
     "--ceiling": SharedOption(
-        "logs of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from",
+        "logs of 'mamf find' or 'mamf roofline' that contain the ceilings (the highest rates of the device)",
         "",
         {"type": Path, "nargs": "+", "metavar": "LOG"},
     ),
@@ -232,7 +232,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"nargs": "+"},
     ),
     "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),
-    "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
+    "--from": SharedOption("folders with existing logs to report on, instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
         "only for kernels given as package.module:Class",
@@ -278,7 +278,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_share, "metavar": "SHARE"},
     ),
     "--regime": SharedOption(
-        "type of load; burst: short trains of launches with rests; sustained: load until clock and power settle",
+        "type of load; burst: a few launches, then a rest, repeatedly; sustained: launches without pauses, measured "
+        "after clock and power have settled",
         "burst",
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
@@ -385,8 +386,8 @@ def add_measuring_options(
     group.add_argument(
         "--clock",
         choices=CLOCK_CHOICES,
-        help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles used "
-        "(default: best, the best row of each shape or problem)",
+        help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles "
+        "used; best: rows that are faster than all earlier rows of their shape or problem (default: best)",
     )
     return group
 

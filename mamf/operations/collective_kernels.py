@@ -107,9 +107,9 @@ def make_process_group(blocks: int, device_type: str) -> Any:
 
 def gather_objects(local_object: object) -> list[Any]:
     """Return the objects of all ranks, in the order of ranks. All ranks must call this function."""
-    objects: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(objects, local_object)
-    return objects
+    objects_by_rank: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(objects_by_rank, local_object)
+    return objects_by_rank
 
 
 class CheckedCollective:

@@ -64,7 +64,7 @@ def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
 
 @dataclass(frozen=True)
 class MatmulPart:
-    """A batch of matmuls of one shape: the part of a launch's work whose operands fit in two tensors.
+    """A batch of matmuls of one shape, which is all or a part of the work of a launch.
 
     ``c`` (batch, M, N) is the output of ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K).
     """
@@ -112,7 +112,7 @@ def _verify_entries_in_chunks(
     # For a small matmul, the norm of A (B x) may be small by chance. On average it equals the norm of C, so use the
     # larger of the two norms.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
-    # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
+    # Count at most K independent errors per matmul, because with a small K the errors of its rows are not independent.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
         part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in tall_parts
     )

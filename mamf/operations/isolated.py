@@ -28,8 +28,8 @@ from mamf.plugins.discovery import find_entry_points, make_kernel, make_operatio
 # The checking process times launches in trials. The constants are the target duration of a trial, the maximum number
 # of trials, and the maximum number of launches in a trial.
 _TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
-# Tolerances of a trial: seconds of host time per launch and per trial, and the factor by which launches may be slower
-# than reported, because the device's clock is lower at its power limit than in short bursts of launches.
+# How much longer than reported a trial may take: seconds of host time per launch and per trial, and the factor by which
+# launches may be slower, because the device's clock is lower at its power limit than in short bursts of launches.
 _HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 

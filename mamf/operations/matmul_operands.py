@@ -328,7 +328,7 @@ def make_scaled_operand_set(
       the output.
     """
     a, b = (quantize_operand(backend, problem, shape, name, buffers) for name in ("a", "b"))
-    # Create the detector before calling ``bind_operands``, in which a kernel may already overwrite the operands.
+    # Create the ChangeDetector before calling ``bind_operands``, in which a kernel may already overwrite the operands.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
     find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
     unquantized_operands = [view_as(buffers[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]

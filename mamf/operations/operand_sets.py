@@ -95,7 +95,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         tensors = take_pool_buffers(pool, buffers)
         source = tensors.pop(_REWRITE_BUFFER_NAME, None)
-        # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
+        # Create the ChangeDetector before calling make_operand_set, in which a kernel may already overwrite operands.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
             kernel.make_operand_set(backend, problem, shape, set_buffers)
@@ -186,7 +186,7 @@ def _combine_checks(checks: Sequence[Callable[[object], ResultT] | None]) -> Cal
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-# The number of columns of the table in which compute_checksums arranges the words of a tensor.
+# The number of columns of the table in which compute_checksums arranges the words (integers) of a tensor's memory.
 _CHECKSUM_COLUMNS = 4096
 
 

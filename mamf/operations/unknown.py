@@ -19,31 +19,31 @@ from mamf.plugins.discovery import make_operation
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes of its row."""
+    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes in the log."""
 
-    fields: tuple[tuple[str, Any], ...]
+    record_fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.fields)
+        return " ".join(f"{name}={value}" for name, value in self.record_fields)
 
 
 @dataclass(frozen=True)
 class UnknownProblem:
     operation: str  # type: ignore[misc]  # This name differs by instance, that of other problems by class.
-    fields: tuple[tuple[str, Any], ...]
+    record_fields: tuple[tuple[str, Any], ...]
 
     @property
     def dtype(self) -> str:
-        return str(dict(self.fields).get("dtype", "unknown"))
+        return str(dict(self.record_fields).get("dtype", "unknown"))
 
     @property
     def data(self) -> str:
-        return str(dict(self.fields).get("data", "normal"))
+        return str(dict(self.record_fields).get("data", "normal"))
 
     @property
     def seed(self) -> int:
-        return int(dict(self.fields).get("seed", 0))
+        return int(dict(self.record_fields).get("seed", 0))
 
     def compute_work(self, shape: UnknownShape) -> Work:
         return shape.work
@@ -85,13 +85,13 @@ class UnknownOperation(Operation[Any, Any]):
         return UnknownShape(make_hashable_record(record), work)
 
     def make_shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return restore_record(shape.fields)
+        return restore_record(shape.record_fields)
 
     def read_problem_record(self, record: Mapping[str, Any]) -> UnknownProblem:
         return UnknownProblem(self.name, make_hashable_record(record))
 
     def make_problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return restore_record(problem.fields)
+        return restore_record(problem.record_fields)
 
 
 def make_hashable_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

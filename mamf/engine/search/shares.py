@@ -19,7 +19,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: The phase of rows of a search that only show which shapes and kernels are worth confirming.
+#: The value of ``phase`` in rows that only show a search which shapes and kernels are worth confirming.
 SCOUT_PHASE = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 
@@ -28,7 +28,7 @@ class SharesStrategy(RowsStrategy):
     """A strategy that finds the ceilings of a device, then measures rows as shares of these ceilings.
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.
-    - ``search_plans``: the plans of the searches for ceilings that are still to be found.
+    - ``search_plans``: the plans of the searches for the ceilings that are not known yet.
     - ``choose_reference_kernels``: takes ceilings, and returns the kernels with which they were measured, by name.
     - ``on_failure``: called with one message that names all ceilings that could not be confirmed.
     """
@@ -65,8 +65,8 @@ class SharesStrategy(RowsStrategy):
         yield from super().yield_results()
 
     def _find_ceilings(self, search_plan: Plan) -> Iterator[Measurement | LogRecord]:
-        """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Do not
-        measure rows of an interrupted run again.
+        """Search for the ceilings of a dtype or of memory. Yield the rows of the search and the record of each
+        ceiling. Do not measure rows of an interrupted run again.
         """
         problem, backend, name = search_plan.problem, self.backend, get_ceiling_name(search_plan)
         opened = choose_kernels(get_operation(search_plan.operation), backend, search_plan.kernels)

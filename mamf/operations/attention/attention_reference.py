@@ -1,4 +1,4 @@
-"""Compute the reference with which mamf compares the results of attention kernels, and make block-structured inputs.
+"""Compute the reference with which mamf compares the results of attention kernels. Make inputs with block structure.
 
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
 code is independent of the kernels. The reference runs on the device, because one head of 16384 tokens takes 10**12
@@ -166,9 +166,9 @@ def compare_rows(
 ) -> ReferenceDistance:
     """Compute the reference for one random row in 64, and return how far ``o`` and ``dq`` are from it.
 
-    ``covers_all_heads``: whether to compare all heads, not only the first and the last. For 16-bit operands the
-    reference is computed in float32, because float64 is slow on some cards. The other parameters are those of
-    ``compare_edge_heads``.
+    ``covers_all_heads``: whether to compare all heads, not only the first and the last. The other parameters are those
+    of ``compare_edge_heads``. For 16-bit operands, compute the reference in float32, because float64 is slow on some
+    cards.
     """
     device = operands["q"].device
     group_starts = torch.arange(0, shape.seqlen_q + _ROW_SAMPLING_INTERVAL, _ROW_SAMPLING_INTERVAL, device=device)
@@ -281,8 +281,8 @@ def compute_reference_attention(
     dV; None: compute everything. ``scale``: the factor by which Q K^T is multiplied; None: 1 / sqrt(d). Return the
     results by name, in the shapes that ``view_heads`` returns.
 
-    dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
-    2023, section 2.2).
+    The gradients are dV = P^T dO, dQ = dS K / sqrt(d) and dK = dS^T Q / sqrt(d). In them, dS is
+    P * (dO V^T - rowsum(dO * O)). See section 2.2 of Dao, FlashAttention-2, 2023.
     """
     q, k, v, *output_gradients = (
         convert_to_reference_dtype(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
@@ -290,23 +290,23 @@ def compute_reference_attention(
         if name in tensors
     )
     scale = scale or 1 / math.sqrt(shape.head_dim)
-    results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
+    blocks_by_result: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for block, masked in yield_row_blocks(shape, q.device, rows):
         scores = (q[:, :, block] @ k.mT) * scale
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
-        results["o"].append(output)
+        blocks_by_result["o"].append(output)
         if output_gradients:
             gradient = output_gradients[0][:, :, block]
             score_gradients = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
             score_gradients *= probabilities
-            results["dq"].append(score_gradients @ k * scale)
+            blocks_by_result["dq"].append(score_gradients @ k * scale)
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
                 dk += (score_gradients.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    whole = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**whole, "dk": dk, "dv": dv} if output_gradients and rows is None else whole
+    whole_results = {name: torch.cat(blocks, dim=2) for name, blocks in blocks_by_result.items() if blocks}
+    return {**whole_results, "dk": dk, "dv": dv} if output_gradients and rows is None else whole_results
 
 
 def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:
@@ -379,7 +379,7 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return to how many of the _STRUCTURE_AXIS_COUNT axes a query attends."""
+    """Return the number of axes (of _STRUCTURE_AXIS_COUNT) whose key blocks a query attends to."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXIS_COUNT))
 
 

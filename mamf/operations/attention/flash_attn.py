@@ -16,7 +16,7 @@ from mamf.operations.attention.torch_attention import (
     get_window_size,
 )
 
-# The module of FlashAttention 3 in most builds. Other builds install it without a package, as flash_attn_interface.
+# The module of FlashAttention 3 in most builds. In other builds it is the top-level module flash_attn_interface.
 _FLASH_ATTENTION_3_MODULE = "flash_attn_3.flash_attn_interface"
 
 
@@ -50,7 +50,7 @@ class FlashAttention2Library(KernelLibrary):
 
     def import_library(self) -> Any:
         module = super().import_library()
-        # The package flash-attn-4 also installs a module flash_attn, but the module contains only ``cute``.
+        # The package flash-attn-4 also installs a module flash_attn, but only with the submodule ``cute``.
         if not hasattr(module, "flash_attn_func"):
             text = "the installed module flash_attn contains only FlashAttention 4, but FlashAttention 2 is needed"
             raise ModuleNotFoundError(text, name=self.module_name)
@@ -76,7 +76,7 @@ class FlashAttention3Library(KernelLibrary):
         try:
             return importlib.import_module(_FLASH_ATTENTION_3_MODULE)
         except ModuleNotFoundError as error:
-            # The module may exist, but lack one of its dependencies. In this case do not try the other module name.
+            # If the missing module is a dependency of FlashAttention 3, do not try the other name of FlashAttention 3.
             if not f"{_FLASH_ATTENTION_3_MODULE}.".startswith(f"{error.name}."):
                 raise
             return super().import_library()

@@ -111,9 +111,9 @@ class AttentionShape:
     window: int | None = field(
         default=None,
         metadata=describe(
-            "sliding window: number of keys before its position that a query attends to; without --causal, also after "
-            "it",
-            default="all",
+            "sliding window: a query attends only to this number of keys before its position and, without --causal, to "
+            "as many keys after it",
+            default="all keys",
             parse_text=parse_size,
             metavar="W",
         ),
@@ -226,13 +226,13 @@ class AttentionProblem(CheckedProblem):
     direction: str = field(
         default="fwd",
         metadata=describe(
-            "passes in a launch: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=ATTENTION_DIRECTIONS
+            "passes to time: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=ATTENTION_DIRECTIONS
         ),
     )
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
+            "distribution of the operands' random values, or zeros; wide: normal values times random powers of two",
             choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
@@ -241,16 +241,16 @@ class AttentionProblem(CheckedProblem):
     backward_count: str = field(
         default="hardware",
         metadata=describe(
-            "how to count the FLOP of a backward pass: as 2.5 times the forward pass, with recomputation (hardware), "
-            "or as 2 times (model)",
+            "how to count the FLOP of a backward pass: 2.5 times those of the forward pass, including recomputation "
+            "(hardware), or 2 times (model)",
             choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "share of the key blocks in the generated inputs that hardly affect the result; for kernels "
-            "that skip such blocks",
+            "share of the key blocks that hardly affect the result in the inputs that mamf generates; for kernels that "
+            "skip these blocks",
             default="0",
             parse_text=_read_sparsity,
             metavar="SHARE",

@@ -30,15 +30,17 @@ class _SpargeAttention(QuantizedAttention):
     supports_gqa = False
     supports_unequal_lengths = False
 
-    def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
-        options = {"is_causal": shape.causal, "tensor_layout": "HND"}
+    def make_keyword_arguments(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        """Return the keyword arguments of the library's function. For a ``topk`` function, they include the share of
+        key blocks that the kernel keeps.
+        """
+        keyword_arguments = {"is_causal": shape.causal, "tensor_layout": "HND"}
         if "topk" not in self.function_name:
-            return options
+            return keyword_arguments
         share = compute_attended_share(problem.sparsity, shape.seqlen_k)
         # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
         # rounding error does not lose a block.
-        return {**options, "topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
+        return {**keyword_arguments, "topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
 
     def launch_forward(
         self,
@@ -49,7 +51,7 @@ class _SpargeAttention(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        return function(q, k, v, **self.make_options(problem, shape))
+        return function(q, k, v, **self.make_keyword_arguments(problem, shape))
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -58,8 +60,8 @@ class _SpargeAttention(QuantizedAttention):
 
         Measure this share in a launch that is not timed, because reading the share synchronizes the device.
         """
-        options = self.make_options(problem, shape)
-        _, sparsity = self.import_library_quietly()(*operands, **options, return_sparsity=True)
+        keyword_arguments = self.make_keyword_arguments(problem, shape)
+        _, sparsity = self.import_library_quietly()(*operands, **keyword_arguments, return_sparsity=True)
         # The library's sparsity can be negative with a causal mask, because the library assumes that the lengths are
         # multiples of its blocks of 128 x 64. Report 0 instead.
         return {**super().details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}

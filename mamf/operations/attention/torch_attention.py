@@ -81,11 +81,11 @@ class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind_operands``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
-    - ``supports_gqa``: whether it supports fewer kv heads than query heads.
-    - ``supports_window``: whether it supports a window.
+    - ``supports_gqa``: whether the kernel supports fewer kv heads than query heads.
+    - ``supports_window``: whether the kernel supports a sliding window.
     - ``supports_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
-    - ``supports_unequal_head_dims``: whether it supports values whose head dimension differs from that of keys.
-    - ``head_dims``: the head dimensions that it supports, of keys and of values.
+    - ``supports_unequal_head_dims``: whether keys and values may have different head dimensions.
+    - ``head_dims``: the supported head dimensions, of keys and of values.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -210,8 +210,10 @@ class PreparedAttention:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
         #: The output of the single forward pass that all launches of direction ``bwd`` use; None for other directions.
         self.saved_output: torch.Tensor | None = None
-        self._find_changed = ChangeDetector(operands)
-        self._signs = [SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]]
+        self._find_changed_operands = ChangeDetector(operands)
+        self._sign_flippers = [
+            SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]
+        ]
 
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -225,9 +227,9 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._signs)),
-            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._signs)),
-            list_changed_operands=self._find_changed,
+            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._sign_flippers)),
+            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._sign_flippers)),
+            list_changed_operands=self._find_changed_operands,
             is_deterministic=is_special,
             verify_special_values=verify_special_values if is_special else None,
         )
@@ -328,9 +330,9 @@ class PreparedAttention:
 
 
 ComputeCapability = tuple[int, int]
-#: The highest compute capability of a library that also supports all newer NVIDIA cards.
+#: The upper end of the capability range of a library that supports all newer NVIDIA cards.
 NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
-# A pattern of the RuntimeErrors that libraries raise for dtypes, features and sizes that the library or its build does
+# A pattern that matches the RuntimeErrors of libraries for dtypes, features and sizes that a library or its build does
 # not support.
 _UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
@@ -405,8 +407,9 @@ class KernelLibrary:
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
                 return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
-            # If a dependency is missing, pip installs it. Otherwise pip needs --force-reinstall, and also --no-deps,
-            # without which it would reinstall the dependencies and replace torch.
+            # If a dependency is missing, the install command installs it. Otherwise the library itself is broken. To
+            # install the library again, pip needs --force-reinstall. Without --no-deps, pip would also reinstall the
+            # dependencies and replace torch.
             reinstall_command = self.install_command.replace(" --no-deps", "").replace(
                 "pip install", "pip install --force-reinstall --no-deps", 1
             )
@@ -458,7 +461,7 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 # The tolerance of quantized kernels for inputs with block structure. For these inputs, rounding to int8 causes larger
 # errors, because the scores differ by 14 and more. A numerical model of int8 with a scale per block predicts an error
 # of 6.7e-2. The limit is about twice as large.
-_STRUCTURED_TOLERANCE = 1.5e-1
+_BLOCK_STRUCTURE_TOLERANCE = 1.5e-1
 
 
 class QuantizedAttention(LibraryAttention):
@@ -468,11 +471,11 @@ class QuantizedAttention(LibraryAttention):
     is_exact = False
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
+        return _BLOCK_STRUCTURE_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
 
 
 def get_window_size(shape: AttentionShape, unlimited_size: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before itself and after itself, as the argument ``window_size`` of libraries.
+    """Return how many keys a query sees before and after itself: the argument ``window_size`` of attention libraries.
 
     ``unlimited_size``: the number of keys that stands for "no limit" in the library.
     """

@@ -128,11 +128,11 @@ class EagerAttention(TorchAttention):
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
     ) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
+        heads_per_kv_head, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            if group > 1:
-                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            if heads_per_kv_head > 1:
+                k, v = k.repeat_interleave(heads_per_kv_head, dim=1), v.repeat_interleave(heads_per_kv_head, dim=1)
             return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
         return attend
@@ -140,15 +140,16 @@ class EagerAttention(TorchAttention):
     def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """Return the FLOP and a launch of each part of the forward pass, by name: ``scores``, ``softmax``, ``values``.
+        """Return the FLOP of each part of the forward pass and a function that launches the part, by the part's name:
+        ``scores``, ``softmax`` or ``values``.
 
         The FLOP include masked pairs of a query and a key.
         """
         assert isinstance(backend, TorchBackend)
         (buffers,) = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
         q, k, v = (self.view_operands(problem, shape, buffers)[name] for name in "qkv")
-        group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        heads_per_kv_head, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
+        k, v = k.repeat_interleave(heads_per_kv_head, dim=1), v.repeat_interleave(heads_per_kv_head, dim=1)
         unscaled_scores = q @ k.transpose(-2, -1)
         weights = compute_softmax_weights(unscaled_scores, shape.head_dim, masked)
         return {
@@ -275,5 +276,5 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_MASK_PAIRS
     # If there are many pairs, compile create_block_mask. The compiled function does not allocate a dense mask, which
     # would take 17 GB for 131072 tokens.
-    create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create_mask(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    create_mask_function: Any = create_block_mask if is_small else torch.compile(create_block_mask)
+    return create_mask_function(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

@@ -17,7 +17,7 @@ class XFormersAttention(LibraryAttention):
     library_name = "xFormers"
     module_name = "xformers.ops"
     distribution_name = "xformers"
-    # pip needs --no-deps: xFormers requires the torch that it was built with, so pip would replace the installed torch.
+    # Without --no-deps, pip would replace the installed torch with the version that xFormers was built with.
     install_command = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
@@ -45,9 +45,9 @@ class XFormersAttention(LibraryAttention):
         if shape.heads != shape.kv_heads:
             # If query heads share keys and values, xFormers expects operands of the shape [batch, sequence, kv heads,
             # query heads per kv head, head dimension].
-            group = shape.heads // shape.kv_heads
-            q = q.unflatten(2, (shape.kv_heads, group))
-            k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (k, v))
+            heads_per_kv_head = shape.heads // shape.kv_heads
+            q = q.unflatten(2, (shape.kv_heads, heads_per_kv_head))
+            k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, heads_per_kv_head, -1) for tensor in (k, v))
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)

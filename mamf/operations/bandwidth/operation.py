@@ -109,7 +109,8 @@ class BandwidthProblem(CheckedProblem):
     pattern: str = field(
         default="copy",
         metadata=describe(
-            "what each pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
+            "what each pass over the arrays a, b and c computes: a = b (copy), the sum of b (read), a = s (write) or "
+            "a = b + s*c (triad)",
             choices=ACCESS_PATTERNS,
         ),
     )
@@ -119,8 +120,8 @@ class BandwidthProblem(CheckedProblem):
     warm: int = field(
         default=1,
         metadata=describe(
-            "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
-            "cache",
+            "number of passes over the arrays per launch; with several passes over arrays that fit in a cache, "
+            "mamf measures the cache",
             parse_text=parse_size,
             is_rare=True,
         ),
@@ -148,13 +149,13 @@ class BandwidthProblem(CheckedProblem):
         flop = float(self.warm * _FLOP_PER_ELEMENT_BY_PATTERN[self.pattern] * self.count_elements(shape))
         return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
-    def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
+    def limit_operand_set_count(self, shape: BandwidthShape, sets: int) -> int:
         """Return how many operand sets to use: ``sets``, or 1 if one set is several times larger than any cache."""
         return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return one device buffer per array. A buffer contains the arrays of all operand sets, one after another."""
-        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_set_count(shape, sets)
         return {
             name: Buffer(elements, self.dtype, name in READ_ARRAYS_BY_PATTERN[self.pattern])
             for name in self.array_names
@@ -183,8 +184,8 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
         return None
 
 
-# A measured rate may be at most this many times the datasheet's bandwidth. The margin is small, because no card raises
-# its memory clock by default.
+# mamf rejects a measured rate as impossible if it is above this many times the datasheet's bandwidth. The margin is
+# small, because no card raises its memory clock by default.
 _MAX_DATASHEET_RATIO = 1.02
 # If a launch moves at least this many times the size of the cache, memory serves at least half of the bytes.
 _MIN_TRAFFIC_TO_CACHE_RATIO = 2
@@ -246,7 +247,7 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return columns with the number of passes, if above 1, and the share of the datasheet's bandwidth."""
+        """Return columns of a report: the number of passes, if above 1, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.find_peak_rate(info, row.problem)
         if peak and row.ok:
@@ -266,5 +267,5 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
 
 def floor_to_power_of_two(limit: int) -> int:
-    """Return the largest power of two that is not above ``limit``, but at least 1024."""
+    """Return the largest power of two up to ``limit``, or 1024 if ``limit`` is smaller than 1024."""
     return 1 << max(limit.bit_length() - 1, 10)

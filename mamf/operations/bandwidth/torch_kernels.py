@@ -63,7 +63,7 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
+        return super().prepare(backend, problem, shape, pool, problem.limit_operand_set_count(shape, sets), rewrite)
 
     def make_operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, buffers: Mapping[str, torch.Tensor]
@@ -173,7 +173,7 @@ class TorchFunctions(TorchBandwidthKernel):
         # array to 32 bits, so the sum keeps the array's dtype.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
-        # Use ``sums`` in place of arrays that the pattern does not have.
+        # If the pattern lacks an array, use ``sums`` as a placeholder, which the pass of this pattern does not use.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),
@@ -220,7 +220,7 @@ class TritonPasses(TorchBandwidthKernel):
         operands = [arrays[name] for name in problem.array_names]
         element_count, block_elements = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
         program_count = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
-        kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
+        triton_kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
         output = arrays.get("a", operands[0].new_empty(program_count, dtype=torch.float32))
         if problem.pattern == "read":
             operands.append(output)
@@ -228,7 +228,13 @@ class TritonPasses(TorchBandwidthKernel):
         scalar = (PATTERN_SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         launch = partial(
-            kernel, *operands, *scalar, element_count, problem.warm, BLOCK=block_elements, num_warps=_WARPS_PER_PROGRAM
+            triton_kernel,
+            *operands,
+            *scalar,
+            element_count,
+            problem.warm,
+            BLOCK=block_elements,
+            num_warps=_WARPS_PER_PROGRAM,
         )
         launch()  # Triton compiles the kernel during the first launch.
         return launch, output, float(problem.warm)

@@ -107,8 +107,8 @@ class ModelProblem(CheckedProblem):
     phase: TrainingPhase = field(
         default="forward",
         metadata=describe(
-            "part of a training step to time: forward pass, forward and backward passes, or both and the optimizer "
-            "(step)"
+            "part of a training step to time: the forward pass, the forward and backward passes, or a whole step with "
+            "the optimizer"
         ),
     )
     autocast: bool = field(

@@ -155,7 +155,10 @@ def _add_parameter_option(
         # Read a bound as a plain number, because START may be 0, which is not a valid size.
         convert_bound = replace(parameter, parse_text=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
-        range_help = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
+        range_help = (
+            f"sizes of {parameter.name.upper()} from START up to, but not including, STOP, in steps of "
+            "STEP; START 0 begins at STEP"
+        )
         actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
     for action in actions:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)

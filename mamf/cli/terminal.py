@@ -200,7 +200,7 @@ _SWITCH_KEYWORDS = {"action": "store_true"}
 _FILE_KEYWORDS, _FOLDER_KEYWORDS = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
 SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--anyway": SharedOption(
-        "use figures even if another device or other settings gave them; the report then warns",
+        "accept figures that were measured on another device or with other settings; the report then has a warning",
         "",
         _SWITCH_KEYWORDS,
     ),
@@ -232,7 +232,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"nargs": "+"},
     ),
     "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),
-    "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
+    "--from": SharedOption("folders with existing logs to report on, instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
         "only for kernels given as package.module:Class",

@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        help="log of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from; may be "
+        help="log of 'mamf find' or 'mamf roofline' that contains ceilings (the highest rates of the device); may be "
         "repeated (default: the ceilings that 'mamf peak' prints)",
     )
     parser.add_argument(

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="run logs, to list all findings, or folders of run logs, to list errors and count warnings",
+        help="run logs, or folders of run logs; for a folder, mamf lists only errors, and counts warnings",
     )
     add_shared_options(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")

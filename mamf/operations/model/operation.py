@@ -1,7 +1,8 @@
 """Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
 
-FLOP are those that the model needs, not those that the device executes: recomputation (activation checkpointing, the
-scores in the backward pass of attention) is not counted. The functions in this file have no side effects.
+mamf counts the FLOP that the model needs, not those that the device executes: it does not count recomputation
+(activation checkpointing, the scores in the backward pass of attention). The functions in this file have no side
+effects.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class ModelProblem(CheckedProblem):
     phase: TrainingPhase = field(
         default="forward",
         metadata=describe(
-            "part of a training step to time: forward pass, forward and backward passes, or both and the optimizer "
-            "(step)"
+            "part of a training step to time: the forward pass, the forward and backward passes, or a whole step with "
+            "the optimizer"
         ),
     )
     autocast: bool = field(

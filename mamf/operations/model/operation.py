@@ -1,7 +1,8 @@
 """Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
 
-FLOP are those that the model needs, not those that the device executes: recomputation (activation checkpointing, the
-scores in the backward pass of attention) is not counted. The functions in this file have no side effects.
+mamf counts the FLOP that the model needs, not those that the device executes: it does not count recomputation
+(activation checkpointing, the scores in the backward pass of attention). The functions in this file have no side
+effects.
 """
 
 from __future__ import annotations

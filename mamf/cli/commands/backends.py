@@ -10,7 +10,7 @@ from mamf.cli.terminal import print_line
 
 EXAMPLES = """examples:
   mamf backends     list each backend with its devices, or the reason why it has none
-  mamf doctor       check what costs performance on the default device
+  mamf doctor       list what slows the default device down
   mamf kernels      list the kernels that can be measured on the default device
 """
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mamf.report.document import Block
 
 EXAMPLES = """examples:
-  mamf kernels                          all kernels by operation: available here, or why not
-  mamf kernels --operation attention    the kernels of one operation
-  mamf kernels --backend cpu            the kernels for another device
+  mamf kernels                          list all kernels by operation, with the reasons why some are unavailable
+  mamf kernels --operation attention    list the kernels of one operation
+  mamf kernels --backend cpu            list the kernels for another device
 """
 
 

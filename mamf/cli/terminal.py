@@ -64,8 +64,8 @@ def reserve_stdout_for_reports() -> None:
 
 @contextlib.contextmanager
 def redirect_reports(stream: TextIO) -> Iterator[None]:
-    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can keep the report of
-    another command that it runs.
+    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can redirect the
+    report of another command that it runs.
     """
     _REPORT_STREAMS.insert(0, stream)
     try:

@@ -229,6 +229,9 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         if not self.reason_events_are_unusable:
             super().wait_for_mark(mark)
 
+    def is_mark_reached(self, mark: Any) -> bool:
+        return bool(self.reason_events_are_unusable) or super().is_mark_reached(mark)
+
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(end - start) if self.reason_events_are_unusable else super().compute_seconds_between(start, end)
 

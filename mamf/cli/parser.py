@@ -121,7 +121,7 @@ class CommandParser(argparse.ArgumentParser):
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
         options.given_names = {name for name, value in vars(options).items() if value != parser.get_default(name)}
-        if unknown:
+        if unknown := [word for word in unknown if word != "--"]:
             # For an option of mamf-finder, say what to use in mamf. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
             similar_options = difflib.get_close_matches(name, parser._option_string_actions, n=1)

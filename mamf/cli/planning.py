@@ -107,7 +107,13 @@ def add_operation_options(
     for parameter in get_parameters(operation.problem_type).values():
         if parameter.name == "dtype":
             text = SHARED_OPTIONS["--dtype"].default_text if parameter.default == "bfloat16" else parameter.default
-            add_shared_options(group, "--dtype", default_text=text, nargs="+" if takes_several_values else None)
+            add_shared_options(
+                group,
+                "--dtype",
+                default_text=text,
+                nargs="+" if takes_several_values else None,
+                **({"help": f"{parameter.help} (default: {parameter.default})"} if parameter.help else {}),
+            )
         elif parameter.is_readable:
             _add_parameter_option(group, parameter, "field", takes_several_values, defaults.get(parameter.name))
     if takes_several_values:
@@ -155,7 +161,10 @@ def _add_parameter_option(
         # Read a bound as a plain number, because START may be 0, which is not a valid size.
         convert_bound = replace(parameter, parse_text=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
-        range_help = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
+        range_help = (
+            f"sizes of {parameter.name.upper()} from START up to, but not including, STOP, in steps of "
+            "STEP; START 0 begins at STEP"
+        )
         actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
     for action in actions:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
@@ -220,7 +229,10 @@ def _yield_given_parameters(
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
-        values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        try:
+            values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        except UsageError as error:
+            raise UsageError(f"{parameter.option}-range: {error}") from None
         if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:

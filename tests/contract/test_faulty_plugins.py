@@ -152,6 +152,7 @@ BACKEND_METHODS = [
         "submit",
         "record_mark",
         "wait_for_mark",
+        "is_mark_reached",
         "compute_seconds_between",
     ),
     *(

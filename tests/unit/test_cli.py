@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from mamf.cli import COMMAND_DESCRIPTIONS, COMMANDS_BY_HEADING, main
-from mamf.cli.terminal import parse_duration, print_line
+from mamf.cli.progress import ProgressBar
+from mamf.cli.terminal import parse_duration, print_line, warn
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -344,6 +345,17 @@ def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables
     stream = io.StringIO()
     print_line("OK", stream)
     assert stream.getvalue() == "OK\n"
+
+
+def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with ProgressBar(None) as progress:  # without a count, the line shows no time
+        progress.show_phase("warming up")
+        warn("the card is hot")
+        *_, line, blanks, warning, line_below = sys.stderr.getvalue().split("\r")
+    assert (line, warning) == (line_below, "mamf: the card is hot\n")
+    assert "warming up" in line
+    assert blanks == " " * len(line)
 
 
 @pytest.mark.parametrize(("typed", "follows"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])

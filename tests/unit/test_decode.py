@@ -148,6 +148,14 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     assert (code, err) == (0, "")
 
 
+def test_one_message_names_both_ceilings_that_a_short_budget_leaves_unconfirmed(decode):
+    code, out, err = decode("--preset", "llama-8b-decode", "--budget", "1s")
+    said = "no bfloat16 burst ceiling and no read bandwidth burst ceiling was confirmed in 0.25 s"
+    assert (code, out.count(said), err.count(said)) == (0, 1, 1)
+    assert (out + err).count("was confirmed in") == 2
+    assert err.count("0.25 of the usual 12 s for the bfloat16 ceiling and the read bandwidth ceiling: ") == 1
+
+
 def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     on = ["--backend", "mamf.testing:SimulatedBackend"]
     run("bandwidth", *on, "--pattern", "read", "--size", "4GiB", "--output", "bandwidth.jsonl")

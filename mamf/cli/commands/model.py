@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help="take less time: change the defaults to one sequence of 256 tokens, 0.5 s per row and "
+        help="use defaults that take less time: one sequence of 256 tokens, 0.5 s per row and "
         f"{_QUICK_BUDGET_SECONDS:.0f} s in all",
     )
     add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' prints")

@@ -43,8 +43,8 @@ def add_options(parser: CommandParser) -> None:
     add_shared_options(
         group,
         "--budget",
-        default_text=f"{NODE_BUDGET_SECONDS:.0f}s for each device alone, plus --verify, copies between devices and "
-        "start-up",
+        default_text=f"{NODE_BUDGET_SECONDS:.0f}s for the measurements, which run on all devices at once; "
+        "--verify, copies between devices and start-up take additional time",
     )
     group.add_argument(
         "--verify",

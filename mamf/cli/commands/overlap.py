@@ -69,14 +69,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         metavar="N",
         help="number of communication blocks of a collective (CTAs in NCCL, channels in RCCL); 0: the "
-        "library chooses (default: 0)",
+        "library chooses the number (default: 0)",
     )
     add_shared_options(group, "--dtype")
     add_shared_options(
         group,
         "--time-limit",
-        default_text="3s for each of the four rows of a pair in --shapes (each of the two works alone and together), "
-        "plus 3s to settle",
+        default_text="3s; mamf measures four rows for each pair in --shapes: matmul and other work, each alone and "
+        "while both run",
     )
     group.add_argument(
         "--flop",

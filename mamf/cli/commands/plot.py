@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log, all logs or the folder of one run, logs of mamf-finder, or folders of 'mamf node'",
+        help="a run log, all logs of one run or their folder, logs of mamf-finder, or folders that 'mamf node' wrote",
     )
     parser.add_argument(
         "--output",
@@ -43,7 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--regime",
         nargs=None,
         choices=REGIME_NAMES,
-        help="regime (type of load) of the rows to draw (default: all regimes; of an attention log, only the first)",
+        help="regime (type of load) of the rows to draw (default: all regimes, but only the first one of an attention "
+        "log)",
     )
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"

@@ -82,8 +82,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="processes (ranks) to profile under torchrun; all writes one log per rank to the folder --output "
-        "(default: first)",
+        help="processes (ranks) to profile under torchrun; with all, mamf writes one log per rank to the folder "
+        "--output (default: first)",
     )
     # Let users repeat --ceiling to give several logs: an option with several values would take SCRIPT as a value too.
     add_shared_options(
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        help="log of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from; may be "
+        help="log of 'mamf find' or 'mamf roofline' that contains ceilings (the highest rates of the device); may be "
         "repeated (default: the ceilings that 'mamf peak' prints)",
     )
     parser.add_argument(

@@ -40,12 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="run logs (all findings are listed), or folders of them (only errors are listed; warnings are counted)",
+        help="run logs, or folders of run logs; for a folder, mamf lists only errors, and counts warnings",
     )
     add_shared_options(check, "--format", choices=("table", "json"))
     submit = actions.add_parser("submit", help="check a log, and copy it into results/")
     submit.add_argument(
-        "log", type=Path, metavar="LOG", help="run log to submit, or folder that a run with --devices wrote"
+        "log", type=Path, metavar="LOG", help="run log to submit, or the folder of logs that a run with --devices wrote"
     )
     add_shared_options(submit, "--dry-run")
     table = actions.add_parser("table", help="write the tables of results/ from its logs")

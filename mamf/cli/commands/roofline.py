@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--export",
         choices=ROOF_EXPORT_FORMATS,
-        help="also write the ceilings in the format of this tool: tracelens, the architecture file of TraceLens "
+        help="also write the ceilings to a file for another tool; tracelens: an architecture file for TraceLens "
         "(default: none)",
     )
     group.add_argument(

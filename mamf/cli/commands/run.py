@@ -45,7 +45,7 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--kernel-names",
         action="store_true",
-        help="print the names of the GPU kernels, from one more launch under torch.profiler",
+        help="print the names of the GPU kernels of a launch; torch.profiler records them in an additional launch",
     )
     parser.add_argument(
         "--determinism",

@@ -34,7 +34,8 @@ def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, obje
     return start, backend.record_mark()
 
 
-# Even a coarse clock advances within this many rounds of launches. A clock that stands still for longer is broken.
+# The number of rounds of a loop after which mamf checks that the backend's clock has advanced. Even a coarse clock
+# advances within this many rounds of launches.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
@@ -50,8 +51,8 @@ _FLUSHES_AHEAD_OF_MARK_PAIRS = (2, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MA
 class StoppingRule:
     """A rule that says when a measurement has enough samples.
 
-    - ``precision``: the measurement stops if half the width of the 95 % interval of its mean or median, from the
-      scatter of the samples, is at most this share of the mean or median.
+    - ``precision``: the measurement stops when the 95 % interval of its mean or median is within plus or minus this
+      share. The interval is computed from the scatter of the samples.
     - ``max_seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
     - ``max_samples``: the measurement stops here even if the interval is still too wide.
     - ``deadline``: the backend time (``Backend.now``) at which the time budget of the run ends; None: no budget.
@@ -124,8 +125,8 @@ class Regime(ABC):
     - ``best_by``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
     - ``rotates_operands``: True if launches rotate over several sets of operands, so that none stays in the cache.
     - ``must_rewrite_output``: True if the output is overwritten before each launch.
-    - ``default_sweep_row_seconds``: the time limit of a row in a sweep of an operation whose kernels are measured one
-      at a time, such as matmul; None: no limit.
+    - ``default_sweep_row_seconds``: the time limit of a row in a run that measures one kernel on many shapes, such as a
+      matmul sweep; None: no limit.
     - ``default_row_seconds``: the time limit of a row in any other run; None: no limit.
     - ``warmup_seconds``: device seconds of load before the first row.
     """
@@ -204,8 +205,8 @@ class Regime(ABC):
         return self
 
     def take_and_verify_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        """Take samples, then verify the whole output of the last launches, and return the samples. Store the time that
-        this took in ``last_visit_seconds``. ``launch_seconds``: about how many host seconds a launch takes.
+        """Take samples, then verify the whole output of the last launches, and return the samples. Store the seconds
+        that all this takes in ``last_visit_seconds``. ``launch_seconds``: about how many host seconds a launch takes.
         """
         start_time = self.backend.now()
         samples = self.take_samples(checked, rule, launch_seconds)
@@ -223,9 +224,9 @@ class Regime(ABC):
 
     @abstractmethod
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        """Take samples of a verified kernel until ``rule`` says stop, verify the last timed launches, and return the
-        samples. Raise WrongResultError if an output is wrong. ``launch_seconds``: about how many host seconds a launch
-        takes.
+        """Take samples of a verified kernel until ``rule`` stops the measurement, verify the last timed launches, and
+        return the samples. Raise WrongResultError if an output is wrong. ``launch_seconds``: about how many host
+        seconds a launch takes.
         """
 
     def queue_idle_mark(self, earlier_mark: object) -> object:
@@ -266,8 +267,8 @@ class Regime(ABC):
             statistics.median(checked.idle_mark_gaps or [0.0]),
             max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * launch_seconds),
         )
-        # Return if the gap is as short as usual, or if there is no gap: the device has no idle marks, or it always
-        # reached the end mark before the host had queued the idle mark.
+        # Return if the gap is as short as usual, or if no gap was measured, because the device has no idle marks or
+        # always reached the end mark before the host had queued the idle mark.
         if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
         flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
@@ -303,9 +304,9 @@ class Regime(ABC):
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
     def require_advancing_clock(self, finished_rounds: int) -> None:
-        """Raise PluginError if the backend's clock has not advanced during many rounds of a loop that ends by time,
-        because the loop would never end. Call this in each round. ``finished_rounds``: the number of
-        rounds before the current one.
+        """Raise PluginError if the backend's clock does not advance during a loop that ends after a certain time,
+        because such a loop would never end. Call this method in each round of the loop. ``finished_rounds``: the
+        number of rounds before the present round.
         """
         if finished_rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
@@ -321,14 +322,14 @@ class Regime(ABC):
         return None if isinstance(telemetry, Unavailable) else telemetry.read(includes_energy)
 
 
-#: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this
-#: many times as long as the other launches, the other launches skip work.
+#: A checked launch is one whose operands were just changed and whose output is verified. If checked launches take more
+#: than this many times as long as the other launches, the other launches skip work.
 _MAX_CHECKED_SLOWDOWN_RATIO = 2.0
 #: mamf needs at least this many checked launches to judge, because fewer may all be slow by chance.
 _MIN_CHECKED_LAUNCHES = 4
 #: The longest time for which a device may still work after the end event of a launch: these seconds or this share of
-#: the launch's time, whichever is longer. A device that works for longer shows that the kernel uses another queue,
-#: which the events do not time.
+#: the launch's time, whichever is longer. If the device works for longer, the kernel uses another queue, which the
+#: events do not time.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
@@ -338,7 +339,7 @@ _GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
 class WrongResultError(MamfError):
-    """The error that a launch gave a wrong result or changed its operands. ``verdict`` describes the fault."""
+    """The error for a launch that gave a wrong result or changed its operands. ``verdict`` describes the fault."""
 
     exit_code = 1
 
@@ -442,7 +443,7 @@ class CheckedKernel:
                 wrong = self.prepared.locate_wrong_cells and self.prepared.locate_wrong_cells(
                     index, self._returned[index]
                 )
-            except get_catchable_plugin_errors():  # The result is wrong in any case; only where it is wrong is unknown.
+            except get_catchable_plugin_errors():  # The result is wrong, but the position of the error stays unknown.
                 wrong = None
             located = {WRONG_TILES_KEY: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
             self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.

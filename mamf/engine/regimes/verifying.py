@@ -21,7 +21,7 @@ from mamf.measurement import (
     WRONG_TILES_KEY,
 )
 
-# The number of launches after which the host reads whether their outputs differ from the first one.
+# After this many launches, the host reads whether their outputs differ from the first output.
 _LAUNCHES_PER_COMPARISON = 8
 
 
@@ -32,7 +32,7 @@ class SpacedRegime(Regime):
 
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
-    #: Seconds of load before the first checked launch of the run.
+    #: Seconds of load before the first checked launch of the first problem.
     first_problem_load_seconds: ClassVar[float] = 0.0
     #: Seconds of load before the first checked launch of each later problem.
     later_problem_load_seconds: ClassVar[float] = 0.0
@@ -125,8 +125,8 @@ class SpacedRegime(Regime):
 
 
 class LoadedRegime(SpacedRegime):
-    """The regime that launches back to back. It checks only every ninth launch, because the device cools during a
-    check.
+    """The regime that launches back to back, so that the device is at its power limit. It checks only every ninth
+    launch, because the device cools during a check.
     """
 
     name = "loaded"

@@ -35,13 +35,13 @@ Candidate = tuple[MatmulShape, str]
 
 #: The number of random shapes that a search begins with.
 FIRST_SHAPE_COUNT = 12
-# The number of shapes on which a kernel that joins the search later is measured first.
+# If a kernel joins the search later, measure it on this number of shapes first.
 _FIRST_SHAPE_COUNT_OF_LATER_KERNEL = 4
 # The minimum number of successful measurements before predictions choose the next shape.
 _MIN_MEASUREMENTS_TO_PREDICT = 4
 # The minimum number of measurements before a search ends because no shape is promising.
 _MIN_MEASUREMENTS_TO_END = 40
-# A kernel other than the first one is not tried again after this many failures without a success.
+# Stop trying a kernel, unless it is the first one, after this many failures without a success.
 _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
 #: A search begins with some shapes that have a small K (at most this K) and a large C (at least this number of waves of
 #: tiles over the compute units). To count the waves, mamf assumes this number of elements of a tile and, for a device
@@ -49,12 +49,13 @@ _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
 _MAX_SMALL_K, _MIN_SMALL_K_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # The number of these shapes.
 _SMALL_K_SHAPE_COUNT = 2
-# The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
-# neighbors of the fastest shapes so far ("leaders").
+# The maximum number of shapes whose rates the surrogate predicts. In a larger grid, it predicts only a random sample
+# and the neighbors of the fastest shapes so far ("leaders").
 _MAX_PREDICTED_SHAPES = 8192
-# The hyperparameters of the surrogate are fitted again after this many measurements.
+# After this many measurements, fit the hyperparameters of the surrogate again.
 _MEASUREMENTS_PER_FIT = 12
-# During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
+# During the first _EARLY_MEASUREMENTS measurements, fit the surrogate again after every _MEASUREMENTS_PER_EARLY_FIT
+# measurements, because early measurements change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 # A shape is promising if its prediction plus this many standard deviations exceeds the best measurement.
 _MAX_PROMISING_DEVIATIONS = 6.0
@@ -206,7 +207,7 @@ class ShapeSearch:
 
     @limit_blas_to_one_thread()
     def propose_candidate(self) -> Candidate | None:
-        """Return the next shape and kernel to measure; None if no candidate that is left may be the fastest."""
+        """Return the next shape and kernel to measure; None if no unmeasured candidate is likely to be the fastest."""
         first = next(
             (
                 candidate

@@ -52,7 +52,7 @@ class GridSearchStrategy(PlanStrategy):
 
     #: The number of the best candidates from burst that get a short measurement in sustained.
     sustained_visit_candidate_count: ClassVar[int] = 3
-    #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
+    #: A refinement considers the neighbors of the fastest shapes, and at most this many shapes that are not neighbors.
     max_distant_shapes: ClassVar[int] = 5000
     #: The maximum number of steps in M and in N from one of the fastest shapes ("leaders") to shapes of a refinement.
     max_refinement_reach: ClassVar[int] = 4
@@ -62,18 +62,18 @@ class GridSearchStrategy(PlanStrategy):
     trial_shape_count: ClassVar[int] = 2
     #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
     max_trial_flop_share: ClassVar[float] = 0.25
-    #: The share by which another algorithm must be faster than a kernel's first algorithm to replace that algorithm in
-    #: the search. In a quick search, also the share by which a kernel must be faster than the default kernel to join.
+    #: An algorithm replaces the first algorithm of its kernel in the search if it is faster by this share. In a quick
+    #: search, a kernel joins the search if it is faster than the default kernel by this share.
     min_speedup_share: ClassVar[float] = 0.005
-    #: The number of shapes that were fastest before on devices of this model and on which a quick search also tries the
-    #: kernel that it has chosen.
+    #: A quick search also tries the chosen kernel on this number of shapes that were the fastest in earlier searches on
+    #: devices of this model.
     trial_earlier_winner_count: ClassVar[int] = 4
     #: The maximum number of a kernel's algorithms, the most promising first, that a quick search tries on a shape. On
     #: the first shape it tries all algorithms of kernels that need no compilation.
     max_quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: RunSetup) -> None:
-        # Let all rows of an interrupted run answer steps, because they also show when each phase ended.
+        # Let all rows of an interrupted run answer steps, because the rows also show when each phase ended.
         super().__init__(setup, replayed_rows=setup.rows)
         kernels: list[MatmulKernel] = setup.plan_kernels
         self.options: SearchOptions = setup.plan.options
@@ -416,7 +416,8 @@ class RowsSearchStrategy(RowsStrategy):
     """
 
     def __init__(self, setup: RunSetup) -> None:
-        # Rows of an interrupted run that have a phase answer the steps of the rounds. Other rows give the candidates.
+        # In a resumed run, rows with a phase come from rounds, so they answer the steps of the rounds. The candidates
+        # are chosen from the other rows.
         super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 

@@ -84,9 +84,10 @@ def compute_features(
 
 
 def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
-    """Return, for each pair of M and N and each tile size, the share of the compute units' work that contributes to C,
-    with the better orientation of the tile, standardized. The other work is lost in tiles that extend beyond C and, if
-    ``compute_units`` is known, in compute units that are idle in the last wave.
+    """Return, for each pair of M and N and each tile size, the share of the compute units' work that contributes to C.
+    Use the better orientation of the tile, and standardize the shares to mean 0 and standard deviation 1. The other
+    work is lost in tiles that extend beyond C and, if ``compute_units`` is known, in idle compute units in the last
+    wave.
     """
     # Each array has the axes: 2 orientations, tile sizes, pairs of M and N.
     tile_m, tile_n = np.array([_TILE_SIZES, [(b, a) for a, b in _TILE_SIZES]], dtype=float).transpose(2, 0, 1)[
@@ -336,8 +337,8 @@ class CovarianceParts:
 
 def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
     """Return the prior covariance of C candidates with D candidates. It has four terms: one by sizes, one by sizes and
-    by how full the waves of each tile size are, one that is asymmetric in M and N, and one for equal M and N.
-    Candidates with different kernels have a smaller covariance, and kernels differ by a constant.
+    by how full the waves of each tile size are, one that is asymmetric in M and N, and one for shapes with
+    equal M and N. Candidates with different kernels have a smaller covariance, and kernels differ by a constant.
 
     For speed, the code works in place, because with thousands of candidates allocating memory takes as long as the
     arithmetic. Where possible it works on pairs of M and N, of which there are far fewer than shapes.

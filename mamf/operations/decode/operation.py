@@ -2,9 +2,9 @@
 
 A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
-aligned to the bottom right. FLOP count for unmasked pairs of a query and a key. The bytes are those of the queries, the
-output, the tables that locate the tokens, and the cache. Each cached token counts once, however many query heads share
-it. This module does not import torch.
+aligned to the bottom right. The FLOP are those of the unmasked pairs of a query and a key. The bytes are those of the
+queries, the output, the tables that locate the tokens, and the cache. Each cached token counts once, however many query
+heads share it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, 
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
-#: The names of the distributions of sequence lengths, by the letter that stands for them in the text of a shape.
+#: The names of the distributions of sequence lengths, by the letter that stands for each name in the text of a shape.
 LENGTH_DISTRIBUTION_BY_LETTER: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
 #: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
 #: latent, the scale of the scores depends on this dimension.
 _DEEPSEEK_KEY_DIM = 192
-#: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
+#: With ``tail`` lengths, a sequence has x**3 * ``cache_len`` tokens, x random from 0 to 1. The mean of x**3 is 1/4.
 _TAIL_EXPONENT = 3
-#: The caches of all launches in a graph have this number of bytes in total, which is twice the largest last-level cache
-#: of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
+#: The launches in a graph read _GRAPH_CACHE_BYTES of different keys and values, which is twice the largest last-level
+#: cache of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"
@@ -228,11 +228,11 @@ def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
 
 @dataclass(frozen=True)
 class DecodeProblem(CheckedProblem):
-    """All parameters of a decode except its shape.
+    """All parameters of decode attention except its shape.
 
     - ``cache_dtype``: the dtype of keys and values: ``same`` (as queries and output), or an 8-bit dtype.
-    - ``graph``: whether a launch replays a graph. The graph contains a captured launch for each of several caches, like
-      the graph that a server replays for the layers of a model.
+    - ``graph``: whether a launch replays a graph. The graph contains one kernel launch for each of several caches, like
+      the graph that a server replays for all layers of a model.
     """
 
     operation: ClassVar[str] = "decode"
@@ -241,7 +241,7 @@ class DecodeProblem(CheckedProblem):
     cache_dtype: str = field(
         default=SAME_AS_QUERIES,
         metadata=describe(
-            "dtype of the cached keys and values; same means that of the queries",
+            "dtype of the cached keys and values; same: the dtype of the queries",
             choices=(SAME_AS_QUERIES, "float8_e4m3fn"),
         ),
     )
@@ -254,11 +254,11 @@ class DecodeProblem(CheckedProblem):
 
     @property
     def resolved_cache_dtype(self) -> str:
-        """The dtype of the cached keys and values."""
+        """The dtype of the cached keys and values, never ``same``."""
         return self.dtype if self.cache_dtype == SAME_AS_QUERIES else self.cache_dtype
 
     def count_kernel_launches(self, shape: DecodeShape) -> int:
-        """Return how many kernel launches the graph of one launch contains; 1 if the problem has no graph."""
+        """Return how many times one launch runs the kernel: once or, if it replays a graph, once for each cache."""
         if not self.graph:
             return 1
         return min(
@@ -281,8 +281,8 @@ class DecodeProblem(CheckedProblem):
         cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
         cache_bytes = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
         query_and_output_bytes = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
-        # A launch also reads tables: the pages and the length of each sequence and, if sequences differ in their number
-        # of queries, this number.
+        # A launch also reads tables: the pages and the length of each sequence and, if the sequences have different
+        # numbers of queries, the number for each sequence.
         is_paged = shape.page_size is not None
         entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_query_counts)
         table_entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
@@ -370,7 +370,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
 
 
 class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
-    """An implementation of decode. ``dtypes``, ``cache_dtypes``: the supported dtypes of queries, and of the cache."""
+    """An implementation of decode attention. ``dtypes``, ``cache_dtypes``: supported dtypes of queries and cache."""
 
     operation = "decode"
     reports_memory = True
@@ -398,7 +398,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# The default sizes on a CPU are smaller: it takes seconds for the work that an accelerator does in a millisecond.
+# The default sizes on a CPU are smaller, because a CPU needs seconds for the work of one millisecond on an accelerator.
 _DEFAULT_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
@@ -437,12 +437,12 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
-        The lower of two limits applies: the peak FLOP per second, times the bytes per FLOP of a launch, and, if the
-        data is too large for the device's cache, the peak memory bandwidth.
+        The result is the lower of two limits: the peak FLOP/s times the bytes per FLOP of a launch and, if the data is
+        too large for the device's cache, the peak memory bandwidth.
         """
         if shape is None:
             return None
-        # Import the function here, because an import at the top of the file would slow --help down.
+        # Import here instead of at the top of the file, so that --help is fast.
         from mamf.operations.bandwidth.operation import get_max_memory_rate
 
         work, flops = problem.compute_work(shape), compute_max_flops(info, problem.dtype)
@@ -454,8 +454,8 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: TFLOPS, the microseconds of a launch (of one captured launch if there
-        is a graph), the memory of a launch and, if the kernel reports it, the time to plan.
+        """Return additional columns of a report: TFLOPS, the microseconds that the kernel runs for one cache, the
+        memory of a launch and, if the kernel reports it, the time to plan.
         """
         if not row.ok:
             return {}

@@ -40,7 +40,7 @@ from mamf.operations.matmul.torch_kernels import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
 _TORCH_C_MODULE: Any = torch._C
-# The number of algorithms to request from the heuristic, which lists the most promising algorithm first.
+# The number of algorithms to request from cuBLASLt's heuristic, which lists the most promising algorithm first.
 _REQUESTED_PROPOSAL_COUNT = 8
 # The largest workspace that an algorithm may need. mamf allocates only as much as the algorithm needs.
 _MAX_WORKSPACE_BYTES = 512 * MIB

@@ -18,8 +18,8 @@ from mamf.operations.model.operation import ModelProblem, ModelShape
 
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: Standard deviation of the attention scores before the softmax. It is large enough that a kernel which attends to
-#: wrong keys changes the loss.
+#: The standard deviation of the attention scores before the softmax. With a smaller value, a kernel that attends to
+#: wrong keys could give almost the right loss.
 _SCORE_STANDARD_DEVIATION = 2.0
 
 
@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = InputEmbedding(problem, shape)
-        #: The blocks again, as a tuple, because mypy does not know the type of the elements of an nn.ModuleList.
+        #: A tuple with the elements of ``blocks``, because mypy does not know the types of elements of a ModuleList.
         self.typed_blocks = tuple(TransformerBlock(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.typed_blocks)
         self.head = LossHead(problem)

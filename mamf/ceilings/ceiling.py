@@ -147,13 +147,13 @@ def confirm_ceilings(
     """
     rows = list(rows)
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
-    for problem, regime, default in requested_ceilings:
+    for problem, regime, default_kernel in requested_ceilings:
         rows_of_ceiling = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default)
+        ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default_kernel)
         if ceiling is not None:
-            unknown = replace(ceiling.interval, low=0.0)
+            unknown_interval = replace(ceiling.interval, low=0.0)
             ceilings[problem, regime] = (
-                replace(ceiling, interval=unknown) if has_faster_visit(ceiling, rows_of_ceiling) else ceiling
+                replace(ceiling, interval=unknown_interval) if has_faster_visit(ceiling, rows_of_ceiling) else ceiling
             )
     return ceilings
 
@@ -356,9 +356,15 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
 
 
 def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
-    metered = [(row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None]
-    total_seconds = sum(seconds for seconds, _ in metered)
-    return round(sum(seconds * watts for seconds, watts in metered) / total_seconds, 1) if total_seconds else None
+    seconds_and_watts = [
+        (row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None
+    ]
+    total_seconds = sum(seconds for seconds, _ in seconds_and_watts)
+    return (
+        round(sum(seconds * watts for seconds, watts in seconds_and_watts) / total_seconds, 1)
+        if total_seconds
+        else None
+    )
 
 
 # -- shares of a ceiling that rows reach -------------------------------------------------------------------------------

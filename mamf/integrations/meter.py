@@ -137,12 +137,12 @@ class Meter:
     - ``accumulation``: forward and backward passes in an optimizer step (default 1).
     - ``dtype``: dtype of the matmuls; the default is the device's own. Not used when ``flops_per_step`` is by dtype.
     - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
-      ceiling that ``mamf.peak`` knows. If it knows none, the meter warns once and MAMFU is NaN: it never uses the
-      datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
+      ceiling that ``mamf.peak`` knows. If ``mamf.peak`` knows none, the meter warns once and MAMFU is NaN: the meter
+      never uses the datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
     - ``world_size``: number of all ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
-      the FLOP of ``model`` are divided by it, ``flops_per_step`` is not.
-    - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. Published MFU
-      counts the whole square, which is the default.
+      the meter divides the FLOP of ``model``, but not ``flops_per_step``, by this number.
+    - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. The default is to
+      count all pairs of a query and a key, as published MFU does.
     - ``warmup_steps``: number of first steps to leave out.
     - ``backend``: a device, in a form that ``mamf.peak`` takes; the default is the device that this process uses.
 

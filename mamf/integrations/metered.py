@@ -61,7 +61,7 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MeteredCallback:
-    """The base class of callbacks that measure a training run of a training library.
+    """The base class of callbacks that measure a training run in a training library.
 
     ``start_method``: the name of the method that starts the metering. ``tokens``, ``samples``: the number of tokens and
     of samples per forward and backward pass on this rank, or functions that compute them from the batch. ``options``:
@@ -221,7 +221,7 @@ class MeteredTraining:
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return the FLOP of a step on this rank. Called one step later, when the document lengths are on the host."""
+        """Return the FLOP of a step on this rank. The meter calls this method when document lengths are on the host."""
         if not batches:
             return math.nan
         formula = self._formula

@@ -1,7 +1,8 @@
 """Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
 
-FLOP are those that the model needs, not those that the device executes: recomputation (activation checkpointing, the
-scores in the backward pass of attention) is not counted. The functions in this file have no side effects.
+mamf counts the FLOP that the model needs, not those that the device executes: it does not count recomputation
+(activation checkpointing, the scores in the backward pass of attention). The functions in this file have no side
+effects.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ class ModelProblem(CheckedProblem):
     optimizer: OptimizerName = field(
         default="adamw", metadata=_make_preset_field_metadata("optimizer of the training step, if --phase is step")
     )
-    dtype: str = "bfloat16"
+    dtype: str = field(
+        default="bfloat16",
+        metadata=describe("dtype of the model's parameters and activations: bfloat16 or float32", default="bfloat16"),
+    )
     data: str = field(
         default="normal",
         metadata=describe(

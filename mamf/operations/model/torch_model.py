@@ -2,8 +2,9 @@
 
 The name of a model kernel contains the name of its attention kernel in brackets, as in ``torch[sdpa-flash]``.
 
-The reference result comes from the same network in float32 with eager attention, one block at a time. The optimizer has
-a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known.
+The reference result comes from the kernel's own network, which mamf runs again in float32 with eager attention, one
+block at a time. The optimizer has a learning rate of 0: it does all of its work but leaves the parameters unchanged, so
+every step on a batch has the same result.
 mamf times a series of launches and then verifies the losses and gradients, and that the parameters have not changed.
 mamf sets the optimizer's moments to zero before each series. If they are still zero afterward, the optimizer did not
 run.
@@ -121,7 +122,7 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run_forward = self.make_forward_function(network)
         if problem.autocast:
-            # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
+            # Apply autocast only to the forward pass, as training code does. The backward pass inherits its dtypes.
             run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
@@ -304,7 +305,7 @@ class PreparedModel:
         return changed
 
     def _get_moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters (see PreparedModel); empty before its first step."""
+        """Return the optimizer's moments of the sampled parameters (see PreparedModel); empty before the first step."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled_parameters]

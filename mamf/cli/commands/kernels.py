@@ -34,7 +34,7 @@ EXAMPLES = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--operation", default_text="all operations")
     add_device_options(parser)
-    parser.set_defaults(format="table")
+    parser.set_defaults(format="table", wide=False)
 
 
 def run_with_options(options: argparse.Namespace) -> int:

@@ -92,9 +92,11 @@ def warn(line: str) -> None:
         print_wrapped_line(f"mamf: {line}", sys.stderr)
 
 
-def print_wrapped_line(line: str, stream: TextIO) -> None:
-    """Print a line to ``stream``, and break the line at spaces if it is wider than the terminal."""
-    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
+def print_wrapped_line(line: str, stream: TextIO, indent: int = 4) -> None:
+    """Print a line to ``stream``. If it is wider than the terminal, break it at spaces and begin each further line with
+    ``indent`` spaces.
+    """
+    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream), indent)}\n", stream)
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
   mamf autoprofile --output-folder h200 --budget 10m
-  mamf report autoprofile                               the folder as one page
+  mamf report autoprofile                               show the folder as one page
 Run the command again to measure what is missing.
 """
 _DEFAULT_BUDGET_SECONDS, _DEFAULT_CPU_BUDGET_SECONDS = 270.0, 150.0

@@ -380,7 +380,7 @@ class Measurement(NotebookTable):
 
     def _get_summary(self) -> SampleSummary:
         if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
+            raise ValueError(f"{self.shape} was not measured, because its status is {self.status}: check row.ok first")
         return self.summary
 
 

@@ -313,7 +313,7 @@ class Regime(ABC):
         before, self._last_clock = self._last_clock, self.backend.now()
         if finished_rounds and before == self._last_clock:
             raise PluginError(
-                f"backend {self.backend.name} is broken: its clock did not advance during "
+                f"backend {self.backend.name} is broken: its method now returned the same time during "
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 

@@ -26,8 +26,8 @@ from mamf.statistics import CONFIDENCE, Interval
 #: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
 CONTRIBUTED_FILE_NAME = "contributed.csv"
 
-# Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock: boards run faster than their
-# datasheet (an RTX 4090 reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
+# Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock. Boards run faster than their
+# datasheets say (an RTX 4090 reaches 178.8 TFLOPS instead of 165.2), but not 25 % faster.
 UNKNOWN_CLOCK_HEADROOM = 1.25
 # Allow rates up to 1.02 times the peak if the datasheet gives a clock, because drivers report and set clocks in steps
 # of 15 MHz or more.
@@ -108,8 +108,8 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     """Return the FLOP per cycle of one compute unit at a device's peak; None if the clock or the number of units is
     unknown.
 
-    Datasheets round the peak (989 for 989.4 TFLOPS), but compute units do a multiple of 16 FLOP per cycle. Therefore
-    the function rounds the result to such a multiple.
+    Round the result to a multiple of 16, because compute units do a multiple of 16 FLOP per cycle, but datasheets round
+    the peak (989 for 989.4 TFLOPS).
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -163,7 +163,7 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     if peak is None:
         return None
     if peak.clock_hz and info.max_clock_hz:
-        # Limit the ratio of the clocks, because no board runs 25 % above its model's clock: a higher reading is wrong.
+        # Limit the ratio of the clocks. No board runs 25 % above the clock of its model, so a higher reading is wrong.
         ratio = min(info.max_clock_hz / peak.clock_hz, UNKNOWN_CLOCK_HEADROOM)
         return peak.flops * max(1.0, ratio) * _KNOWN_CLOCK_HEADROOM
     return peak.flops * UNKNOWN_CLOCK_HEADROOM
@@ -190,7 +190,7 @@ def compute_max_flops_at_clock(
 
 def find_device_by_misspelled_name(device_name: str) -> str | None:
     """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
-    case and repeated blanks are ignored. None if a pattern matches the name as it is, or if none matches.
+    case and repeated blanks are ignored. Return None if the name is not misspelled, or if no pattern matches it.
     """
     return (
         None
@@ -266,7 +266,7 @@ def find_device_models(name: str) -> list[DeviceModel]:
 
     1. The name equals a listed name, ignoring case, blanks and the vendor.
     2. The name contains a number, and all its words occur in the names of a model. If this is true of several models,
-       return only the one whose words all others have too (RTX 3090 rather than RTX 3090 Ti).
+       return only the model whose words also occur in the names of all others (RTX 3090 rather than RTX 3090 Ti).
     3. The pattern of a model in peaks.csv matches the name.
 
     Raises UsageError with similar names if no rule finds a model.

@@ -28,14 +28,14 @@ _INLINE_MARKUP = re.compile(
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
 )
 _HTML_ENTITY_START = re.compile(r"&(?=#?\w+;)")
-#: Matches a link, an escaped character, or a sign of code or bold text in markdown.
+#: Matches what ``strip_markup`` removes from markdown: a link, an escaped character, or a sign of code or bold text.
 _LINK_ESCAPE_OR_EMPHASIS = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
 #: Matches the beginning of a line that starts a heading, quotation, list, rule or link definition in markdown.
 _MARKDOWN_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
-    """A text that mamf wrote as markdown on purpose, so that no function here escapes it."""
+    """A text that mamf wrote as markdown on purpose. The functions of this module do not escape it."""
 
 
 class Link(str):
@@ -114,8 +114,8 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """Escape a text so that it shows literally as a whole line of markdown, and begins no heading,
-    list or other block.
+    """Escape a text so that a whole line of markdown shows it literally, and it does not begin a heading, a list or
+    another block.
     """
     return (
         text

@@ -45,7 +45,10 @@ class CopyProblem(CheckedProblem):
             choices=COPY_DIRECTIONS,
         ),
     )
-    dtype: str = field(default="int8", metadata=describe("always int8, because copies count bytes", choices=("int8",)))
+    dtype: str = field(
+        default="int8",
+        metadata=describe("dtype of the copied values: always int8, because copies count bytes", choices=("int8",)),
+    )
     data: str = "normal"
     seed: int = 0
 

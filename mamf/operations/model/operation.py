@@ -122,7 +122,10 @@ class ModelProblem(CheckedProblem):
     optimizer: OptimizerName = field(
         default="adamw", metadata=_make_preset_field_metadata("optimizer of the training step, if --phase is step")
     )
-    dtype: str = "bfloat16"
+    dtype: str = field(
+        default="bfloat16",
+        metadata=describe("dtype of the model's parameters and activations: bfloat16 or float32", default="bfloat16"),
+    )
     data: str = field(
         default="normal",
         metadata=describe(

@@ -33,10 +33,10 @@ _SHARING_PREFIX = " (shared: "
 
 @dataclass(frozen=True)
 class Unavailable:
-    """An explanation why mamf cannot use a device, kernel or sensor on this machine.
+    """An explanation of why mamf cannot use a device, kernel or sensor on this machine.
 
-    - ``reason``: why mamf cannot use it, as a clause.
-    - ``remedy``: the command or action that would make it usable.
+    - ``reason``: why mamf cannot use the device, kernel or sensor, as a clause.
+    - ``remedy``: the command or action that would make the device, kernel or sensor usable.
     """
 
     reason: str
@@ -80,8 +80,8 @@ def add_sharing_to_name(name: str, sharing_ways: Iterable[str]) -> str:
 
 
 def parse_sharing_ways(name: str) -> tuple[str, ...]:
-    """Return the ways in which a card is shared, such as "MPS", from a device name that lists them; empty for a whole
-    card.
+    """Return the ways in which a card is shared, such as "MPS", from a device name that lists them. Return an empty
+    tuple for a whole card.
     """
     ways = name.partition(_SHARING_PREFIX)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
@@ -159,7 +159,7 @@ class ClockStamps(Protocol):
 class Advice:
     """The result of one check of the machine.
 
-    - ``check``: the name of what was checked, such as "power limit". ``finding``: its state.
+    - ``check``: the name of what was checked, such as "power limit". ``finding``: the state that the check found.
     - ``verdict``: whether the state is right for measuring.
     - ``cost``: the effect of a wrong state on the measured rates. ``command``: the command that corrects the state.
     """
@@ -186,7 +186,7 @@ class Queue(ABC):
 
     @abstractmethod
     def record_mark(self) -> Any:
-        """Insert a mark (a timestamp event) into this queue and return it. ``Backend.wait_for_mark`` and
+        """Insert a mark (a timestamp event) into this queue, and return the mark. ``Backend.wait_for_mark`` and
         ``Backend.compute_seconds_between`` take marks of this queue and of the device's own queue.
         """
 
@@ -196,7 +196,7 @@ class Queue(ABC):
 
 
 class Backend(ABC):
-    """One opened device of one vendor. Opening a device (``Backend(index)``) affects only this process. It does not
+    """One opened device of one vendor. Opening a device (``Backend(index)``) affects only this process, and does not
     change the settings of the machine.
     """
 
@@ -271,11 +271,11 @@ class Backend(ABC):
 
     @abstractmethod
     def record_mark(self) -> Any:
-        """Insert a mark (a timestamp event) into the device's queue, after all work queued so far, and return it."""
+        """Insert a mark (a timestamp event) into the device's queue, after all earlier work, and return the mark."""
 
     @abstractmethod
     def wait_for_mark(self, mark: Any) -> None:
-        """Block the host until the device has reached ``mark``. Work that was queued after it may still be running."""
+        """Block the host until the device has reached ``mark``. Work that was queued later may still be running."""
 
     @abstractmethod
     def is_mark_reached(self, mark: Any) -> bool:

@@ -32,8 +32,8 @@ class BurstTraits:
       reacts to load (40 ms on an H100).
     - ``rest_ratio``: idle seconds, per second of work before the rest, until the driver requests the maximum clock
       again.
-    - ``longest_rest_seconds``: idle seconds until the driver requests the maximum clock again, however long the work
-      before the rest was.
+    - ``longest_rest_seconds``: idle seconds until the driver requests the maximum clock again, even after very long
+      work. No rest needs to be longer.
     - ``warm_in_seconds``: seconds of trains and rests until a device that was idle for more than ``cold_after_seconds``
       reaches its steady speed. Before it reaches this speed, an H100 is up to 1 % faster.
     - ``wake_seconds``: seconds of load until a rested device is as fast as before the rest. Burst queues this load

@@ -146,7 +146,7 @@ class RunLogWriteError(MamfError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The exception for a signal that ends the run, raised by the command line.
+    """The exception that the command line raises if a signal ends the run.
 
     It is a separate class because a plugin may raise KeyboardInterrupt itself.
     """
@@ -298,7 +298,7 @@ def shorten_value(value: object) -> str:
     """Return the text of a value, shortened so that it fits in a one-line error."""
     try:
         text = value if isinstance(value, str) else repr(value)
-    except ValueError:  # Python refuses to write an int of more than 4300 digits
+    except ValueError:  # Python does not convert an int of more than 4300 digits to text.
         return "a number with more than 4300 digits"
     return (
         text
@@ -344,7 +344,8 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 ROOF_EXPORT_FORMATS = ("tracelens",)
 #: The share by which a row must be slower than its baseline to count as a regression.
 DEFAULT_REGRESSION_TOLERANCE = 0.01
-#: Seconds without a report after which a device of a shared run counts as hung. Compiling a kernel can take minutes.
+#: If a device of a shared run reports nothing for this many seconds, it counts as hung. The time is long because
+#: compiling a kernel can take minutes.
 MAX_SILENT_SECONDS = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: The exit code of ``mamf node``, by its verdict on the machine.

@@ -115,13 +115,13 @@ def _do_cells_form_tiles(wrong: WrongCells, height: int, width: int, cell_rows: 
 
 #: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_with_random_values).
 DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
-#: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
-#: the sums of a matmul have small and large terms.
+#: All distributions of the operands' values. ``wide`` multiplies normal values by random powers of two from 2^-10 to
+#: 2^2, so that the sums of a matmul have small and large terms.
 ALL_DATA_CHOICES = (*DATA_CHOICES, "wide")
 # Use at most 64 operand sets, even if 64 sets fit in the cache. Operands that are so small do not limit the speed of a
 # launch, whether it reads them from the cache or from memory.
 MAX_OPERAND_SETS = 64
-# Number of elements to which the start of each operand set is aligned.
+# The start of each operand set is aligned to a multiple of this number of elements.
 _SET_ALIGNMENT_ELEMENTS = 256
 
 
@@ -186,8 +186,8 @@ class Verdict:
     - ``tolerance``: the largest error of a correct result.
     - ``reference``: the arithmetic in which the reference was computed.
     - ``reason``: why the result is wrong although its error is small, in one line; otherwise empty.
-    - ``details``: further findings by name, as numbers or text. NaN and infinities are dropped; for any other type the
-      constructor raises ValueError.
+    - ``details``: further findings by name, as numbers or text. The constructor drops NaN and infinities, and raises
+      ValueError for values of any other type.
     """
 
     error: float
@@ -208,8 +208,8 @@ class Verdict:
         return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
-#: Function that compares a later result with a remembered one: it queues the comparison on the device, and returns a
-#: function that waits for it and returns the cells that differ.
+#: A function that compares a later result with a remembered result. It queues the comparison on the device, and returns
+#: a function that waits for the comparison and returns the cells that differ.
 ComparisonFunction = Callable[[object], Callable[[], WrongCells]]
 
 
@@ -264,7 +264,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     operand pool.
 
     - ``matmul_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
-      and fp8), so that reports can also show its share of the highest measured rate of that dtype.
+      and fp8), so that reports can also compare its rate with the highest measured rate of these dtypes.
     - ``is_exact``: False for a kernel that approximates. Reports then show its error, and its FLOP include work that it
       skips.
     """
@@ -355,7 +355,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         """
 
 
-#: Type of a kernel of any operation.
+#: The type of a kernel of any operation.
 AnyKernel = Kernel[Any, Any]
 
 

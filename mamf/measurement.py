@@ -45,7 +45,7 @@ MAX_SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class TimerCalibration(NamedTuple):
-    """The timing error of a backend's device timer, in seconds (a row of timers.csv).
+    """The overhead and the error of a backend's device timer, in seconds (a row of timers.csv).
 
     - ``min_overhead_seconds``, ``typical_overhead_seconds``, ``max_overhead_seconds``: the time that the timer adds to
       a launch.
@@ -70,7 +70,7 @@ class TimerOverhead(NamedTuple):
 
 @functools.cache
 def find_timer_calibration(backend: str) -> TimerCalibration | None:
-    """Return the timing error of a backend's device timer, or None if the timer was never compared with a
+    """Return the overhead and the error of a backend's device timer, or None if the timer was never compared with a
     profiler.
     """
     rows = (row for row in read_packaged_csv_rows("timers.csv") if row["backend"] == backend)
@@ -193,7 +193,7 @@ class Measurement(NotebookTable):
     - ``status``, ``reason``: whether the kernel was measured (``ok``) and, if it was not, why.
     - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in sustained,
       the mean of a block of launches. ``implausible_samples``: samples that are faster than the device can be.
-    - ``error``: the largest relative error of the verified output.
+    - ``error``: the largest relative error of the verified outputs.
     - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
       the matmul of the device's ceiling.
     - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to; empty and 0 elsewhere.
@@ -380,7 +380,7 @@ class Measurement(NotebookTable):
 
     def _get_summary(self) -> SampleSummary:
         if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
+            raise ValueError(f"{self.shape} was not measured, because its status is {self.status}: check row.ok first")
         return self.summary
 
 

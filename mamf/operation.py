@@ -51,7 +51,7 @@ def _parse_signed_digits(text: str) -> int:
     return parse_digits(digits) * (-1 if text.startswith("-") else 1)
 
 
-#: By type of a parameter: a description of valid text for error messages, and the function that parses the text.
+#: For each type of parameter: a description of valid text for error messages, and the function that parses the text.
 _TEXT_PARSERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
     int: ("a whole number", _parse_signed_digits),
@@ -149,7 +149,7 @@ def _read_parameters(dataclass_type: Any) -> Mapping[str, Parameter]:
     return parameters
 
 
-#: Function that returns the parameters of a dataclass by the name of the field. The results are cached, because mamf
+#: A function that returns the parameters of a dataclass by the name of the field. It caches its results, because mamf
 #: checks the problem of each row of a log.
 get_parameters: Callable[[Any], Mapping[str, Parameter]] = functools.cache(_read_parameters)
 
@@ -182,7 +182,7 @@ def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, An
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Return the sizes from START up to, but not including, STOP. START 0 begins at STEP, because no dimension is 0.
+    """Return the sizes from START up to, but not including, STOP. If START is 0, begin at STEP: no dimension is 0.
 
     Raises UsageError if the step is less than 1, the start is negative or the range is empty.
 
@@ -215,7 +215,7 @@ def _convert_text(value_type: Any, text: str) -> Any:
     if get_origin(plain_type) is Literal:
         return next((choice for choice in get_args(plain_type) if str(choice) == text), text)
     if plain_type not in _TEXT_PARSERS:
-        raise UsageError("this value cannot be given as text: set it in Python")
+        raise UsageError(f"{shorten_value(text)!r} cannot be given as text: set this parameter in Python")
     description, parse_text = _TEXT_PARSERS[plain_type]
     try:
         return parse_text(text)
@@ -339,13 +339,13 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
         """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
-        ``terms``: the range of multiply-adds in a launch. None if the operation has no random problems.
+        ``terms``: the range of multiply-adds in a launch. Return None if the operation has no random problems.
         """
         return None
 
     def find_max_possible_rate(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         """Return the rate that the device cannot physically exceed, in FLOP or bytes per second; None if unknown.
-        ``shape``: the shape, because the limit may depend on whether the operands fit in a cache.
+        The limit may depend on ``shape``, because the operands of a small shape may fit in a cache.
         """
         return None
 

@@ -23,7 +23,7 @@ from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET_TIER, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
-#: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
+#: The name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
 CONTRIBUTED_FILE_NAME = "contributed.csv"
 
 # Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock. Boards run faster than their
@@ -140,7 +140,7 @@ def find_bandwidth(
     return next((bandwidth * TERA for bandwidth in bandwidths if bandwidth), None)
 
 
-@functools.lru_cache(64)  # all rows of a log usually share one device
+@functools.lru_cache(64)  # All rows of a log usually come from one device.
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
     """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return no
     rows for a shared card, because all figures are those of whole cards.
@@ -200,8 +200,8 @@ def find_device_by_misspelled_name(device_name: str) -> str | None:
 
 
 def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False) -> str | None:
-    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
-    none does, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
+    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if no
+    pattern matches, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
     without the number of compute units.
     """
     spaced_name = " ".join(device_name.split())
@@ -253,7 +253,7 @@ class DeviceModel:
 
 @functools.cache
 def read_device_models() -> tuple[DeviceModel, ...]:
-    """Return all devices in peaks.csv, in its order."""
+    """Return all device models of peaks.csv, in the order of the file."""
     return tuple(
         DeviceModel(row["device"], tuple(row["names"].split("; ")))
         for row in read_packaged_csv_rows("device_names.csv")

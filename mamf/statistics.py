@@ -182,7 +182,7 @@ def compute_median_interval(samples: Sequence[float], confidence: float = CONFID
     return Interval(sorted_samples[rank], sorted_samples[len(sorted_samples) - 1 - rank], coverage)
 
 
-@functools.lru_cache(1024)  # Cache results, because mamf calls this after each train, and for each row of a log.
+@functools.lru_cache(1024)  # mamf calls this after each group of launches, and for each row of a log.
 def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
     """Return the rank, counted from either end of ``count`` sorted samples, of the two samples that bound the interval
     of the median; and the probability that this interval contains the true median.

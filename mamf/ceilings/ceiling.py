@@ -120,7 +120,7 @@ class Ceiling(NotebookTable, Rate):
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
-            raise UsageError(f"flop is {flop}: it must be a finite number of at least 0")
+            raise UsageError(f"flop {flop} must be a finite number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
                 f"a rate in the regime {regime} cannot be compared with a ceiling in the regime {self.regime}: "
@@ -187,19 +187,21 @@ def confirm_ceiling(
     on the ratio of two candidates within a round.
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
-    choosing = [row for row in rows if row.phase == CHOOSE_PHASE]
+    choosing_rows = [row for row in rows if row.phase == CHOOSE_PHASE]
     confirming_rounds = group_rounds_by_candidate(row for row in rows if row.phase != CHOOSE_PHASE)
     # Logs converted from an older version of mamf have only one phase. Its rounds choose the winner and also give the
     # winner's rate, which is therefore biased upward.
-    failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    winner = next((candidate for candidate in rank_candidates(choosing or rows) if candidate not in failed), None)
+    failed_candidates = {(row.shape, row.kernel) for row in rows if not row.ok}
+    winner = next(
+        (candidate for candidate in rank_candidates(choosing_rows or rows) if candidate not in failed_candidates), None
+    )
     if winner is None or len(confirming_rounds.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
         return None
     winner_rounds = confirming_rounds[winner]
     shape, kernel = winner
     rate, interval = combine_rounds(list(winner_rounds.values()))
     gain = None
-    compared_rounds = group_rounds_by_candidate(choosing) or confirming_rounds
+    compared_rounds = group_rounds_by_candidate(choosing_rows) or confirming_rounds
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared_rounds:
         gain = (
             stdlib_statistics.median(
@@ -244,10 +246,13 @@ def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
     has dropped come last.
     """
     rounds_by_candidate = group_rounds_by_candidate(rows)
-    remaining = set(_find_remaining_candidates(rounds_by_candidate))
+    remaining_candidates = set(_find_remaining_candidates(rounds_by_candidate))
     return sorted(
         rounds_by_candidate,
-        key=lambda each: (each in remaining, compute_median_rate(rounds_by_candidate[each].values())),
+        key=lambda candidate: (
+            candidate in remaining_candidates,
+            compute_median_rate(rounds_by_candidate[candidate].values()),
+        ),
         reverse=True,
     )
 

@@ -40,7 +40,7 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
             raise UsageError(
-                f"precision {trainer.precision} does not say which dtype matmuls have: give MamfuCallback dtype="
+                f"precision {trainer.precision} does not say which dtype matmuls have: pass dtype= to MamfuCallback"
             )
         defaults = {
             "dtype": get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32")),

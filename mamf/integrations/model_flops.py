@@ -219,7 +219,8 @@ class _ArchitectureReader:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
         if value is not True and not (is_number(value) and 0 < value < math.inf):
             raise UnsupportedError(
-                f"{name} {shorten_value(value)} in the model's configuration must be a number above 0"
+                f"{name} {shorten_value(value)} in the model's configuration must be a number above 0: "
+                "correct the configuration, or give flops_per_step="
             )
         return int(value)
 
@@ -256,5 +257,5 @@ class _ArchitectureReader:
                 "the model's configuration has no layer_types, so it is unknown which layers use a sliding window: "
                 "give flops_per_step="
             )
-        is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
-        return [WindowedLayers(layers, self._read_config_field("sliding_window"))] if is_used else []
+        uses_window = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
+        return [WindowedLayers(layers, self._read_config_field("sliding_window"))] if uses_window else []

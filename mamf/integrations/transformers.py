@@ -37,17 +37,20 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         callbacks[:] = [self, *(callback for callback in callbacks if callback is not self)]
         # Trainers of the library TRL may have additional models in these attributes, which run only forward passes.
         names = ("ref_model", "teacher_model", "reward_model")
-        if uncounted := [name for name in names if getattr(trainer, name, None) is not None]:
+        if uncounted_models := [name for name in names if getattr(trainer, name, None) is not None]:
             warn(
-                f"mamf does not count the FLOP of {' and '.join(uncounted)}: give flops_per_step= if you want to count "
-                "them"
+                f"mamf does not count the FLOP of {' and '.join(uncounted_models)}: give flops_per_step= to count "
+                "these FLOP too"
             )
         return self
 
     @stop_metering_on_error
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
-            raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
+            raise UnsupportedError(
+                "mamf cannot meter DataParallel (several devices in one process): start one process per device with "
+                "torchrun"
+            )
         defaults = {
             "dtype": _find_matmul_dtype(args, model),
             "world_size": args.world_size,

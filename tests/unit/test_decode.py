@@ -97,7 +97,10 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
     ("text", "reason"),
     [
         ("b1h16q1", "'b1h16q1' is not a decode shape: write it like b64h32kv8q1c8192d128p16"),
-        ("b1h6kv4q1c8d64", "the number of query heads (6) must be a multiple of the number of kv heads (4)"),
+        (
+            "b1h6kv4q1c8d64",
+            "the number of query heads (6) must be a multiple of the number of kv heads (4): change one of them",
+        ),
         ("b1h4q9c8d64", "9 new tokens do not fit in a sequence of 8 tokens: --cache-lens includes the new tokens"),
         (
             "b1h4kv2q1c8d576v512l",

@@ -175,7 +175,7 @@ class CheckedProblem:
         return self.dtype
 
 
-def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def yield_combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values, by name. Raises UsageError if there are more than a run can measure."""
     require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
@@ -321,7 +321,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
         """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
         default_shapes: Sequence[Any] = self.choose_default_shapes(backend)
-        return [replace(shape, **chosen) for shape in default_shapes for chosen in combine_values(sizes)]
+        return [replace(shape, **chosen) for shape in default_shapes for chosen in yield_combinations(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a preset, replaced by the values in ``given`` and by other values that follow from the
@@ -424,8 +424,8 @@ class MeasurementRequest:
         }
         fields_of_problems = (
             self.operation.complete_fields(preset, given)
-            for preset in combine_values(preset_fields)
-            for given in combine_values(self.fields)
+            for preset in yield_combinations(preset_fields)
+            for given in yield_combinations(self.fields)
         )
         return tuple(dict.fromkeys(self.operation.make_problem(backend, fields) for fields in fields_of_problems))
 

@@ -37,7 +37,7 @@ def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candi
     return [(row.shape, row.kernel) for row in sorted(fastest, key=lambda row: row.best_rate, reverse=True)]
 
 
-def list_default_candidates(
+def list_default_kernel_candidates(
     candidates: Sequence[Candidate], rows: Iterable[Measurement], default_kernel: str
 ) -> list[Candidate]:
     """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each

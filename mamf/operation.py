@@ -430,7 +430,7 @@ class MeasurementRequest:
         return tuple(dict.fromkeys(self.operation.make_problem(backend, fields) for fields in fields_of_problems))
 
     def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
-        """Return the requested or default shapes with their labels. Raises UsageError for a size that is not allowed."""
+        """Return the requested or default shapes with labels. Raises UsageError for a size that is not allowed."""
         if labeled_shapes := self.preset.shapes or dict.fromkeys(self.shapes, ""):
             return dict(labeled_shapes)
         sizes = {**self.preset.sizes, **self.sizes}

@@ -1,5 +1,5 @@
 """Measure candidates for a ceiling (the highest rate of a device) in interleaved rounds: some rounds choose the best
-candidate, then separate rounds confirm its rate with new measurements. This works for any operation.
+candidate, then separate rounds confirm its rate with new measurements. The rounds can measure any operation.
 
 A *candidate* is a shape and the name of a kernel. A round measures each candidate once. A *visit* is one measurement.
 """

@@ -35,7 +35,8 @@ _PAGE_BAR_INCHES, _PAGE_GAP_INCHES, _PAGE_LINE_INCHES, _PAGE_FRAME_INCHES = 0.3,
 _MAX_PAGE_LABEL_CHARACTERS = 60
 # Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
-# Smallest height of a part, as a share of the highest bar, for which its value fits into the part.
+# Smallest height of a part, as a share of the highest bar, for which its value fits into the part: in an image file,
+# and on a web page.
 _MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
 # Maximum number of characters that all labels below the bars of an image file have in one line, and the minimum number

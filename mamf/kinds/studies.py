@@ -280,7 +280,7 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
         )
         change = f", {format_rate(judged_claim.measured_row.rate or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_as_percent(judged_claim.tolerance)}" if judged_claim.is_slower else ""
-    device = ", on another device" if any(one.what == "device" for one in differences) else ""
+    device = ", on another device" if any(one.name == "device" for one in differences) else ""
     return (
         f"{judged_claim.verdict}{beyond}{device}: {_make_claim_label(judged_claim)}: "
         f"{format_rate(judged_claim.claim.rate, unit)} claimed{change}"

@@ -158,7 +158,7 @@ class RowPair:
         """Return whether B is certainly slower than A (SLOWER), and by more than the tolerance."""
         return self.decide_verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
-    def flatten(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
+    def make_table_row(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
         """Return the pair as one row of a table: its values by column. Rates are in TFLOPS unless there is a column
         ``unit``, which names their unit.
         """
@@ -224,7 +224,7 @@ class Comparison(NotebookTable):
 
     def rows(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[dict[str, Any]]:
         """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
-        return [pair.flatten(tolerance) for pair in self.pairs]
+        return [pair.make_table_row(tolerance) for pair in self.pairs]
 
     def count_verdicts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
@@ -271,7 +271,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in find_setting_differences(side[0].header, log.header)
         ),
     ]
-    cards = [each for each in differences if each.is_of_card]
+    cards = [each for each in differences if each.is_card_difference]
     in_cycles = (
         bool(cards)
         and not anyway
@@ -279,7 +279,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
-    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
+    forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -323,9 +323,9 @@ def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Seque
     ignored_differences = [
         each
         for each in find_field_differences(rows_a, rows_b, ignored_fields=("shape",))
-        if len(list_distinct_values(rows_a, each.what)) == len(list_distinct_values(rows_b, each.what)) == 1
+        if len(list_distinct_values(rows_a, each.name)) == len(list_distinct_values(rows_b, each.name)) == 1
     ]
-    ignored_names = {difference.what for difference in ignored_differences}
+    ignored_names = {difference.name for difference in ignored_differences}
     by_a, by_b = (
         {row.pairing_key: row for row in (row.copy_without_fields(ignored_names) for row in rows)}
         for rows in (rows_a, rows_b)
@@ -359,17 +359,17 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 class Difference:
     """A difference between sides A and B.
 
-    - ``what``: the name of the setting or field that differs. ``a``, ``b``: its values on the two sides.
-    - ``is_of_card``: True if only the card differs. The cycles that kernels used can then still be compared.
+    - ``name``: the name of the setting or field that differs. ``a``, ``b``: its values on the two sides.
+    - ``is_card_difference``: True if only the card differs. The cycles that kernels used can then still be compared.
     """
 
-    what: str
+    name: str
     a: str
     b: str
-    is_of_card: bool = field(default=False, kw_only=True)
+    is_card_difference: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.what} {self.a} against {self.b}"
+        return f"{self.name} {self.a} against {self.b}"
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
@@ -382,11 +382,11 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing_ways, names)))]
+    found = [Difference("device", *names, is_card_difference=not any(map(parse_sharing_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if found[0].a == found[0].b and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
+        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_card_difference=True))
     if not is_compute_roof(kinds[0]):
         # In burst, a kernel can be several times as fast with warm caches as with flushed ones.
         found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))

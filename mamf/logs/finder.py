@@ -36,7 +36,7 @@ _UTF16_BYTE_ORDER_MARKS = (
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _MARKDOWN_MARKUP = re.compile(r"^[ \t]*```.*$|^(?:> ?)+|^(?:\^C)+|\\(?=[*_|~])", re.MULTILINE)
 #: The end of a complete last line of a log. A line that was cut off may end in the middle of a number.
-_COMPLETE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
+_COMPLETE_LINE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
 _SHAPE_GROUP = r"(?P<shape>\d{1,9}x\d{1,9}x\d{1,9})"
 _FIGURE_TEXT = r"(?:\d+(?:\.\d+)?|nan|inf)"
 _RUN_START = re.compile(r"^(?=.*Benchmark started on \d|\s*\*\* Node results \()", re.MULTILINE)
@@ -74,7 +74,7 @@ def parse_finder_runs(text: str, on_read: ReadProgressCallback = lambda count: N
     without a run.
     """
     text = _MARKDOWN_MARKUP.sub("", _TERMINAL_ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-    if not text.endswith("\n") and not _COMPLETE_END.search(text[-_MAX_LINE_LENGTH:]):
+    if not text.endswith("\n") and not _COMPLETE_LINE_END.search(text[-_MAX_LINE_LENGTH:]):
         text = text[: text.rfind("\n") + 1]
     remove_private_texts, runs = _make_private_text_remover(text), []
     for part in _RUN_START.split(text):
@@ -190,7 +190,7 @@ _ROW_LINE = re.compile(
 )
 #: Expressions that match the rows of tables, each with the stage of mamf-finder that prints the table: ``scout`` (quick
 #: first measurements), ``screen`` or ``confirm``.
-_TABLE_LINES = (
+_TABLE_LINE_PATTERNS = (
     (
         "scout",
         re.compile(
@@ -216,8 +216,8 @@ _TABLE_LINES = (
 )
 _LOCK_IN_TITLE = re.compile(rf"MSMF lock-in: re-measuring {_SHAPE_GROUP}")
 _PHASE_TITLE = re.compile(r"^(?P<name>MSMF|MAMF) \(\w+\) confirm:|^(?P<other>Same-shape cross-check)")
-_CROSS_CHECK = "Same-shape cross-check"
-_TEMPERATURE = re.compile(r"^\s+(\d+)\s+drop")
+_CROSS_CHECK_TITLE = "Same-shape cross-check"
+_TEMPERATURE_COLUMN = re.compile(r"^\s+(\d+)\s+drop")
 _CONFIRM_FLAG = re.compile(r"\((base-clock[^)]*|best available[^)]*)\)|(?<=[\d%]\s)\s*([a-z][a-z ,-]*)$")
 _BEST_LINE = re.compile(
     rf"^\s*(?:(?P<statistic>mean|median|max):|(?P<name>MAMF|MSMF) \(max [^)]*\):)\s*(?:n/a|(?P<value>{_FIGURE_TEXT})"
@@ -228,7 +228,7 @@ _MEAN_LINE = re.compile(rf"(?P<name>arithmetic mean|geometric mean|geomean):\s*(
 _ELAPSED_TIME = re.compile(r"Elapsed time:\s*(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)")
 _REMARK_LINE = re.compile(r"WARNING: (.*(?:MAMF|MSMF).*)|(note: \d+ same-board sibling GPU\(s\) sat idle.*)")
 _IGNORED_LINE = re.compile(r"MSMF ignored|re-measuring|Legend: |cross-check|top peaks|need ≥|-> \d+ scouts")
-_FIGURE_LIKE = re.compile(r"\d TFLOPS|\d{1,9}x\d{1,9}x\d")
+_ANY_FIGURE = re.compile(r"\d TFLOPS|\d{1,9}x\d{1,9}x\d")
 
 _START_TIME = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
 _SECTION_TITLE = re.compile(r"^\s*\*\* (?P<title>[A-Z][\w /]+):\s*(?P<value>.*)$")
@@ -279,8 +279,8 @@ class _RunParser:
                 and not self._read_header_line(line)
             ):
                 self._unmatched_count += bool(
-                    _FIGURE_LIKE.search(line)
-                    and self._confirmed_ceiling != _CROSS_CHECK
+                    _ANY_FIGURE.search(line)
+                    and self._confirmed_ceiling != _CROSS_CHECK_TITLE
                     and not _IGNORED_LINE.search(line)
                 )
         is_staged, has_confirmed_ceiling = (
@@ -333,7 +333,7 @@ class _RunParser:
         """Collect the figures of a line that is a row or belongs to the summary. Return False for any other line."""
         if row := _ROW_LINE.search(line):
             return self._read_row(row)
-        for stage, pattern in _TABLE_LINES:
+        for stage, pattern in _TABLE_LINE_PATTERNS:
             if found := pattern.match(line):
                 self._read_table_row(stage, found)
                 return True
@@ -381,7 +381,7 @@ class _RunParser:
         telemetry = _parse_sensor_readings(
             found if "watts" in groups else _SENSOR_READINGS.search(rest.partition("(")[0])
         )
-        if celsius := _TEMPERATURE.search(rest):
+        if celsius := _TEMPERATURE_COLUMN.search(rest):
             telemetry["celsius"] = float(celsius[1])
         figure = _parse_number(found["headline"])
         row = ReportedFigures(

@@ -211,7 +211,7 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
 #: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
-_VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
+_CLAIM_VERDICT_BY_ROW_VERDICT = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 # _NORMAL_95_HALF_WIDTH: half the width of a 95 % interval of a normal distribution, in standard deviations.
 # _SAME_CLOCK_TOLERANCE: the largest relative difference of two clocks that count as equal.
 _NORMAL_95_HALF_WIDTH, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
@@ -275,7 +275,11 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> str:
-        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.decide_verdict(self.tolerance)]
+        return (
+            NOT_MEASURED
+            if self.pair is None
+            else _CLAIM_VERDICT_BY_ROW_VERDICT[self.pair.decide_verdict(self.tolerance)]
+        )
 
     @property
     def used_cycle_shares(self) -> tuple[float | None, float | None]:

@@ -137,7 +137,7 @@ PlanOptions = _declare_struct(
 
 
 #: The types of the fields of a plan in a log, by name.
-_PLAN_FIELDS = {
+_PLAN_FIELD_TYPES = {
     _KIND_FIELD: str,
     **_allow_missing_fields(
         Plan,
@@ -150,8 +150,8 @@ _PLAN_FIELDS = {
     "options": PlanOptions | Missing,
 }
 #: The plan of a search for ceilings that a run does before its own measurements. This plan contains no other searches.
-SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
-PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
+SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELD_TYPES, "searches": list[dict[str, Any]] | Missing})
+PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELD_TYPES, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
 
 class HeaderRecord(Struct, kw_only=True):

@@ -21,7 +21,7 @@ from mamf.plans import FIND, SWEEP, Plan
 
 #: The file name of a log of a shared run, such as ``device0.jsonl``, ``rank3-2.jsonl`` or ``device0-float16.jsonl``.
 #: Logs of ``mamf node`` do not match, because their names end with the name of a test, which has no digit.
-_LOG_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
+_LOG_NAME_PATTERN = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 #: The fields of a plan in which the logs of one shared run may differ.
 _FIELDS_THAT_MAY_DIFFER = {"shapes", "layers", "searches", "budget_seconds"}
 
@@ -35,7 +35,7 @@ def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
     named = [
         (match, path)
         for path in folder.iterdir()
-        if (match := _LOG_NAME.fullmatch(path.name)) and device in (None, int(match[2]))
+        if (match := _LOG_NAME_PATTERN.fullmatch(path.name)) and device in (None, int(match[2]))
     ]
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
 

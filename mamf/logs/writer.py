@@ -92,7 +92,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     def is_open(self) -> bool:
         return self._descriptor >= 0
 
-    def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
+    def write_resume_record(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Remove the incomplete last line of a killed run, and append a record which says that the run was resumed."""
         line = encode_record("resume", fields)
         self.append_line()

@@ -95,8 +95,8 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
 def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
     """Choose a number for the device of each log. Returns the numbers by path of the log.
 
-    The number is the index of the device if all indices differ. Otherwise the devices are in several machines, and the
-    numbers are consecutive.
+    The number is the index of the device if all indices differ. Otherwise the devices are in several machines, and get
+    consecutive numbers from 0.
     """
     infos = {log.path: log.header["device"] for log in logs}
     cards = {path: (info["index"], info["uuid_hash"] or path.stem.partition("-")[0]) for path, info in infos.items()}
@@ -136,7 +136,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
 def _get_common_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of a plan, by name, that must be equal in all logs of a shared run.
 
-    For ``mamf find``, these are only two fields, because its grid of shapes depends on the device.
+    For ``mamf find``, these are only the kind and the operation, because the grid of shapes depends on the device.
     """
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
@@ -183,8 +183,8 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
     """Divide the shapes that failed devices did not measure among the remaining devices.
 
-    Starts a log for each remaining device with its part of these shapes, and adds this log to ``logs``, the logs by
-    device.
+    Starts a new log for each remaining device that gets some of these shapes, and adds this log to ``logs``, which has
+    the logs of each device.
     """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {
@@ -205,8 +205,8 @@ def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining
 
 
 def _start_log_of_missing_shapes(folder: Path, device_log: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """Start a log of a device for these shapes, and return it. It has the header and the ceilings of ``device_log``,
-    an earlier log of the device.
+    """Start and return a log in which a device measures ``shapes``. The log has the header and the ceilings of
+    ``device_log``, an earlier log of the device.
     """
     plan = device_log.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))
